@@ -503,6 +503,7 @@ typedef struct mtt_plan_report {
     int recompute_layers, recompute_selective; /* layers recomputed whole and in part */
     int micro_batches;                 /* parts of the batch: 1, or more where the policy has `split` */
     double flops, recompute_flops;     /* of one micro-batch and the step; the second is part of the first */
+    double token_flops;                /* a generator's pass over a token of each sequence; else 0 */
     double traffic_bytes;              /* read and written by all operations; in-place changes count twice */
     double wire_bytes;                 /* that this rank sends to others in a step of all micro-batches */
     double exposed_bytes;              /* those of them for which it can only wait */
@@ -966,8 +967,8 @@ MTTDEF void mtt_vocab_trainer_destroy(mtt_vocab_trainer *trainer);
    (50,257 ids), a .tiktoken file (a token in base64, a space and its rank on each line), or the vocabulary
    file of `kind`. <|endoftext|> follows the last id of vocab.bpe and .tiktoken. A tokenizer.json must have
    <|endoftext|>, <|end_of_text|> or </s> among its added tokens: the first of these ends a document. Refuses
-   a tokenizer.json that would not give the same ids here; the error names the key. One exception: Qwen's
-   normalizer NFC is not applied, so text must be in Unicode's form NFC, as nearly all text is. */
+   a tokenizer.json that would not give the same ids here; the error names the key. If it asks for Unicode's
+   form NFC, as Qwen's do, text is brought to that form, and mtt_decode gives that back. */
 MTTDEF mtt_status mtt_tokenizer_load(mtt_env *env, const char *path, const mtt_tokenizer_kind *kind,
                                      mtt_tokenizer **out);
 MTTDEF mtt_status mtt_tokenizer_save(const mtt_tokenizer *tokenizer, const char *path); /* a tokenizer.json */
@@ -981,13 +982,13 @@ MTTDEF int mtt_tokenizer_begin_of_text(const mtt_tokenizer *tokenizer);
    They are valid as long as the tokenizer. Bits per byte count these bytes. */
 MTTDEF const char *mtt_tokenizer_bytes(const mtt_tokenizer *tokenizer, int id, size_t *bytes);
 
-/* Encodes text to at most `capacity` ids. *count is the number that the text needs, at most `bytes`; the call
-   fails if it is above the capacity. Special tokens in the text are ordinary text. Added tokens that are not
-   special, as Qwen's <think>, become their ids. */
+/* Encodes text to at most `capacity` ids. *count is the number that the text needs; the call fails if it is
+   above the capacity. It is at most `bytes`, or 3 * bytes if the tokenizer asks for form NFC. Special tokens
+   in the text are ordinary text. Added tokens that are not special, as Qwen's <think>, become their ids. */
 MTTDEF mtt_status mtt_encode(mtt_tokenizer *tokenizer, const char *text, size_t bytes, int32_t *ids,
                              size_t capacity, size_t *count);
 /* The same as transformers' tokenizer(text): special tokens in the text become their ids, too, and the text
-   begins with mtt_tokenizer_begin_of_text, if there is one. *count is at most bytes + 1. */
+   begins with mtt_tokenizer_begin_of_text, if there is one. *count is at most one more. */
 MTTDEF mtt_status mtt_encode_prompt(mtt_tokenizer *tokenizer, const char *text, size_t bytes, int32_t *ids,
                                     size_t capacity, size_t *count);
 /* Decodes ids to at most `capacity` bytes, not terminated. *bytes is the number that they need. */
@@ -7185,6 +7186,8 @@ MTTDEF void mtt_schedule_report(const mtt_schedule *s, mtt_plan_report *r)
         r->wire_bytes += wire;
         if (mtt__is_exposed(p, i)) r->exposed_bytes += wire;
     }
+    for (i = 0; s->chunk && i < s->programs[MTT__TOKEN].op_count; i++)
+        r->token_flops += s->programs[MTT__TOKEN].ops[i].flops;
     if (s->policy.bandwidth > 0) {
         r->wire_ms = r->wire_bytes / (double)s->policy.bandwidth * 1e-6;
         r->exposed_ms = r->exposed_bytes / (double)s->policy.bandwidth * 1e-6;
@@ -10249,8 +10252,15 @@ MTTDEF mtt_status mtt_gradient_get(mtt_trainer *t, int index, float *values)
 /* The classes of code points in GPT-2's expression, as runs from U+0000 up: length * 4 + class. */
 enum { MTT__OTHER, MTT__LETTER, MTT__NUMBER, MTT__SPACE };
 
+/* After them come Unicode's canonical decompositions, as numbers for mtt__normal_number. Each of the three
+   sections begins with the number of its runs; a run with its distance from the last one, and its length.
+      kinds     one number a run: its kind, as mtt__normal has it
+      pairs     two numbers a code point: what it decomposes to, less what the last one did. An even n means
+                n / 2, an odd n means -(n + 1) / 2
+      singles   one number a code point: what it decomposes to */
+
 /* written by tools/make_unicode.py: from here */
-/* Unicode 18.0.0 by Python's regex 2026.11.15: 158,172 of \p{L}, 2,247 of \p{N}, 25 of \s. */
+/* Unicode 18.0.0 by Python's regex 2026.11.19: 158,172 of \p{L}, 2,247 of \p{N}, 25 of \s. */
 enum { MTT__UNICODE_END = 0x3fc40 }; /* code points from here up are of class other */
 static const uint16_t mtt__unicode_runs[] = {
 36,23,72,7,60,42,28,105,24,105,40,7,104,7,36,5,28,10,4,5,12,6,5,4,14,4,93,4,125,4,1833,16,49,56,21,28,5,4,5,
@@ -10298,6 +10308,90 @@ static const uint16_t mtt__unicode_runs[] = {
 776,17,4,109,4,9,4,5,8,5,4,41,4,17,4,5,4,5,24,5,16,5,4,5,4,5,4,13,4,9,4,5,8,5,4,5,4,5,4,5,4,5,4,9,4,5,8,17,4,
 29,4,17,4,17,4,5,4,41,4,69,20,13,4,21,4,69,2320,54,11148,42,4120,65533,65533,39817,128,17533,4,23097,8,29893,
 60,2489,9864,2169,6024,19757,20,33961,65532,65532,28192,45313,
+};
+/* As Hugging Face's tokenizers 0.23.3 treat all code points. */
+enum { MTT__NORMAL_END = 0x2fa1e };
+static const char *const mtt__normal_table[] = {
+"O-[/8H)#$H+#'G;#$H+#$G7#(G;#%G)#'G;#%G)#.G;#($#'G;#&H)#%I&#$H)#%I&#$H3#$H)#&G;#&H)#%G;$&H)#'G;#$H)#$H+#%G;#",
+"$H)#$H,#%H-#$H,#%H-#$H,#0H)'$I&,$I&+$I&H>(H)I0$G;#'H)#$G;#&H)#$G=#$G;#)H)#)G;#%H)#$G;#%H)#$G=#$H'#$H)#$-#$.",
+"#$/#$0#$1#$2#$3#$4#$5#%6#$7#$8#$9$$:$$;#$<$$H)#$G;$$5B3+H)#$A%#$A&#$A'A7$>#$A##$A$#$A%#$A&#$A'#$A(#$A)#%H)#",
+"%G;#(H)#$G;#%H)#$G;3$A*C4*H)%'H)#$G;#$H)%%H)$$G;#%H)#$G;A*$A+A%$H)#$G;#%H)#$G;#%H)#&G;#$H)#%G;#$H)#$G;#&H)#",
+"$G;#$H)#$G;#$H)#$G;#$H)#$G;#%H)E7*H)#$G;#$H)A)'H)$,H)$&H)$(H)A2&G;D+1H)$$G;#%H)#$G;#%H)#$G;#&H)#&G;#$>#$A##",
+"$A$#&H)#$G;#%H)#%G;#(H)B'$*3$,&$H)#$G;#%H)&+I&C+$*$$I&1$,,$I&'%I&$$I&B>$I&%$I&($*3$,.&I&%$I&C,$*3$,C=$*$$I&",
+"1$,+%I&'%I&C/$I&1$,,$I&D($,*$C##$C*C4$*($I&-$,*%I&C6$I&1$,,$I&D%$,'$I&2$I&C'%C6#$,0'C:C;%D)1'D-B7%G;>$G;$$",
+"G;$$G7,$I&,$I&'$I&'$I&'$I&/$I&*$D4#$D5#$I&#$D7#%I&$$I&$'D5%$D5#$I&#%H)#$,$%H).$I&,$I&'$I&'$I&'$I&/$I&/$G;C6",
+"$I&+$*$%,B=$G;G28I&A9>I&N5&H)a;$,A&$,E4$,-$H)G*$H'E&$G=#$H)#$G;G:$H)#$G;B2$,7+H)%$G;A7(H)#)G;#%H)#$G;D)$*#$",
+"I&1$,A-$H)#$G;#*H)A=%,B%$*.%,B.$*E/&H)$$$#(G;#%H)#'G;#$H)$*$'$G;)$H)&%H)G%%H)#$G;#*H)#$G;#%H)#$H-#$G5#$G;#$",
+"G)#A,H)($H)#$H,#$G;#$H)#$G;M($I&$$I&$$I&$$I&$$I&$$I&$$I&B($I&%$I&-$I&$$I&*$I&*$I&*$I&*$I&%%I&,$I&$$I&$$I&%%",
+"I&G-%H)#%$#'H)#&$#%H)'$H)&%$#$H)#$G;#$H)#%$#'G;#$H)A<$I&&%I&R(%I&AG,$I&R=&H)E$$,C/A'H)S9$G9#$H'#$H+#$G=#%H#",
+"C8%+QF+$H)'-H)A'%H)B;%H)I;$,F8$,>5H)B$&G;A,$,C.$*/$,H2$H)$%H)#$G;%%H)(%H)$$H)A;$,H9$,KK5I5I&%$I&$$I&%-I&$$",
+"I&$$I&%%I&&B/I&%C9I&B.$I&#$=#$I&-0I&$(I&$$I&$%I&$%I&$,I&Y8*H)#*G;#%H)b8$G;H%$G;E,(H)|%$G;$$H)A/$H)#$$#$G;'$",
+",E<$H)#$G;q&$,B#$,B$$,#$*B0&H)A+$I&.%,B)$*B7$,,$*C9$,#$*F-$*#$,B<$*$$I&1$,,$I&1*H)&(H)G,$,&$*C8$I&,$I&%$I&'",
+"$,#$*H.$I&2$,#$*D1$,D)$,#$*D&$,n.$,KZ/($B&*H)Ks*$$C@6*I&#%G7#&$&$H%#(G7++G;%(H)#%G;A%'H)0)I&D4&H)A~2*H)$4H)",
+"%*H)$%H)$(H)AP$*G;C<)H)#$*gR$S-I&H%F;)D5v;#%#%#%#-#'$,'B%'B8#%#%#/+2#%#%#/$)-,%(#%#%#%#-%(/2#%#%#/+0%)3$#%#",
+"%#%#-#'$,'B%'B8#%#%#/+2#%#%#/$)-,%(#%#%#%#-%(/2#%#%#/+0$4#1C>*B+#B*'B+#B*B/B+#B&B8B+#B*%B+#B*-B+#B*-B+#B(#",
+"B+#%7B(2B+#B*'B+#B*%B+#B*B-B+#B*A>B+#B&6B+#B*+B+#B*%B+#B*B+B+#B(B4B+#%,B(%B+#B*%B+#B*'B+#B*B/B+#B*B,&'%,B+#",
+"B(B5B+#$)B(B6B+#B*B7B+#B*A<B+#')B&8B+#B*B7B+#B*A<B+#&)B(2B+#B*'B+#B*-B+#%5B$6B+#B*B7B+#B*A<B+#B(8B+#B*%B+#",
+"B*B5B+#B*A<B+#B(A=B+#B*A<B+#%:B(4B+#B*%B+#B*'B+#B*+B+#B*%B+#B*B%B+#B&B6B+#B&#B+#B*/%0B+#B*/B+#B*-B+#A(%C$A%",
+"B+#0%A:#B+#A#3C6A$B+#A6#B+#A:#B+#A:#B+#G-2B+#B*(B+#B*9B+#B*:B+#$)C>+B+#W##%#Y(#B+#%.K,3B+#A>#B+#A>B#B+#[%B2",
+"%#C63O5#g.#&%B08B+#%A+A8$B+#F)%B+#B(#B+#>#B+#M$A#B+#B*'B+#A>&B+#B*'B+#A>&B+#B*'B+#A:&B+#B*'B+#B$&B+#B*'B+#",
+"B$&B+#B*'B+#B.A1B+#B(#B+#%%C&A:B+#)1B8,B+#A>B+B+#H%B0B+#B,#B+#K:)B+#_=(%#a2#B+#I7$n9(B+%k.#u)#$&+#'#'#$$/#$",
+"&/#+#B-#<*C01;#;0+#'#'#A+#<(A*1;#.0/#+#'%5##1A2%D92#3$$&0&$<1'&A/0&$9/-$8#A&$B+#9%(.#3$$&0&$B11'&A>0&$9/:%",
+"C15%#B4%F84B+#0'B6#B+#B*'B+#%%A<&B+#%)K5'%#M<#B+#B(#B+#%)B(*B+#B*+B+#A:#B+#%/L'#%#M.#B+#B>*B+#B*+B+#B*)B+#",
+"A>(B+#%%A>#B+#J3(b#|)#%B-#B,%B1$E0$I=#$$A.#3$A)#U,$j7u'*$3#%$)#A*+B&#%#%#-#-#%#5#+#C:%J;I+#A92%B6A<%#$$=#B>",
+"$I-I'%$/#A)&B.#%#-#%$A%#H,$T+T'%%#A6#A92%B6A<%#A=$H#K%A<&C7A8%#$A9D.$I'I%D*$H5I%)%1##%$%#A.+A-D1&H;G1%#$A9",
+"E$$J1H)$&#-),(A1L7$Y9a7,$7#'$-#'$-#'$-#/$A<&,$C1D8$%#'D5;$$%#+$D6#4$B-C=,$7#'$-#'$-#'$-#/$A<&C;$J5H5Ad.$CI;",
+"CL5$$'#$$'#$$'#$$'#&$+#A/$B=#$$'#%%'#%#$$)#Y#E1Gt8F}>B+#B(B&B+#B*B#B+#B*A#B+#G)C.B+#K4/B+#B*B#B+#B*A#B+#B*6",
+"B+#B*/B+#L/C(%#$%%#N6C'B+#B*)B+#`)B>%#b0%B+#B((B+#B()B+#B*B#B+#B*A<B+#B*B)B+#B*1B+#B('B+#G+C,B+#K6#B+#B*B/",
+"B+#B*A#B+#B(>B+#Hh7B(%#Hk$C)B+#B**B+#B(C&B+#B*/B+#B*B#B+#B(A>B+#B*B#B+#B*A#B+#B**B+#G-C&B+#B*1B+#F)2%#$%%#",
+"R$#B+#B*/B+#B&#B+#B*B#B+#Hj;B(%#Hm(C)B+#B(B>B+#B*B#B+#P1A>%#-#%#HZ-#%#Hm4#B+#B*B#B+#B*A#B+#B**B+#B(4B+#B*;",
+"B+#B*(B+#Q-C&%#%1%#S8,B+#B*B+B+#B(B0B+#B*%B+#B*1B+#B*$B+#B*B#B+#B(A>B+#B*%B+#B($B+#B(,B+#B*B-B+#B*A#B+#A*#;",
+"B<)''#$$R7('C)V6B#B+#B*A:B+#F=2B+#B*$B+#B*5B+#B*.B+#Hg;$%#He4$%#$$%#$5%#$.%#He1)%#Hs&B%B+#B*A:B+#B*.B+#G)&",
+"B+#B*$B+#B*5B+#B*.B+#Hi#$%#Ht21B+#B*A;B+#A:#B+#B*A:B+#G)2B+#B*$B+#B*5B+#B*.B+#Hi7$%#H]0$%#$$%#$5%#$.%#$B+%#",
+"W6#B+#B*A:B+#V/2%#$$%#$5%#$.%#$B+%#X0B0B+#B*B1B+#B*A:B+#B*.B+#)9z;A'#%Gz-A.%#$%%#$D5%#G|6C,#%G})A.%#$%%#$D5",
+"%#Gz6C,#%G{)A.%#$%%#%)G}2A+#%G~%A.%#$%%#%A-G{6A+#%G|)A.%#$%%#$D5%#G~2C,#%H@%A.%#$%%#$D5%#G|6C,#%G})A.%#$%%#",
+"$D5%#H@2C,#%HA%A.%#$%%#$D5%#G}.C,#%G}=A.%#$%%#%)HA*A+#%HA9A.%#$%%#%+G~&A+#%G~5A.%#$%%#$D5%#$$HA>C*$$HB3A.$$",
+"#%$5#D5G~>C,#%H@1A.%#$%%#$D5%#HB:C,#%HC-A.%#$%%#$D5%#HB:D6$$+#$$'#$$'#$$/#$$/#$$+#&A<Gx5D=%#%#%#%#%#%#%#%#%",
+"#%#%#%#%#%#%#A)#%#%#%#%#%#%#%#%#%#%#%#%#%#%#%#C1#%#%#%#%#%#%#%#%#%#%#%#%#%#%#%#HC*D0#&HC-D5HC,#,#$(-(HH-)",
+"HJ4D0#&#*$$#D=''u((H{')HC(#4#$&5(HI%)HK0D<$$'#$*#D=HJ;D<#%#D5HH.D*#&A)*&(A(D7A)#C0D*#&#*%)HO)##%#D5HL$D*#&/",
+"*$*6A-#%+C+/#B6D*#&#*$%*A/v,A.'&H{7D=HB0#-#$&,(HK))HN(D<$$7#$$#D=N8%Hj9<'#5$'#A%&D+#+#&#A;$C1#'$-#%$)#:$A7#",
+"$$'#=$A5#%$1#%$'#$$)#9$Iw0#$$Iy+#-(A.#Iw<#'#Iy/#%#%%=#%#%%)#%#)%)#%#%%1#%#%%)#%#A)'A=#/#%#'#A7'C,#%#A/#%#)'",
+"B+#%#%#%#AI1$BW'#q6$Ad+MJ9$$'#$$'#$$'#$$'#$$'#$$'#$$'#$$'#$$'#$$'#$$'#%$)#$$'#$$'#)%1##%$%)$#%$%)$#%$%)$#%$",
+"%)$#%9$C8$,$F)#0$A##$$'#$$'#$$'#$$'#$$'#$$'#$$'#$$'#$$'#$$'#$$'#%$)#$$'#$$'#)%1##%$%)$#%$%)$#%$%)$#%$%)$#%9",
+"$C8$%'E)#%#%#%#&$9#]T=$L`:L\\,$$A9)-047#%AHM;$#%AHO48#%#+%#%#%#%#%#%#$('#%#%#%#%#$$'#$%'#%#$%'#%#$,'#%#%#%#",
+"%#A0(*/7#5#CE6$ANY=AN^=$$'#1$7#D5%J#G9%#S*%f%f)#A9M%%Z/Y-#6$$#=H>%R)Q+%#[N1*v\\7v^/%#15#%#%#%#%C%)F/<%#%5%#",
+"$%%#A-]7%[/[0$$\\&A7$X<,$B&+$F2DC($a3$$a4$$a5$$a6$$b7$$b8$$b9B($`)%$b$-$`+$$`,*$`3*$`-*$a7*$`1%%`(C/,$`/$$",
+"`2$$F/%%Dh5Dh6J/$a0&%B6G$R(%F}'F}(_B$I5TV3N{+Tm1T['PE(KU=LK$WJ+WJ+L|4UJ(LY>L|+NM5QK4R_<S^.Sk=Sw+T}6OX)Ot2",
+"PW8Ps-SL$UF1VU0KX9LG$Oa/Pc*S]8V{5Mb'PO*SZ,S{'NU(Ru'So2Mo5N|2Ow-Pk+U@=Kb%Kv&LA5Ng+O_6Pb;QP&Rd,S\\-S_/Te6U{-",
+"Vc&Vz-Q_'Qg:RN3SG<UU'W@&TI-Lx2Mq7RC'Rh9Pe9Qa-TZ=Uy*Lx+MY5OX:O{-PG.RJ2RS>Us&LA)Ri*Kw/Kv;Qm/RO5SI,Ut4TO/NU.",
+"OX)TJ9KV(MU*M{-Pp*QB7LC6Qc&Kd&Mw4KT4Oq7Nm7RJ%LI:Ls=QQ$SL0TG9Og=Tu7Oo+NW%R~8N\\;QB,KZ-Ks,Kv8OJ0RG>Rz2TI)UJ&",
+"LB0LN-L}:Mp;Np0PO=Qd9Um0VY9W@>WB=K~*Ny5Oe2Tr=Ml3NJ#NN#Ne9PH&P[8Py0Qj1RQ3Rh*Tp9SR-Ty:UW5Ky2K~2LR8PW'Su-TG9",
+"Mo4Mz,N[2Og1RA=Po4K\\+Lg(MU*Me=M{7Pq9Px,R`5Rf9UM7Uy)U|'VD3Kb*Qi1UI'Uw#NC8KX=Kn)MU1MX.Nn<OX)P`1QJ)SR;T}#WI8",
+"Nw/Ur%K}4OA&OE.Ou<PC+Pt<QA<Q]>RI/VG%Ks0NO5Ut7Kg>M`(O{=Tp=Mv2NG+OF6Pp*Uu)Kz(LL2MY8Ns*N~1OK;Or4Pt9QF9R_0Su:",
+"Sv0UJ#Ux1LE&PD-LM$P`3Pz#S[=Uv*Vk.WA*OB&Oz:Ru7Qs6Qv7RD=Pi'PU0TN#K[#SB5Kz9Kx>Mn-NU2RG-MQ8Ot5Ny#Tq2Sq'Us(S|2",
+"Mo>Kq;L\\#%$Ls9$$Nv7%-Kw1Pl=QO%Qe/Qf5Qf<Qh.U|5RF1Ra<$$S\\9$$TJ3%%Tz3UB4&B/VL*VL7VN+Vw;UA1Uv>Kc1Kn6Kr,L@<LA;",
+"LE8LZ8L^1Lb#Lr;Lv3MY7MZ%NA#NH3NI=NM1Nl*Nq1Nw8OJ4Ow:O}5PH%P]%Pc:Pu9Q_,Qe1Qe<Qe;Qf'Qf-Qf4Qh,Qh-Qn7Qq$Q|/RQ3",
+"RR,RT,R_)Rd0Ru<Rz<Rz<SL>Sx'S|=TJ<TL<T[2T]/Tu=Tz3Ux2VC6VE:M~<AUA%Rw/%C9KU1Kv$Ks+Ka;Kr$Kt'L@:LB5LZ8LX(LZ4L])",
+"Ls9Lv>L|'L|7MG-MN/Mo=Mp(Mu,Mw8NC/NG5NE'NI=NH+NM1NO;N^'Na+Nc)Nl1Nv7N|2N|6N~9Oe4Og=Ou<PE2PD>PH%PQ%P]%QV>Pd(",
+"Ph2Pl=Px4P}=Q@:QH<QH>QO%QO6QP3QS5QS+Qa/Qr8Q|/RD&RL&RQ3R]-Rd0SC5SI*Si4Sy<S|-S|=TH2TJ3TH>TJ<TJ9TJ(TL<TO9T]/",
+"Tq/T|5UH(UP%Ut;Ux2U|5VB.VC6VD&VE:V_9WJ+AQI1AQI+ARt$Hi$IS#IT(AWO0AXp7A]l6WG&WI9AJx%S-KV,KV'KV0AK]1K`7Kc1Kc>",
+"Kf1Kj9Kk<Kn6Km:Gh%ALM%Kr,Kr3Ks'Ks:ALB;Gi$Ks*Kt4ALD2Kt>Ku/K[/Ku7Kv$A`]:Kx,Kx:Gj.Kz:K{)K|9K|>Gl,L@:L@<LA;LB5",
+"LC$LC%LC6LE0LE8LF%LF>LG,LG.LG.LG.ALq'PT#LJ%LJ:AL|*LK*LK0LL)LQ5LN#LN3LO7LQ9LT9LU7LX&LX6LY;LY;LZ4L[*L[2L\\%",
+"Lh)L^1Lh*La(Lb/Kx>Ly%Ln9Lp'Lq$Ll.Lr-Lr,Lv7ANU'Ly)Ly.Ly=Lz5Lz=L})ANe+ANg5MC'MD:ME*MB/MG1G})G}7MM+MO)MO)AOB;",
+"MS>MT7MU*MU6AON;MV&MV-Mt2MW-HC0MY3MZ%M]#M[(AOh/Ma6AOh1Mc)Mc&Mc7Mg,Mg-HI6Mh,Mi;Mj4Ml(HK1APJ2HL/Mn7Mn:Mn=Mo5",
+"AcB5Mq1APY<APY<Rv4Mr9Mr9HO&ARi;AY_9Mu%Mu.HP&Mw%Mx<My*Mz0N@,HS)HR'NA#AP{'NB:NG/NG3NG5NG3NI)NI=NK)NJ7NK&NL9",
+"NM1NM5NN3NN>NQ,NT,NU3NZ#AQb7NY,NW#NZ;N[:N_+AQj<Na1N^(N](H[=Nd$Nd9Ne<Nd2H^'Nl*Nm+ARQ-Nq2N{/Nu(Hd,Nw8Hc7Hb/",
+"Kt9Kt<N{7Nx'Rj0Iu,N|2N|6N|<O@%N~6ARs.Hf$OE5OA0OH9OJ4ARy0OJ=OF>OO7Hi$OQ-OT:OW-O^'ASN6O_>Hm/Ob0ASa&Od+Ho-Oe-",
+"Of>Og=Og>ASr0AO`6ASv-Om)ATG/Oq*Oq8On&Ot-Ou9Ow:Ou<Ow,Ow;Ox,ATJ=Ou/O~.PA5Hw2PD>PD:ATZ0O|0PJ9AT_1ATa)PM=PR$PQ%",
+"PP>H{%PR5PT0PT*PV(ALC(P[4AT{&P^7AUG:Pc7Pd(Pe'AU]/Pf;Pg4AUh(AUp'Po9Pp.IF#Pq,IF/IF/Pw&Pw;Px4Py,P{9II>Q@#AVV=",
+"Q@=AVZ)QB7APK2QH/AVv(AVw#AV|#IR#IR/QP3AWC*AWC)AWD4AWE2QR%QR&QR&QS5IT(QU>IT5IW1AW`(Q\\=Q_'Qa/IZ*AWr9Qf-AWv=",
+"AWx0Qh.Qk6I\\>Qn7Qo%Qo*AXR+AX\\>AX\\>Qt=Id1AXf*Q|5Q|8Ie:AXm;RG)Ij'RH#RG:RH;AYJ1RL.Im4RO>RR%RT0Io/AYb3AYc6",
+"Ip8AYh<R_1AYl1R`0Rd%Rd0AY{)AY}:Rg7AZC3Rh+ARo:Iu(Rj5Rm2Iw&Ro5MJ,AZU:AZV,ARq6ARr#Rv4Rv7Tu%Iz2R{8R{2R|(L@&R|<",
+"R|>R},R~9AZv3R~8SA8SD*SF<SA>SG0SH>SL>SC6SG=SH#SH3A[@1A[K2A[F(JB.SR0SR2SS9A\\F9SV3A[[3JD(JD,A[`,A[j5JD6S_#",
+"S_/S_:S_<Sb(Sa#Se9Sd)Si4Sf7Si&Sj%JH2Sm,Sn0JI8Sq;Sq>A\\^6Sv&Sv-JK<Sw-Gi&A\\s1A\\z%JP9JQ&TG/TJ(TO9TW$A]X;TZ&",
+"TZ<T^&Ta.A]o>AL]/Td.Tc;Te7ALe)Tm;Tq/A^m5A^n4T};UB(UC,A^z%UC6UM;US2US3UP+U]<U^<A_f=Ul*Jj8Um:A_t2Jm5Uw.Me5Uz:",
+"A`X,A`_=Jr1Jr9VB3A`q5Jt=A`v5VD&VD&VE(AaA=VK9Jy2VN,VR:VS9VU=K@%Aat#V_9Vj3Vq,KI)KJ,Vu&Abh-KJ7Abj,Abs9Abx0WB*",
+"KN%WD0WD5WD<WE*WE1WF:AcX;",
 };
 /* to here */
 
@@ -10360,6 +10454,11 @@ static mtt_status mtt__table_put(mtt_env *env, mtt__table *table, uint64_t key, 
     cell->key = key;
     cell->value = value;
     return MTT_OK;
+}
+
+MTT__INLINE uint64_t mtt__pair_key(uint32_t left, uint32_t right)
+{
+    return (uint64_t)left << 32 | right;
 }
 
 /* A set of byte strings, numbered in order of arrival: the words of a text, the pieces of a vocabulary. */
@@ -10443,6 +10542,157 @@ static mtt_status mtt__strings_count(mtt__strings *s, const char *at, size_t siz
     return MTT_OK;
 }
 
+/* ---- Unicode's form NFC (UAX #15) */
+
+enum { MTT__JOINS = 255, MTT__POINT = 0x1fffff };
+
+typedef struct mtt__normal {
+    mtt__table parts; /* (0, c) and (1, c): what c decomposes to; these two: c */
+    /* 0 = joins nothing before it, 1 to 240 = a mark's combining class, MTT__JOINS = no mark, but it may join
+       what is before it, or its form NFC is another */
+    unsigned char kind[MTT__NORMAL_END];
+} mtt__normal;
+
+/* Reads leading digits of base 63, from @ up, and a last one of base 28, from # up. No line cuts a number. */
+static uint32_t mtt__normal_number(const char *const **line, const char **at)
+{
+    uint32_t n = 0;
+    if (!**at) *at = *++*line;
+    for (; **at >= '@'; ++*at) n = n * 63 + (uint32_t)(**at - '@');
+    return n * 28 + (uint32_t)(*(*at)++ - '#');
+}
+
+static mtt_status mtt__normal_make(mtt_env *env, mtt__normal **out)
+{
+    mtt__normal *n = *out = (mtt__normal *)mtt__alloc(env, 1, sizeof(*n));
+    const char *const *line = mtt__normal_table, *at = *line;
+    uint32_t section, runs, c, i, d, length, parts[2] = {0, 0};
+    mtt_status status = n ? MTT_OK : MTT_E_MEMORY;
+    for (section = 0; section < 3 && !status; section++)
+        for (c = 0, runs = mtt__normal_number(&line, &at); runs && !status; runs--) {
+            c += mtt__normal_number(&line, &at);
+            length = mtt__normal_number(&line, &at);
+            if (section == 0) memset(n->kind + c, (int)mtt__normal_number(&line, &at), length);
+            for (; length && !status; length--, c++) {
+                for (i = 0; section && i < 3 - section && !status; i++) {
+                    d = mtt__normal_number(&line, &at);
+                    parts[i] = section == 2 ? d : parts[i] + (d >> 1 ^ (0 - (d & 1)));
+                    status = mtt__table_put(env, &n->parts, mtt__pair_key(i, c), parts[i]);
+                }
+                if (section == 1 && !n->kind[c] && !status)
+                    status = mtt__table_put(env, &n->parts, mtt__pair_key(parts[0], parts[1]), c);
+            }
+        }
+    return status;
+}
+
+/* Decomposes a code point to at most four, and returns their number. */
+static uint32_t mtt__normal_parts(const mtt__normal *n, uint32_t c, uint32_t out[4])
+{
+    const uint32_t hangul = c - 0xac00;
+    uint32_t part = mtt__table_find(&n->parts, mtt__pair_key(0, c))->value, count;
+    out[0] = c;
+    if (hangul < 11172) {
+        out[0] = 0x1100 + hangul / 588;
+        out[1] = 0x1161 + hangul % 588 / 28;
+        out[2] = 0x11a7 + hangul % 28;
+        return 2 + (hangul % 28 > 0);
+    }
+    if (part == MTT__NONE) return 1;
+    count = mtt__normal_parts(n, part, out);
+    part = mtt__table_find(&n->parts, mtt__pair_key(1, c))->value;
+    if (part != MTT__NONE) out[count++] = part;
+    return count;
+}
+
+/* The code point that two compose to, or MTT__NONE. */
+static uint32_t mtt__normal_join(const mtt__normal *n, uint32_t a, uint32_t b)
+{
+    if (a - 0x1100 < 19 && b - 0x1161 < 21) return 0xac00 + ((a - 0x1100) * 21 + b - 0x1161) * 28;
+    if (a - 0xac00 < 11172 && (a - 0xac00) % 28 == 0 && b - 0x11a8 < 27) return a + b - 0x11a7;
+    return mtt__table_find(&n->parts, mtt__pair_key(a, b))->value;
+}
+
+static int mtt__normal_order(const void *a, const void *b)
+{
+    const uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return (x > y) - (x < y);
+}
+
+/* Composes decomposed characters, class << 56 | place << 21 | code point each, and returns how many are left.
+   First it sorts each run of marks by class; the place keeps the order within a class. */
+static size_t mtt__normal_compose(const mtt__normal *n, uint64_t *items, size_t count)
+{
+    size_t i, from = 0, starter = count, kept = 0;
+    for (i = 0; i <= count; i++) {
+        if (i < count && items[i] >> 56) continue;
+        if (i > from + 1) qsort(items + from, i - from, sizeof(*items), mtt__normal_order);
+        from = i + 1;
+    }
+    for (i = 0; i < count; i++) {
+        uint32_t both = MTT__NONE;
+        if (starter < kept && (kept == starter + 1 || items[kept - 1] >> 56 < items[i] >> 56))
+            both = mtt__normal_join(n, items[starter] & MTT__POINT, items[i] & MTT__POINT);
+        if (both != MTT__NONE) items[starter] = both;
+        else {
+            if (!(items[i] >> 56)) starter = kept;
+            items[kept++] = items[i];
+        }
+    }
+    return kept;
+}
+
+MTT__INLINE unsigned mtt__normal_kind(const mtt__normal *n, uint32_t c)
+{
+    return c < MTT__NORMAL_END ? n->kind[c] : 0;
+}
+
+/* Brings a text to form NFC. The caller frees *out; it is NULL if the text stays where it is. Only characters
+   whose kind is not 0 are decomposed and composed, with the one of kind 0 before them. */
+static mtt_status mtt__normalize(mtt_env *env, const mtt__normal *n, mtt_slice *text, char **out)
+{
+    const unsigned char *at = (const unsigned char *)text->at, *end = at + text->size;
+    const unsigned char *start = at, *done = at;
+    size_t capacity = 0, size = 0, room = 0, count, k;
+    uint64_t *items = NULL;
+    uint32_t c, i, many, parts[4];
+    mtt_status status = MTT_OK;
+    int width;
+    *out = NULL;
+    while (at < end && !status) {
+        c = mtt__utf8_get(at, end, &width);
+        if (!mtt__normal_kind(n, c)) {
+            start = c == MTT__NONE ? at + 1 : at;
+            at += width;
+            continue;
+        }
+        for (at = start, count = 0; at < end && !status; at += width) {
+            c = mtt__utf8_get(at, end, &width);
+            if (at > start && !mtt__normal_kind(n, c)) break;
+            status = mtt__reserve(env, (void **)&items, &room, count + 4, sizeof(*items));
+            many = status ? 0 : mtt__normal_parts(n, c, parts);
+            for (i = 0; i < many; i++, count++) {
+                const uint64_t class_ = mtt__normal_kind(n, parts[i]) % MTT__JOINS;
+                items[count] = class_ << 56 | (uint64_t)count << 21 | parts[i];
+            }
+        }
+        if (!status)
+            status = mtt__reserve(env, (void **)out, &capacity, size + (size_t)(end - done) + 4 * count, 1);
+        if (status) break;
+        memcpy(*out + size, done, (size_t)(start - done));
+        size += (size_t)(start - done);
+        count = mtt__normal_compose(n, items, count);
+        for (k = 0; k < count; k++) size += mtt__utf8_put(items[k] & MTT__POINT, *out + size);
+        done = start = at;
+    }
+    mtt__free(env, items);
+    if (!*out || status) return status;
+    memcpy(*out + size, done, (size_t)(end - done));
+    text->at = *out;
+    text->size = size + (size_t)(end - done);
+    return MTT_OK;
+}
+
 /* ---- parts common to all kinds */
 
 /* An entry of the cache. A word can be in one entry only, and replaces the word that was there. */
@@ -10472,6 +10722,8 @@ struct mtt_tokenizer {
     uint32_t first[2][256]; /* first[normalized][byte]: the longest added token that begins so */
     size_t wanted[2][2];    /* wanted[normalized][special]: added tokens that a call looks for */
     int32_t begin_of_text;
+    mtt__normal *normal; /* NULL if not needed */
+    int nfc;             /* 1 = text is brought to form NFC before it is cut into words */
     mtt__word *cache;   /* NULL until the first mtt_encode */
     mtt__strings words; /* of the texts given to mtt_vocab_trainer_add */
 };
@@ -10483,6 +10735,8 @@ MTTDEF void mtt_tokenizer_destroy(mtt_tokenizer *t)
     mtt__strings_free(&t->pieces);
     mtt__strings_free(&t->words);
     mtt__strings_free(&t->added_texts);
+    if (t->normal) mtt__free(t->env, t->normal->parts.cells);
+    mtt__free(t->env, t->normal);
     mtt__free(t->env, t->added);
     mtt__free(t->env, t->cache);
     mtt__free(t->env, t);
@@ -10603,7 +10857,8 @@ static size_t mtt__added_find(const mtt_tokenizer *t, int normalized, int specia
     return *found = MTT__NONE, bytes;
 }
 
-/* Looks for added tokens, then for normalized ones in what is between them. Cuts the rest into words. */
+/* Looks for added tokens, then for normalized ones in what is between them, which may have to be in form NFC.
+   Cuts the rest into words. */
 static mtt_status mtt__encode_text(const mtt_tokenizer *t, int normalized, int special, const char *text,
                                    size_t bytes, mtt__ids *out)
 {
@@ -10613,7 +10868,11 @@ static mtt_status mtt__encode_text(const mtt_tokenizer *t, int normalized, int s
         size_t size, plain = mtt__added_find(t, normalized, special, text, bytes, &found);
         bytes -= plain;
         if (!normalized) {
-            status = mtt__encode_text(t, 1, special, text, plain, out);
+            mtt_slice between = {text, plain};
+            char *normal = NULL;
+            if (t->nfc) status = mtt__normalize(t->env, t->normal, &between, &normal);
+            if (!status) status = mtt__encode_text(t, 1, special, between.at, between.size, out);
+            mtt__free(t->env, normal);
             text += plain;
         }
         for (; normalized && plain && !status; text += size, plain -= size) {
@@ -10711,7 +10970,6 @@ static const mtt__pattern mtt__patterns[MTT_PATTERN_COUNT] = {
 typedef struct mtt__bpe {
     const mtt__pattern *pattern;
     int whole_words; /* 1 = a word that is a piece is not spelled: ignore_merges */
-    int nfc;         /* 1 = the file asks for text in Unicode's form NFC */
     char *finish;    /* the post-processor as the file has it, or NULL */
     size_t finish_bytes;
     unsigned char classes[MTT__UNICODE_END]; /* of the code points */
@@ -10811,11 +11069,6 @@ static size_t mtt__bpe_cut(const mtt_tokenizer *t, const char *text, size_t byte
     if (kind != MTT__SPACE || at == end || last == begin) return (size_t)(at - begin);
     if (p->digits_end && mtt__symbol(classes, at, end, &size) == MTT__NUMBER) return (size_t)(at - begin);
     return (size_t)(last - begin);
-}
-
-MTT__INLINE uint64_t mtt__pair_key(uint32_t left, uint32_t right)
-{
-    return (uint64_t)left << 32 | right;
 }
 
 MTT__INLINE uint32_t mtt__rank(const mtt__merges *merges, uint32_t left, uint32_t right)
@@ -11437,6 +11690,7 @@ static mtt_status mtt__vocab_tokens(mtt_tokenizer *t, mtt__vocab_file *f)
     mtt__vocab_token found;
     size_t i, count = 0;
     uint32_t end = MTT__NONE;
+    char *normal;
     j->at = mtt__vocab_value(f, "added_tokens").at;
     for (mtt_json_begin(j, '['); !status && mtt_json_item(j) && mtt__vocab_added(j, &found); count++) {
         mtt__added token = {0, 0, 0, 0, 0};
@@ -11449,7 +11703,15 @@ static mtt_status mtt__vocab_tokens(mtt_tokenizer *t, mtt__vocab_file *f)
             mtt__json_fail(j, "the added tokens must be in order of their ids");
         if (mtt__strings_find(&t->added_texts, found.content.at, found.content.size) != MTT__NONE)
             mtt__json_fail(j, "an added token has two ids");
-        if (j->fault) break;
+        if (t->nfc && token.normalized) {
+            mtt_slice content = found.content;
+            status = mtt__normalize(t->env, t->normal, &content, &normal);
+            if (!status && (content.size != found.content.size ||
+                            memcmp(content.at, found.content.at, content.size)))
+                mtt__json_fail(j, "the text of a normalized added token must be in form NFC");
+            mtt__free(t->env, normal);
+        }
+        if (status || j->fault) break;
         status = mtt__added_put(t, found.content, &token);
     }
     if (status) return status;
@@ -11563,7 +11825,8 @@ static mtt_status mtt__bpe_load(mtt_tokenizer *t, mtt__vocab_file *f)
     else status = mtt__vocab_check(f, parts, 7);
     if (!status && b->pattern != mtt__patterns) status = mtt__vocab_check(f, &parts[8 - split], 1);
     b->whole_words = mtt_slice_is(mtt__vocab_value(f, "model.ignore_merges"), "true");
-    b->nfc = mtt__vocab_value(f, "normalizer.type").at != NULL;
+    t->nfc = mtt__vocab_value(f, "normalizer.type").at != NULL;
+    if (!status && t->nfc) status = mtt__normal_make(t->env, &t->normal);
     if (!status) status = mtt__vocab_tokens(t, f);
     if (!status) status = mtt__vocab_begin(t, f, "post_processor");
     if (!status) status = mtt__vocab_begin(t, f, "post_processor.processors.0");
@@ -11639,7 +11902,7 @@ static void mtt__bpe_print(const mtt_tokenizer *t, mtt_write_fn write, void *use
         mtt__put_json(&out, "','single_word':false,'lstrip':false,'rstrip':false,'normalized':%s,"
                       "'special':%s}", truth[t->added[k].normalized], truth[t->added[k].special]);
     }
-    mtt__put_json(&out, "],'normalizer':%s,'pre_tokenizer':", b->nfc ? "{'type':'NFC'}" : "null");
+    mtt__put_json(&out, "],'normalizer':%s,'pre_tokenizer':", t->nfc ? "{'type':'NFC'}" : "null");
     if (b->pattern != mtt__patterns) {
         const char *regex = b->pattern->regex;
         mtt__put_json(&out, "{'type':'Sequence','pretokenizers':[{'type':'%s",
@@ -11805,7 +12068,8 @@ MTTDEF mtt_status mtt_vocab_trainer_finish(mtt_vocab_trainer *trainer, int vocab
    is up to date, and mtt_dataset_open whether its files belong together. */
 
 /* Plain text is cut at the first blank line after this many bytes, at a line end after 16 times as many, and
-   between two characters at 64 times as many; see mtt__corpus_measure for short texts. */
+   between two characters at 64 times as many, but not before a combining mark if that can be helped; see
+   mtt__corpus_measure for short texts. */
 #ifndef MTT_DOCUMENT_BYTES
 #define MTT_DOCUMENT_BYTES 4096
 #endif
@@ -11850,6 +12114,14 @@ static mtt_status mtt__corpus_need(mtt_corpus *c, size_t bytes)
     return MTT_OK;
 }
 
+/* Whether a byte is inside a character, or may begin one that form NFC joins to the one before it: 0 for the
+   letters below U+0300, most ideographs and Hangul's syllables. */
+static int mtt__may_join(char byte)
+{
+    const unsigned b = (unsigned char)byte;
+    return (b >= 0x80 && b < 0xc0) || (b >= 0xcc && b < 0xe4) || b == 0xea || b > 0xed;
+}
+
 static mtt_status mtt__corpus_next_piece(mtt_corpus *c, const char **text, size_t *bytes)
 {
     mtt_status status = mtt__corpus_need(c, c->most + 1);
@@ -11865,7 +12137,10 @@ static mtt_status mtt__corpus_next_piece(mtt_corpus *c, const char **text, size_
     }
     if (!cut) {
         for (cut = limit; cut < waiting && cut > c->space && at[cut - 1] != ' ';) cut--;
-        if (cut == c->space) cut = limit;
+        if (cut == c->space) {
+            for (cut = limit; cut < waiting && cut > limit / 2 && mtt__may_join(at[cut]);) cut--;
+            if (cut < waiting && mtt__may_join(at[cut])) cut = limit;
+        }
         while (cut < waiting && cut + 3 > limit && (at[cut] & 0xc0) == 0x80) cut--;
     }
     c->start += cut;
@@ -12394,12 +12669,13 @@ static mtt_status mtt__prepare_tokenizer(mtt__prepare *p)
 static mtt_status mtt__prepare_encode(mtt__prepare *p, mtt_split split, const char *text, size_t bytes)
 {
     mtt__token_header *h = &p->header[split];
-    size_t i, count, width = h->bits / 8, most = mtt__add(bytes, 2), begun;
-    mtt_status status = mtt__reserve(p->env, (void **)&p->ids, &p->capacity, most, sizeof(*p->ids));
+    size_t i, count, width = h->bits / 8, most = mtt__mul(bytes, p->tokenizer->nfc ? 3 : 1), begun;
+    mtt_status status = mtt__reserve(p->env, (void **)&p->ids, &p->capacity, mtt__add(most, 2),
+                                     sizeof(*p->ids));
     if (status) return status;
     p->ids[0] = mtt_tokenizer_begin_of_text(p->tokenizer);
     begun = p->ids[0] >= 0;
-    status = mtt_encode(p->tokenizer, text, bytes, p->ids + begun, bytes, &count);
+    status = mtt_encode(p->tokenizer, text, bytes, p->ids + begun, most, &count);
     if (status) return status;
     count += begun;
     p->ids[count++] = mtt_tokenizer_end_of_text(p->tokenizer);
@@ -14211,6 +14487,7 @@ MTTDEF size_t mtt_plan_json(const mtt_plan_report *r, char *at, size_t capacity)
                r->recompute_layers, r->recompute_selective, r->micro_batches);
     mtt__print(&text, ", \"flops\": %.0f, \"recompute_flops\": %.0f, \"traffic_bytes\": %.0f", r->flops,
                r->recompute_flops, r->traffic_bytes);
+    if (r->token_flops > 0) mtt__print(&text, ", \"token_flops\": %.0f", r->token_flops);
     if (r->wire_bytes > 0)
         mtt__print(&text, ", \"wire_bytes\": %.0f, \"exposed_bytes\": %.0f", r->wire_bytes, r->exposed_bytes);
     if (r->wire_ms > 0)
@@ -14236,8 +14513,12 @@ MTTDEF void mtt_plan_print(const mtt_plan_report *r, mtt_write_fn write, void *u
             mtt__print(&text, "  %-12s %10.2f MiB\n", mtt__category_text[i], (double)r->bytes[i] / 1048576);
     mtt__print(&text, "outside the arena at most 3 MiB, 0.5 a thread, 0.0625 a layer; with OpenBLAS 2.0 "
                       "and 1.25 a thread more; on CUDA 18, and what NCCL takes for several GPUs\n");
-    mtt__print(&text, "%.2f GFLOP a step, %.1f %% of them recomputed\n", r->flops * 1e-9,
-               100 * r->recompute_flops / r->flops);
+    if (r->token_flops > 0)
+        mtt__print(&text, "%.4g GFLOP a chunk of prompts, %.4g a token of each sequence\n", r->flops * 1e-9,
+                   r->token_flops * 1e-9);
+    else
+        mtt__print(&text, "%.2f GFLOP a step, %.1f %% of them recomputed\n", r->flops * 1e-9,
+                   100 * r->recompute_flops / r->flops);
     if (r->wire_bytes > 0)
         mtt__print(&text, "%.2f MiB a step to other ranks, %.2f of them while nothing is computed",
                    r->wire_bytes / 1048576, r->exposed_bytes / 1048576);
@@ -14540,8 +14821,8 @@ MTTDEF mtt_status mtt_generate(mtt_trainer *trainer, mtt_tokenizer *tokenizer, c
 {
     mtt_env *env = trainer->env;
     int vocab = trainer->schedule->model.vocab, known_ids;
-    size_t size = strlen(prompt), known = 0;
-    int32_t *ids = (int32_t *)mtt__alloc(env, size + 1, sizeof(*ids));
+    size_t size = strlen(prompt), most = mtt__add(mtt__mul(size, 3), 1), known = 0;
+    int32_t *ids = (int32_t *)mtt__alloc(env, most, sizeof(*ids));
     float *logits = (float *)mtt__alloc(env, (size_t)vocab, sizeof(*logits));
     const int32_t *prompts = ids;
     mtt__out to = {write, user};
@@ -14558,7 +14839,7 @@ MTTDEF mtt_status mtt_generate(mtt_trainer *trainer, mtt_tokenizer *tokenizer, c
     g.write = mtt__write_text;
     g.user = &to;
     if (!status) status = mtt__generation_check(env, tokenizer, &g);
-    if (!status) status = mtt_encode_prompt(tokenizer, prompt, size, ids, size + 1, &known);
+    if (!status) status = mtt_encode_prompt(tokenizer, prompt, size, ids, most, &known);
     known_ids = (int)known;
     if (!status) status = mtt__begin_sequence(env, tokenizer, &g, vocab, 0, &q);
     while (!status && q.number >= 0 && count > 0) {

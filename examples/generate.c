@@ -50,7 +50,7 @@ static mtt_status generate(const char *path)
     mtt_backend backend = *mtt_cpu_backend();
     mtt_tokenizer_kind kind = mtt_wordpiece(NULL);
     size_t bytes = strlen(prompt), count = 0;
-    int32_t *ids = malloc((bytes + 1) * sizeof(*ids));
+    int32_t *ids = malloc((3 * bytes + 1) * sizeof(*ids));
     const int32_t *prompts = ids;
     mtt_model *model = NULL;
     mtt_tokenizer *tokenizer = NULL;
@@ -71,7 +71,7 @@ static mtt_status generate(const char *path)
     if (!status && desc.device == MTT_DEVICE_CUDA) status = mtt_cuda_backend(&env, 0, &backend);
     if (!status) status = mtt_generator_create(&env, mtt_model_describe(model), &desc, &backend, &generator);
     if (!status) status = mtt_generator_load(generator, model);
-    if (!status) status = mtt_encode_prompt(tokenizer, prompt, bytes, ids, bytes + 1, &count);
+    if (!status) status = mtt_encode_prompt(tokenizer, prompt, bytes, ids, 3 * bytes + 1, &count);
     size = (int)count;
     job.prompts = &prompts, job.sizes = &size, job.stops = &stop, job.stop_count = stop != NULL;
     if (!status) fputs(prompt, stdout), status = mtt_generator_run(generator, tokenizer, &job);

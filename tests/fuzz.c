@@ -197,27 +197,31 @@ static void fuzz_json(const char *data, size_t size)
 
 enum { IDS = 4096 };
 
-/* Encodes a text; BPE must give its bytes back. Returns the number of ids. */
+/* Encodes a text; BPE must give its bytes back, in form NFC if so asked. Returns the number of ids. */
 static size_t encode(mtt_tokenizer *t, const char *text, size_t bytes, int32_t *ids)
 {
     static char back[IDS * 64];
+    static int32_t again[IDS];
     size_t count = 0, size = 0;
     int32_t i;
     bytes = bytes < IDS ? bytes : IDS;
     if (!succeeds(mtt_encode(t, text, bytes, ids, IDS, &count), &env)) return 0;
     for (i = 0; i < (int32_t)count; i++) MUST(ids[i] >= 0 && ids[i] < mtt_tokenizer_vocab(t));
     if (!succeeds(mtt_decode(t, ids, count, back, sizeof(back), &size), &env)) return count;
-    MUST(strcmp(t->kind.name, "BPE") || (size == bytes && !memcmp(back, text, bytes)));
+    if (t->nfc) {
+        MUST(succeeds(mtt_encode(t, back, size, again, IDS, &size), &env));
+        MUST(size == count && !memcmp(ids, again, count * sizeof(*ids)));
+    } else MUST(strcmp(t->kind.name, "BPE") || (size == bytes && !memcmp(back, text, bytes)));
     return count;
 }
 
-/* With special tokens there are no more ids than bytes, but for the first. */
+/* With special tokens there are no more ids than bytes, or 3 times as many, but for the first. */
 static void encode_prompt(mtt_tokenizer *t, const char *text, size_t bytes)
 {
-    static int32_t ids[IDS + 1];
+    static int32_t ids[3 * IDS + 1];
     size_t count = 0, i;
     bytes = bytes < IDS ? bytes : IDS;
-    MUST(succeeds(mtt_encode_prompt(t, text, bytes, ids, bytes + 1, &count), &env));
+    MUST(succeeds(mtt_encode_prompt(t, text, bytes, ids, (t->nfc ? 3 * bytes : bytes) + 1, &count), &env));
     for (i = 0; i < count; i++) MUST(ids[i] >= 0 && ids[i] < mtt_tokenizer_vocab(t));
 }
 
@@ -258,6 +262,45 @@ static void fuzz_tiktoken(const char *data, size_t size)
     memcpy(file + at, data, size);
     fuzz_kind(file, at + size, mtt_bpe(&options));
     free(file);
+}
+
+/* Decomposes a text by hand, with an insertion sort of its marks. Returns the number of code points; a byte
+   that is not UTF-8 is a code point above all others. */
+static size_t decompose(const mtt__normal *n, mtt_slice text, uint32_t *out)
+{
+    const unsigned char *at = (const unsigned char *)text.at, *end = at + text.size;
+    size_t count = 0, i, k;
+    int size;
+    for (; at < end; at += size) {
+        uint32_t c = mtt__utf8_get(at, end, &size), parts[4] = {0x110000u + *at}, swap;
+        size_t many = c == MTT__NONE ? 1 : mtt__normal_parts(n, c, parts);
+        for (i = 0; i < many; i++) {
+            const unsigned class_ = mtt__normal_kind(n, parts[i]) % MTT__JOINS;
+            out[count] = parts[i];
+            for (k = count++; class_ && k && mtt__normal_kind(n, out[k - 1]) % MTT__JOINS > class_; k--)
+                swap = out[k], out[k] = out[k - 1], out[k - 1] = swap;
+        }
+    }
+    return count;
+}
+
+/* Form NFC decomposes to what the text does, does not change again, and has at most 3 times the bytes. */
+static void fuzz_nfc(const char *data, size_t size)
+{
+    static mtt__normal *n;
+    static uint32_t before[1 << 16], after[1 << 16];
+    mtt_slice text = {data, size}, once = text, twice;
+    char *out = NULL, *again;
+    size_t count;
+    if (!n) MUST(!mtt__normal_make(&env, &n));
+    MUST(size <= 1 << 14 && !mtt__normalize(&env, n, &once, &out));
+    twice = once;
+    MUST(!mtt__normalize(&env, n, &twice, &again));
+    MUST(once.size <= 3 * size && once.size == twice.size && !memcmp(once.at, twice.at, once.size));
+    count = decompose(n, text, before);
+    MUST(count == decompose(n, once, after) && !memcmp(before, after, count * sizeof(*before)));
+    mtt__free(&env, out);
+    mtt__free(&env, again);
 }
 
 static void seed_tokenizer(const char *path)
@@ -520,6 +563,7 @@ static const struct target {
     {"vocab_bpe", fuzz_tokenizer, NULL},
     {"vocab_txt", fuzz_tokenizer, NULL},
     {"tiktoken", fuzz_tiktoken, NULL},
+    {"nfc", fuzz_nfc, NULL},
     {"corpus", fuzz_corpus, NULL},
     {"tokens", fuzz_tokens, seed_tokens},
     {"prepare", fuzz_prepare, NULL},

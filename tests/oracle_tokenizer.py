@@ -13,7 +13,7 @@ usage: oracle_tokenizer.py PATH/TO/test_tokenizer [DATA [families]]     DATA is 
    we save.
 5. The families: tokenizer.json in the forms of GPT-2 (two), SmolLM, Llama 3 and Qwen, trained for the test. 30,000
    random strings and 3 MB of each of three texts, with and without special tokens: ours, transformers' and tokenizers',
-   which also reads what we save. Qwen's strings are in NFC.
+   which also reads what we save. Qwen's normalizer NFC gets 10,000 more random strings, of what it changes.
 6. The same texts by .tiktoken files with three patterns: GPT-2's, and one whose tokens come before their parts.
 With the word families it does 5 and 6 alone.
 tiktoken and Hugging Face may know an older Unicode: code points of which they have another class are listed and left
@@ -185,6 +185,21 @@ def mixed_texts(count):
     return ["".join(pick() for _ in range(rng.randrange(1, 24))) for _ in range(count)]
 
 
+def loose_texts(count):
+    """Texts that NFC changes: marks in any order, Hangul's parts, singletons, excluded compositions, long runs."""
+    rng = random.Random(13)
+    known = [chr(c) for c in range(0x110000) if not 0xD800 <= c < 0xE000]
+    marks = [c for c in known if unicodedata.combining(c)]
+    parts = [c for c in known if unicodedata.decomposition(c) and "<" not in unicodedata.decomposition(c)]
+    second = sorted({chr(int(unicodedata.decomposition(c).split()[-1], 16)) for c in parts})
+    bases = sorted({unicodedata.normalize("NFD", c)[0] for c in parts if ord(c) < 0xF900})
+    jamo = [chr(c) for c in range(0x1100, 0x1200)] + ["\uac00", "\uac01", "\ud7a3", "\u1161", "\u11a7", "\u11a8", "\u11c2"]
+    kinds = (marks, marks, second, second, bases, bases, parts, jamo, list(" \nae1<=>"), ["<think>", "</think>"])
+    pick = lambda: rng.choice(rng.choice(kinds))
+    texts = ["".join(pick() for _ in range(rng.randrange(1, 24))) for _ in range(count - 20)]
+    return texts + ["".join(rng.choices(marks + ["e"], k=5000)) for _ in range(20)]
+
+
 def unlike(classes=(r"\p{L}", r"\p{N}", r"\s")):
     """The code points of which tokenizers have another class than Python's regex, from which our table is made."""
     found = set()
@@ -252,13 +267,13 @@ def families(binary, data, folder):
     other = unlike()
     print(f"tokenizers: {len(other)} code points differ", *(f"U+{ord(c):04X}" for c in sorted(other)[:8]))
     every = [t for t in mixed_texts(31_000) if not other & set(t)][:30_000]
-    composed = [unicodedata.normalize("NFC", t) for t in every]  # as mtt asks for
+    loose = [t for t in loose_texts(10_500) if not other & set(t)][:10_000]
     for name in ("tinyshakespeare.txt", "english_novels.txt", "polish_novels.txt"):
         with open(f"{data}/{name}", encoding="utf-8", newline="") as file:
             samples.append(file.read(3_000_000))
     learned = [s[:1_000_000] for s in samples] + every[:2000]
     for name in ("qwen", "gpt2", "gpt2 split", "smollm", "llama3"):
-        texts = composed if name == "qwen" else every
+        texts = every + loose if name == "qwen" else every
         path, old = f"{folder}/{name}.json", f"{folder}/{name}.old.json"
         hf = form(name, learned)
         hf.save(path)

@@ -575,6 +575,18 @@ static void test_pieces(void)
               "text of %zu bytes comes back as %zu in %zu pieces: %s", bytes, docs.bytes, docs.count,
               env.error);
     }
+    for (int i = 0; i < 2; i++) { /* no cut in a long line or a short text is before an accent */
+        static const char *const letters[] = {"e\xcc\x81", "\xe3\x81\x8b\xe3\x82\x99", "a"};
+        size_t bytes = 0, most = i ? 900 : MOST - 8, at, k;
+        for (; bytes < most; bytes += strlen(letters[k])) {
+            k = (size_t)below(3);
+            memcpy(text + bytes, letters[k], strlen(letters[k]));
+        }
+        check(collect_text(text, bytes, NULL) == MTT_END && docs.bytes == bytes &&
+                  !memcmp(docs.text, text, bytes) && docs.count > 3, "%zu pieces of one line", docs.count);
+        for (at = k = 0; k < docs.count; at += docs.size[k++])
+            check(text[at] == 'e' || text[at] == 'a' || !k, "piece %zu begins with an accent", k);
+    }
     free(text);
 }
 

@@ -56,6 +56,7 @@ static mtt_model_desc draw_model(void)
     m.no_biases = below(2);
     m.positions = (mtt_positions)below(4);
     m.rotary_interleaved = below(2);
+    m.rotary_factor = (float)(1 + below(2) * below(32));
     m.qk_norm = below(2);
     m.tied_head = below(2);
     m.no_head_bias = below(2);

@@ -39,6 +39,7 @@ stop=${long:30:3} after=${long#alabeta}
 check "--stop ends the text before it" \
   [ "$(text $model --prompt alabeta --count 60 --stop "$stop")" = "alabeta${after%%"$stop"*}" ]
 expect 0 'parameters [0-9]+, arena [0-9]+ bytes' $model --plan --count 1
+expect 0 'GFLOP a chunk of prompts, [0-9.e-]+ a token of each sequence' $model --plan --count 1
 expect 0 'usage: generate MODEL' --help
 expect 2 'the model comes first'
 expect 2 'did you mean --prompt' $model --promt x

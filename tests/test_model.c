@@ -249,6 +249,15 @@ static void activate(const mtt_model_desc *m, const double *f, double *y)
     }
 }
 
+/* Radians that pair i turns from one position to the next. Llama 3 divides them by rotary_factor if a full
+   turn takes more than 8192 positions, keeps them below 2048, and mixes both between. */
+static double turn(const mtt_model_desc *m, int i)
+{
+    double fast = pow((double)m->rotary_theta, -2.0 * i / m->d_head), turns = 8192 * fast / (2 * acos(-1));
+    double kept = fmin(1, fmax(0, (turns - 1) / 3));
+    return fast * (kept + (1 - kept) / (double)m->rotary_factor);
+}
+
 /* Normalizes the heads of q and k, where the model says so, and rotates their pairs by complex numbers. */
 static void turn_heads(const reference *r, const double *w, int layer, double *qkv)
 {
@@ -262,7 +271,7 @@ static void turn_heads(const reference *r, const double *w, int layer, double *q
             for (int d = 0; d < D && m->qk_norm; d++)
                 x[d] *= w[gain->first + (size_t)d] / sqrt(squares + norm_eps(r));
             for (int i = 0; i < D / 2 && m->positions == MTT_POSITIONS_ROTARY; i++) {
-                double angle = row % r->seq_len * pow((double)m->rotary_theta, -2.0 * i / D);
+                double angle = row % r->seq_len * turn(m, i);
                 double *a = m->rotary_interleaved ? x + 2 * i : x + i;
                 double *b = m->rotary_interleaved ? x + 2 * i + 1 : x + i + D / 2, old = *a;
                 *a = old * cos(angle) - *b * sin(angle);
@@ -854,6 +863,7 @@ static void draw_options(mtt_model_desc *m, int number)
     m->no_head_bias = below(2);
     m->positions = (mtt_positions)below(4);
     m->rotary_interleaved = below(2);
+    m->rotary_factor = below(2) ? 1 : (float)(2 + below(31));
     m->qk_norm = below(2);
     if (below(2)) m->heads_kv = 1, m->d_head = 16;
     m->dropout = below(3) ? 0 : 0.2f;
@@ -1006,6 +1016,24 @@ static void check_frozen_plan(const mtt_schedule *schedule, const reference *r, 
         }
 }
 
+/* The mlp.c_proj.weight that ends the backward pass, since nothing that its input depends on is trained; or
+   -1. A post-norm ln_2 comes after it. */
+static int last_projection(const reference *r, const int *frozen)
+{
+    enum { LN_2 = 6, LN_2_BIAS, MLP_PROJ = 10 };
+    int layer = r->model.layers;
+    for (int k = 0; k < r->parameters; k++)
+        if (!frozen[k] && r->parameter[k].from < layer) layer = r->parameter[k].from;
+    if (layer < 0 || layer == r->model.layers || frozen[r->at[layer][MLP_PROJ]]) return -1;
+    const int *at = r->at[layer], post = r->model.norm_place == MTT_NORM_POST;
+    for (int k = 0; k < r->parameters; k++) {
+        int after = k > at[MLP_PROJ] && k < r->gains_first;
+        if (post && (k == at[LN_2] || k == at[LN_2_BIAS])) after = 1;
+        if (!frozen[k] && r->parameter[k].from == layer && k != at[MLP_PROJ] && !after) return -1;
+    }
+    return at[MLP_PROJ];
+}
+
 /* The first step from the same weights gives the bits of a model without frozen parameters: loss, gradients,
    updates. Frozen ones stay as they are. A checkpoint goes on to the bit, and not where others are frozen. */
 static void frozen_parameters(void)
@@ -1048,12 +1076,11 @@ static void frozen_parameters(void)
             read_all(t[i], &r, mtt_parameter_get, a[2 + i]);
         }
         check(info[0].loss == info[1].loss, "%s: loss %.9g, not %.9g", what, info[1].loss, info[0].loss);
-        int lowest = 0;
-        while (frozen[lowest]) lowest++;
-        /* FP8: GELU's backward pass rounds GELU once, to 8 bits. Without one it is rounded to 16 bits before,
-           which may give a neighbour of e4m3: up to an eighth away. */
-        if (s.policy.precision != MTT_FP8 || !strstr(r.parameter[lowest].name, "mlp.c_proj.weight"))
-            lowest = -1;
+        /* FP8's backward products: an activation's backward pass rounds the activation once, to 8 bits.
+           Without one it is rounded to 16 bits before, which may give a neighbour of e4m3: up to an eighth
+           away. */
+        int eight = s.policy.precision == MTT_FP8 && s.policy.fp8_products != MTT_FP8_FORWARD;
+        int lowest = eight ? last_projection(&r, frozen) : -1;
         check(info[1].arena_bytes <= info[0].arena_bytes || s.policy.recompute, "%s: more memory", what);
         for (int i = 0; i < r.parameters; i++) {
             const parameter *p = &r.parameter[i];
@@ -1405,12 +1432,13 @@ static void attention_options(void)
 {
     typedef struct options {
         int heads, heads_kv, d_head, positions, interleaved, qk_norm;
-        float theta;
+        float theta, factor;
     } options;
     static const options ALONE[] = {
-        {4, 1, 0, 0, 0, 0, 0},  {4, 2, 0, 1, 0, 0, 0}, {2, 0, 16, 0, 0, 0, 0}, {3, 0, 24, 3, 0, 0, 0},
-        {2, 0, 0, 2, 0, 0, 0},  {2, 0, 0, 2, 1, 0, 3}, {2, 0, 0, 0, 0, 1, 0},  {2, 0, 0, 2, 0, 1, 100},
-        {4, 2, 16, 2, 0, 1, 5}, {6, 2, 8, 2, 1, 0, 0}};
+        {4, 1, 0, 0, 0, 0, 0, 0},  {4, 2, 0, 1, 0, 0, 0, 0}, {2, 0, 16, 0, 0, 0, 0, 0},
+        {3, 0, 24, 3, 0, 0, 0, 0}, {2, 0, 0, 2, 0, 0, 0, 0}, {2, 0, 0, 2, 1, 0, 3, 0},
+        {2, 0, 0, 0, 0, 1, 0, 0},  {2, 0, 8, 2, 0, 0, 10000, 1000}, {2, 0, 0, 2, 0, 1, 100, 0},
+        {4, 2, 16, 2, 0, 1, 5, 0}, {6, 2, 8, 2, 1, 0, 0, 0}, {2, 0, 24, 2, 1, 0, 3e5f, 8}};
     enum { FIXED = (int)(sizeof(ALONE) / sizeof(ALONE[0])), CASES = FIXED + 20 };
     for (int n = 0; n < CASES; n += quick ? 7 : 1) {
         setup s = small_setup();
@@ -1421,7 +1449,8 @@ static void attention_options(void)
             int group = GROUPS[below(5)];
             o.heads_kv = 1 + below(group > 3 ? 1 : 2);
             o = (options){group * o.heads_kv, o.heads_kv, 8 * (1 + below(3)), below(4), below(2), below(2),
-                          (float)(1 + below(200))};
+                          (float)(1 + below(200)), (float)(1 + below(2) * below(32))};
+            if (o.factor > 1) o.theta *= 500; /* else all pairs turn too fast for it */
             s.policy.window = below(2) * (1 + below(9));
             s.model.dropout = below(3) ? 0 : 0.2f;
             s.model.tied_head = below(2);
@@ -1430,6 +1459,7 @@ static void attention_options(void)
         if (!o.d_head && o.heads == 4) s.model.d_model = 32;
         s.model.positions = (mtt_positions)o.positions, s.model.rotary_theta = o.theta;
         s.model.rotary_interleaved = o.interleaved, s.model.qk_norm = o.qk_norm;
+        s.model.rotary_factor = o.factor;
         check_parameters(&s);
         reference r = reference_of(&s);
         float *w = random_weights(&r), *first = malloc(r.weights * sizeof(float));
@@ -1449,8 +1479,9 @@ static void attention_options(void)
             s.policy.fp8_products = (mtt_fp8_products)(n % 3);
             if (s.policy.precision == MTT_FP8 && r.model.heads_kv * r.model.d_head % 16) continue;
             snprintf(what, sizeof(what),
-                     "%d:%d heads of %d, positions %d, interleaved %d, norm %d, %s, %s, window %d",
-                     r.model.heads, r.model.heads_kv, r.model.d_head, o.positions, o.interleaved, o.qk_norm,
+                     "%d:%d heads of %d, positions %d by %g, interleaved %d, norm %d, %s, %s, window %d",
+                     r.model.heads, r.model.heads_kv, r.model.d_head, o.positions, (double)o.factor,
+                     o.interleaved, o.qk_norm,
                      PRECISIONS[s.policy.precision], i % 2 ? "flash" : "plain", s.policy.window);
             set_recompute(&s, 0);
             if (s.policy.precision == MTT_FP32) {
@@ -4173,11 +4204,11 @@ static void mismatches(void)
     mtt_trainer *trainer = open_trainer(&s);
     check(!mtt_save(trainer, in("model"), NULL), "a checkpoint could not be saved: %s", env.error);
     mtt_trainer_destroy(trainer);
-    for (int field = 0; field < 14; field++) {
+    for (int field = 0; field < 15; field++) {
         static const char *const NAMES[] = {"layers",       "heads",     "d_model",      "d_ff",    "vocab",
                                             "max_seq",      "positions", "tied_head",    "no_head_bias",
                                             "heads_kv",     "d_head",    "rotary_theta", "rotary_interleaved",
-                                            "qk_norm"};
+                                            "qk_norm",      "rotary_factor"};
         setup other = s, learned = s;
         if (field == 0) other.model.layers = 3;
         if (field == 1) other.model.heads = 1;
@@ -4192,6 +4223,7 @@ static void mismatches(void)
         if (field == 11) other.model.rotary_theta = 10000.5f;
         if (field == 12) other.model.rotary_interleaved = 1;
         if (field == 13) other.model.qk_norm = 1;
+        if (field == 14) other.model.rotary_factor = 2;
         if (field == 5) { /* of learned positions, whose table it sizes */
             learned.model.positions = other.model.positions = MTT_POSITIONS_LEARNED;
             other.model.max_seq = 13;

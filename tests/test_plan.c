@@ -759,6 +759,7 @@ static void generator_costs(int *seen)
         mtt_plan_report report = {0};
         mtt_schedule s;
         size_t most = 0, cache = 0;
+        double token_flops = 0;
         describe(&c);
         mtt_status status = mtt__generation_init(&s, &env, &c.model, &desc, MTT_DEVICE_CPU);
         check(!status, "%s: %s", c.text, env.error);
@@ -791,6 +792,10 @@ static void generator_costs(int *seen)
                   report.bytes[MTT_ACTIVATIONS] >= cache && !report.bytes[MTT_OPTIMIZER] &&
                   !report.bytes[MTT_GRADIENTS],
               "%s: the plan has %zu bytes, its programs %zu", c.text, report.arena_bytes, most);
+        for (int k = 0; k < s.programs[MTT__TOKEN].op_count; k++)
+            token_flops += s.programs[MTT__TOKEN].ops[k].flops;
+        check(report.token_flops == token_flops, "%s: %g FLOPs a token, not %g", c.text, report.token_flops,
+              token_flops);
         mtt__release_programs(&s);
     }
 }

@@ -825,6 +825,58 @@ static void test_families(mtt_env *env)
     }
 }
 
+/* Texts and their form NFC: as Unicode's annex 15 and its test file have them. */
+static void test_nfc(mtt_env *env)
+{
+    static const char *const cases[][2] = {
+        {"plain, Za\xc5\xbc\xc3\xb3\xc5\x82\xc4\x87 \xe6\x97\xa5\xe6\x9c\xac", NULL},
+        {"e\xcc\x81", "\xc3\xa9"},
+        {"xe\xcc\xa3\xcc\x82" "e\xcc\x82\xcc\xa3x", "x\xe1\xbb\x87\xe1\xbb\x87x"}, /* in any order */
+        {"\xc3\xa9\xcc\xa3", "\xe1\xba\xb9\xcc\x81"}, /* what was composed comes apart */
+        {"q\xcc\x87\xcc\xa3", "q\xcc\xa3\xcc\x87"}, /* sorted, not composed */
+        {"a\xcc\xa8\xcc\x8a\xcc\x81", "\xc4\x85\xcc\x8a\xcc\x81"},
+        {"a\xcc\x85\xcc\x81", NULL}, /* the first mark of the class blocks the second */
+        {"\xe2\x84\xab \xe2\x84\xa6", "\xc3\x85 \xce\xa9"}, /* U+212B and U+2126 */
+        {"\xef\xa4\x80", "\xe8\xb1\x88"}, /* U+F900 */
+        {"\xe0\xa5\x98", "\xe0\xa4\x95\xe0\xa4\xbc"}, /* U+0958 and U+1D160 are never composed */
+        {"\xf0\x9d\x85\xa0", "\xf0\x9d\x85\x98\xf0\x9d\x85\xa5\xf0\x9d\x85\xae"},
+        {"\xe1\x84\x92\xe1\x85\xa1\xe1\x86\xab", "\xed\x95\x9c"}, /* Hangul in three parts, in two */
+        {"\xed\x95\x98\xe1\x86\xab\xe1\x86\xa8", "\xed\x95\x9c\xe1\x86\xa8"},
+        {"\xe0\xa7\x87\xe0\xa6\xbe", "\xe0\xa7\x8b"}, /* a starter that joins the one before it */
+        {"\xe1\xbe\x82", NULL},
+        {"\xce\xb1\xcd\x85\xcc\x80\xcc\x93", "\xe1\xbe\xb2\xcc\x93"},
+        {"\xce\xb1\xcc\x93\xcc\x80\xcd\x85", "\xe1\xbe\x82"}, /* three compositions */
+        {"\xcc\x81" "e\xff\xcc\x81\xe1\x84\x92\xe1", NULL}, /* no base, not UTF-8, cut short */
+        {"e<th\xcc\x81<think>\xcc\x81", NULL}, /* marks do not join an added token */
+        {"e\xcc\x81<think>e\xcc\x81", "\xc3\xa9<think>\xc3\xa9"},
+    };
+    enum { LONG = 100000 };
+    mtt_tokenizer *t = family(env, MTT_PATTERN_QWEN, in("nfc.json")); /* whole_run reads it again */
+    char *text = (char *)malloc(4 * LONG + 1), *back = (char *)malloc(4 * LONG + 1);
+    int32_t *ids = (int32_t *)malloc((4 * LONG + 1) * sizeof(*ids));
+    size_t i, count = 0, size = 0;
+    for (i = 0; i < MTT__LENGTH(cases); i++) {
+        const char *from = cases[i][0], *to = cases[i][1] ? cases[i][1] : from;
+        const size_t most = 3 * strlen(from);
+        check(!mtt_encode(t, from, strlen(from), ids, most, &count) &&
+                  !mtt_decode(t, ids, count, back, LONG, &size) && size == strlen(to) &&
+                  !memcmp(back, to, size),
+              "NFC, case %zu: %.*s", i, (int)size, back);
+    }
+    text[0] = 'e'; /* marks of two classes by turns: all of the lower class go first */
+    for (i = 0; i < LONG; i++) memcpy(text + 1 + 4 * i, "\xcc\x81\xcc\xa3", 4);
+    check(!mtt_encode(t, text, 4 * LONG + 1, ids, 4 * LONG + 1, &count) &&
+              !mtt_decode(t, ids, count, back, 4 * LONG + 1, &size) && size == 4 * LONG + 1,
+          "NFC of 200,000 marks: %zu bytes", size);
+    check(!memcmp(back, "\xe1\xba\xb9\xcc\xa3", 5) &&
+              !memcmp(back + 2 * LONG - 1, "\xcc\xa3\xcc\x81\xcc\x81", 6),
+          "and their order");
+    mtt_tokenizer_destroy(t);
+    free(text);
+    free(back);
+    free(ids);
+}
+
 /* A .tiktoken file of the 256 bytes and further tokens. */
 static void write_tiktoken(const char *path, const char *const *tokens, const char *tail)
 {
@@ -924,6 +976,8 @@ static void test_bad_json(mtt_env *env)
         {"\"content\":\"<|endoftext|>\"", "\"content\":\"\"", "content and an id"},
         {"\"special\":true}", "\"special\":true},{\"id\":0,\"content\":\"x\"}", "order of their ids"},
         {"\"special\":true}", "\"special\":true},{\"id\":264,\"content\":\"<|endoftext|>\"}", "two ids"},
+        {"\"special\":true}],\"normalizer\":null", "\"special\":true},{\"id\":264,\"content\":\"e\xcc\x81\","
+         "\"normalized\":true}],\"normalizer\":{\"type\":\"NFC\"}", "must be in form NFC"},
         {"\"type\":\"ByteLevel\",\"add_prefix_space\":false", "\"type\":\"Sequence\",\"pretokenizers\":[{"
          "\"type\":\"Split\",\"pattern\":{\"Regex\":\"a+\"}}]", "must be the Regex of"},
         {"\"type\":\"ByteLevel\",\"add_prefix_space\":false", "\"type\":\"Sequence\",\"pretokenizers\":[{"
@@ -1401,7 +1455,8 @@ static mtt_status whole_run(mtt_env *env, const char *text, size_t size, int wor
     if (!status) status = mtt_tokenizer_load(env, in("m.json"), &kind, &again);
     mtt_tokenizer_destroy(again);
     again = NULL;
-    if (!status && words) status = mtt_tokenizer_load(env, in("m.txt"), &kind, &again);
+    if (!status) status = mtt_tokenizer_load(env, in(words ? "m.txt" : "nfc.json"), &kind, &again);
+    if (!status && !words) status = mtt_encode(again, "e\xcc\x81 <th>e\xcc\x81", 11, ids, size, &n);
     mtt_tokenizer_destroy(again);
     mtt_tokenizer_destroy(t);
     mtt_vocab_trainer_destroy(trainer);
@@ -1454,7 +1509,7 @@ static mtt_tokenizer *open_tokenizer(const char *path, const char *letters)
 
 static void print_ids(mtt_tokenizer *t, const char *text, size_t size, const char *between, int prompt)
 {
-    const size_t most = size + 1;
+    const size_t most = 3 * size + 1;
     int32_t *ids = (int32_t *)malloc(most * sizeof(*ids));
     size_t i, n = 0;
     if ((prompt ? mtt_encode_prompt : mtt_encode)(t, text, size, ids, most, &n)) exit(1);
@@ -1581,6 +1636,7 @@ int main(int argc, char **argv)
     test_counts(&env);
     test_training(&env);
     test_families(&env);
+    test_nfc(&env);
     test_tiktoken(&env);
     test_bad_json(&env);
     test_bad_gpt2(&env);

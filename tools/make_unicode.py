@@ -1,20 +1,22 @@
 #!/usr/bin/env python3
-"""Rewrites the Unicode tables of mtt.h (GPT-2's pre-tokenizer) and tools/wordpiece.h (BERT's normaliser).
+"""Rewrites the Unicode tables of mtt.h (GPT-2's pre-tokenizer, NFC) and tools/wordpiece.h (BERT's normaliser).
 
 usage: make_unicode.py      in the repository root; pip install regex tokenizers, whose tables it reads
 
 Each table is between two marker comments, and the comment above it explains its form.
 GPT-2: the code points that are \\p{L}, \\p{N} and \\s, as Python's regex has them.
-BERT: what Hugging Face's tokenizers do to each code point, asked one by one.
+NFC and BERT: what Hugging Face's tokenizers do to each code point, asked one by one. They know an older Unicode
+than Python, which tells only how a decomposition is made and which combining class a mark has.
 """
 
 import importlib.metadata
 import re
 import sys
+import unicodedata
 
 import regex
 import tokenizers
-from tokenizers.normalizers import BertNormalizer
+from tokenizers.normalizers import NFC, NFD, BertNormalizer
 
 BEGIN, END = "/* written by tools/make_unicode.py: from here */\n", "/* to here */\n"
 CLASSES = ((1, r"\p{L}"), (2, r"\p{N}"), (3, r"\s"))
@@ -97,26 +99,63 @@ def case_runs(lower):
     return [out[c] for c in sorted(out)]
 
 
-def base_runs(bare):
-    """Runs of code points with the same base, then the bases of those after the run, up to a multiple of 16."""
-    out, end = [], -1
-    for c in sorted(bare):
-        if c <= end:
-            continue
-        after, end = end + 1, c
-        while bare.get(end + 1) == bare[c]:
-            end += 1
-        letters = "+".join(f"{ord(letter):04X}" for letter in bare[c])
-        if c == after and c == end and c % 16:
-            out[-1] += f" {letters}"
-        else:
-            out.append(f"{run(c, end)} {letters}")
-    return [entry + "," for entry in out]
+def number(n):
+    """Digits of base 63 from @ up, then a last one of base 28 from # up."""
+    digits = chr(35 + n % 28)
+    while n := n // 28 if len(digits) == 1 else n // 63:
+        digits = chr(64 + n % 63) + digits
+    return digits.replace("\\", "\\\\")
+
+
+def signed(n):
+    return number(2 * n if n >= 0 else -2 * n - 1)
+
+
+def nfc_table():
+    nfd, nfc = NFD().normalize_str, NFC().normalize_str
+    kinds = {c: 255 for c in [*range(0x1161, 0x1176), *range(0x11A8, 0x11C3)]}  # Hangul's vowels and last consonants
+    for c in POINTS:  # U+0345 has the highest class, so marks go before it
+        if c == 0x345 or (nfd(chr(c)) == chr(c) and nfd(f"\u0345{chr(c)}") == f"{chr(c)}\u0345"):
+            kinds[c] = unicodedata.combining(chr(c))
+    parts = {c: unicodedata.decomposition(chr(c)) for c in POINTS if nfd(chr(c)) != chr(c) and not 0xAC00 <= c < 0xD7A4}
+    parts = {c: [int(n, 16) for n in text.split()] for c, text in parts.items()}
+    for c, (first, *second) in parts.items():
+        if nfd(chr(c)) != nfd(chr(first)) + "".join(map(chr, second)):
+            sys.exit(f"U+{c:04X} has another decomposition")
+        if nfc(nfd(chr(c))) != chr(c):
+            kinds[c] = 255
+        elif second:
+            kinds.setdefault(second[0], 255)
+    numbers, before = [], [0, 0]
+    for section in ({c: (kinds[c],) for c in kinds}, *({c: p for c, p in parts.items() if len(p) == n} for n in (2, 1))):
+        of_kinds, runs = len(numbers) == 0, []
+        for c in sorted(section):
+            if runs and c == runs[-1][-1] + 1 and (not of_kinds or section[c] == section[runs[-1][0]]):
+                runs[-1].append(c)
+            else:
+                runs.append([c])
+        numbers.append(number(len(runs)))
+        end = 0
+        for points in runs:
+            numbers += [number(points[0] - end), number(len(points))]
+            for c in points[:1] if of_kinds else points:
+                if len(section[c]) == 2:
+                    numbers += [signed(n - b) for n, b in zip(section[c], before)]
+                    before = section[c]
+                else:
+                    numbers.append(number(section[c][0]))
+            end = points[-1] + 1
+    return (
+        f"/* As Hugging Face's tokenizers {tokenizers.__version__} treat all code points. */\n"
+        f"enum {{ MTT__NORMAL_END = {max(kinds) + 1:#x} }};\n"
+        "static const char *const mtt__normal_table[] = {\n" + wrapped(numbers, "", '"', '",') + "};\n"
+    )
 
 
 def bert_table():
     off = dict(clean_text=False, handle_chinese_chars=False, strip_accents=False, lowercase=False)
     does = lambda option, text: BertNormalizer(**{**off, option: True}).normalize_str(text)
+    nfd = NFD().normalize_str
     cutter = tokenizers.pre_tokenizers.BertPreTokenizer()
     words = lambda c: [w for w, _ in cutter.pre_tokenize_str(f"a{chr(c)}b")]
     cut = {c: words(c) for c in POINTS}
@@ -128,7 +167,8 @@ def bert_table():
     lower = {c: does("lowercase", chr(c)) for c in POINTS}
     mark = {c for c in POINTS if not bare[c]}
     longer = [c for c, t in lower.items() if len(t) > 1]
-    if gone & punctuation or mark & (gone | punctuation | cjk) or longer != [0x130]:
+    stripped = all("".join(a for a in nfd(chr(c)) if ord(a) not in mark) == t for c, t in bare.items())
+    if gone & punctuation or mark & (gone | punctuation | cjk) or longer != [0x130] or not stripped:
         sys.exit("Hugging Face's classes do not fit the table")
     kinds = (
         ("CONTROL", gone - space),
@@ -139,19 +179,17 @@ def bert_table():
         ("CJK", cjk),
     )
     cases = case_runs({c: ord(t[0]) for c, t in lower.items() if t != chr(c)})
-    bases = base_runs({c: t for c, t in bare.items() if t and t != chr(c) and not 0xAC00 <= c < 0xD7A4})
     return (
         f"/* As Hugging Face's tokenizers {tokenizers.__version__} treat all code points. */\n"
         "static const mtt__words_class mtt__words_classes[] = {\n"
         + "".join(wrapped(class_runs(points), " ", f'{{MTT__{kind}, "', '"},') for kind, points in kinds)
         + "};\n"
         "static const char *const mtt__words_cases[] = {\n" + wrapped(cases, " ", '"', '",') + "};\n"
-        "static const char *const mtt__words_bases[] = {\n" + wrapped(bases, " ", '"', '",') + "};\n"
     )
 
 
 def main():
-    for path, table in (("mtt.h", gpt2_table()), ("tools/wordpiece.h", bert_table())):
+    for path, table in (("mtt.h", gpt2_table() + nfc_table()), ("tools/wordpiece.h", bert_table())):
         with open(path, encoding="utf-8", newline="") as file:
             before, rest = file.read().split(BEGIN)
         with open(path, "w", encoding="utf-8", newline="") as file:
