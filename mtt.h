@@ -8115,16 +8115,15 @@ static void mtt__few_columns(const mtt__product *g, int64_t j0, int64_t n)
 static int mtt__few_rows(const mtt__product *g)
 {
     int across = g->b.column != 1, W = g->pairs ? 16 : MTT__ACROSS;
-    int64_t share = mtt__ceil_div(g->c.n, mtt__threads()), columns = 16, chunk = share / 64 + 1, j0;
-    if (!across) chunk = 1, columns = 192; /* of several rows: what is read again stays in the cache */
+    int64_t n = g->c.n, share = mtt__ceil_div(n, mtt__threads()), columns = across ? 16 : 192, j0;
     if (!across && g->c.m == 1 && share > columns)
         columns = mtt__min(MTT__FEW_COLUMNS, mtt__round_up(share, 32));
     if (g->c.m > MTT__FEW_ROWS || g->add || g->scale != 1 || g->a.column == 1 || MTT__ACROSS == 0) return 0;
     if (!g->pairs && (g->a.t->dtype != MTT_F32 || g->b.t->dtype != MTT_F32)) return 0;
-    if (across && (g->a.m % W || g->c.n % W)) return 0;
-    if (!across && g->pairs && g->c.n % 32) return 0;
-    MTT__OMP(omp parallel for schedule(dynamic, chunk) if (g->c.n * g->a.m > MTT__ALONE))
-    for (j0 = 0; j0 < g->c.n; j0 += columns) mtt__few_columns(g, j0, mtt__min(columns, g->c.n - j0));
+    if (across && (g->a.m % W || n % W)) return 0;
+    if (!across && g->pairs && n % 32) return 0;
+    MTT__OMP(omp parallel for schedule(dynamic, across ? share / 64 + 1 : 1) if (n * g->a.m > MTT__ALONE))
+    for (j0 = 0; j0 < n; j0 += columns) mtt__few_columns(g, j0, mtt__min(columns, n - j0));
     return 1;
 }
 
@@ -8773,12 +8772,11 @@ static void mtt__cpu_cached_attention(const mtt_op *op, const mtt_cached_attenti
     const int32_t *sequences = (const int32_t *)o->sequences->data;
     const int32_t *places = (const int32_t *)o->places->data;
     mtt_qkv qkv = mtt_qkv_of(d);
-    int64_t D = d->head_dim, context = o->keys->shape[1], keys = 0, i, job;
+    int64_t D = d->head_dim, context = o->keys->shape[1], i, job;
     size_t size = mtt__dtype_bytes[o->qkv->dtype], row = size * (size_t)qkv.row;
     for (i = 0; i < d->rows; i++) {
         const char *from = (const char *)o->qkv->data + (size_t)i * row;
         int head;
-        keys += places[i] + 1;
         if (places[i] < 0) memset((char *)o->out->data + size * (size_t)(i * d->heads * D), 0,
                                   size * (size_t)(d->heads * D));
         for (head = 0; head < d->heads_kv && places[i] >= 0; head++) {
@@ -8790,7 +8788,7 @@ static void mtt__cpu_cached_attention(const mtt_op *op, const mtt_cached_attenti
                    from + size * (size_t)mtt_qkv_column(&qkv, MTT__V, query), size * (size_t)D);
         }
     }
-    MTT__OMP(omp parallel for schedule(dynamic, 1) if (keys * d->heads * D > MTT__ALONE))
+    MTT__OMP(omp parallel for schedule(dynamic, 1) if (d->rows * d->heads * D * (*places + 1) > MTT__ALONE))
     for (job = 0; job < d->rows * d->heads; job++) {
         int64_t at = job / d->heads, head = job % d->heads, m = mtt__tile_rows(op, sequences, places, at);
         int64_t kv = sequences[at] * d->heads_kv + head / (d->heads / d->heads_kv);
