@@ -7966,8 +7966,8 @@ static int mtt__blas_gemm(mtt__view a, mtt__view b, mtt__view c, const mtt_tenso
    as mtt__product_tile adds them, so the bits are the same. A sum of DEPTH terms begins with 0 in `sum`; then
    C adds it.
 
-   mtt__few_along: B's rows are side by side. A thread with whole rows adds one at a time, because one long
-   run of memory is read up to twice as fast as many short ones. Of parts of rows it adds 16 at a time.
+   mtt__few_along: B's rows are side by side. Of whole rows it adds one at a time, because one long run of
+   memory is read up to twice as fast as many short ones. Of parts of rows it adds 16 at a time.
 
    MTT__FEW_ACROSS: B's columns are contiguous. W of them and W rows are transposed in registers: log2 W
    rounds, each of which interleaves the first half of the vectors with the second, bring the bits of the
@@ -8022,22 +8022,24 @@ enum { MTT__ACROSS = 0 }; /* other compilers have no such shuffle */
 
 static void mtt__few_along(int64_t n, int64_t k, const float *x, const float *b, int64_t ldb, float *sum)
 {
-    enum { R = 16 };
+    enum { R = 16, W = sizeof(mtt__vector) / sizeof(float) };
     int64_t p, j;
     int i;
-    for (p = 0; p < k && (n == ldb || k % R); p++) {
+    for (p = 0; p < k && (n == ldb || k % R || n % W); p++) {
         MTT__NO_ALIAS
         for (j = 0; j < n; j++) sum[j] = MTT__MULTIPLY_ADD(sum[j], x[p], b[p * ldb + j]);
     }
-    for (; p < k; p += R) {
-        MTT__NO_ALIAS
-        for (j = 0; j < n; j++) {
-            float v = sum[j];
+    for (; p < k; p += R)
+        for (j = 0; j < n; j += W) {
+            mtt__vector v, row;
+            memcpy(&v, sum + j, sizeof(v));
             MTT__UNROLL_VECTORS
-            for (i = 0; i < R; i++) v = MTT__MULTIPLY_ADD(v, x[p + i], b[(p + i) * ldb + j]);
-            sum[j] = v;
+            for (i = 0; i < R; i++) {
+                memcpy(&row, b + (p + i) * ldb + j, sizeof(row));
+                v = MTT__MULTIPLY_ADD(v, x[p + i], row);
+            }
+            memcpy(sum + j, &v, sizeof(v));
         }
-    }
 }
 
 /* Of words: x has k words, B rows of BF16, of which two make words. */
@@ -8085,30 +8087,53 @@ static void mtt__few_along_pairs(int64_t n, int64_t k, const float *x, const uin
 #define mtt__few_along_pairs(n, k, x, b, ldb, sum) ((void)(b))
 #endif
 
+/* The sums of up to DEPTH terms, from p up, for n columns of C's row i, from j0 up. */
+static void mtt__few_terms(const mtt__product *g, int64_t i, int64_t p, int64_t j0, int64_t n, float *sum)
+{
+    int64_t k = mtt__min(MTT__DEPTH, g->a.m - p), at = g->b.first + p * g->b.row + j0 * g->b.column;
+    const float *x = (const float *)g->a.t->data + g->a.first + i * g->a.column + p;
+    const float *b = (const float *)g->b.t->data + at;
+    const uint16_t *halves = (const uint16_t *)g->b.t->data + at + p * g->b.row;
+    memset(sum, 0, (size_t)n * sizeof(float));
+    if (g->b.column != 1 && g->pairs) mtt__few_across_pairs(n, k, x, b, g->b.column, sum);
+    else if (g->b.column != 1) mtt__few_across(n, k, x, b, g->b.column, sum);
+    else if (g->pairs) mtt__few_along_pairs(n, k, x, halves, g->b.row, sum);
+    else mtt__few_along(n, k, x, b, g->b.row, sum);
+}
+
 /* n columns of C, from j0 up. */
 static void mtt__few_columns(const mtt__product *g, int64_t j0, int64_t n)
 {
-    enum { K = MTT__DEPTH };
     int64_t p, i, j;
     float c[MTT__FEW_ROWS][MTT__FEW_COLUMNS], sum[MTT__FEW_COLUMNS];
     for (i = 0; i < g->c.m; i++) {
         memset(c[i], 0, (size_t)n * sizeof(float));
         if (g->bias) mtt__load(g->bias, j0, n, c[i]);
     }
-    for (p = 0; p < g->a.m; p += K)
+    for (p = 0; p < g->a.m; p += MTT__DEPTH)
         for (i = 0; i < g->c.m; i++) {
-            int64_t k = mtt__min(K, g->a.m - p), at = g->b.first + p * g->b.row + j0 * g->b.column;
-            const float *x = (const float *)g->a.t->data + g->a.first + i * g->a.column + p;
-            const float *b = (const float *)g->b.t->data + at;
-            const uint16_t *halves = (const uint16_t *)g->b.t->data + at + p * g->b.row;
-            memset(sum, 0, (size_t)n * sizeof(float));
-            if (g->b.column != 1 && g->pairs) mtt__few_across_pairs(n, k, x, b, g->b.column, sum);
-            else if (g->b.column != 1) mtt__few_across(n, k, x, b, g->b.column, sum);
-            else if (g->pairs) mtt__few_along_pairs(n, k, x, halves, g->b.row, sum);
-            else mtt__few_along(n, k, x, b, g->b.row, sum);
+            mtt__few_terms(g, i, p, j0, n, sum);
             for (j = 0; j < n; j++) c[i][j] += sum[j];
         }
     for (i = 0; i < g->c.m; i++) mtt__store(g->c.t, g->c.first + i * g->c.row + j0, n, c[i]);
+}
+
+/* C's only row. Threads share B's rows, DEPTH at a time, so each reads long runs of memory: up to twice as
+   fast as if they shared its columns. 0 = B has too few rows for all threads, or there are too many sums. */
+static int mtt__few_panels(const mtt__product *g)
+{
+    enum { K = MTT__DEPTH, SUMS = 65536 };
+    float sums[SUMS], *c = sums + SUMS - g->c.n;
+    int64_t n = g->c.n, threads = mtt__threads(), panels = mtt__ceil_div(g->a.m, K), p, j;
+    if (threads == 1 || panels < threads || (panels + 1) * n > SUMS || n * g->a.m <= MTT__ALONE) return 0;
+    MTT__OMP(omp parallel for schedule(dynamic, 1))
+    for (p = 0; p < panels; p++) mtt__few_terms(g, 0, p * K, 0, n, sums + p * n);
+    memset(c, 0, (size_t)n * sizeof(float));
+    if (g->bias) mtt__load(g->bias, 0, n, c);
+    for (p = 0; p < panels; p++)
+        for (j = 0; j < n; j++) c[j] += sums[p * n + j];
+    mtt__store(g->c.t, g->c.first, n, c);
+    return 1;
 }
 
 /* 1 = done, 0 = C has too many rows, or the operands are of other types or widths. */
@@ -8122,6 +8147,7 @@ static int mtt__few_rows(const mtt__product *g)
     if (!g->pairs && (g->a.t->dtype != MTT_F32 || g->b.t->dtype != MTT_F32)) return 0;
     if (across && (g->a.m % W || n % W)) return 0;
     if (!across && g->pairs && n % 32) return 0;
+    if (!across && g->c.m == 1 && mtt__few_panels(g)) return 1;
     MTT__OMP(omp parallel for schedule(dynamic, across ? share / 64 + 1 : 1) if (n * g->a.m > MTT__ALONE))
     for (j0 = 0; j0 < n; j0 += columns) mtt__few_columns(g, j0, mtt__min(columns, n - j0));
     return 1;
