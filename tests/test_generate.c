@@ -50,7 +50,6 @@ static mtt_model_desc draw_model(void)
     m.d_head = 8 * (1 + below(5));
     m.d_model = 8 * (2 + below(10));
     m.d_ff = 8 * (1 + below(20));
-    if (below(6) == 0) m.d_model = 320, m.d_ff = 640; /* wide enough for threads to share its products */
     m.norm = (mtt_norm_form)below(2);
     m.norm_place = (mtt_norm_place)below(3);
     m.mlp = (mtt_mlp)below(4);
