@@ -159,6 +159,9 @@
 
 #if defined(MTT_IMPLEMENTATION) && !defined(_POSIX_C_SOURCE) && !defined(_GNU_SOURCE)
 #define _POSIX_C_SOURCE 200809L /* mmap, fsync and clock_gettime under -std=c99 */
+#ifndef _DEFAULT_SOURCE
+#define _DEFAULT_SOURCE /* madvise */
+#endif
 #endif
 #include <math.h>
 #include <signal.h>
@@ -2033,8 +2036,10 @@ MTTDEF const char *mtt_op_name(mtt_op_kind kind);
 #ifdef _OPENMP
 #include <omp.h>
 #define MTT__OMP(directive) _Pragma(#directive)
+static int mtt__threads(void) { return omp_get_max_threads(); }
 #else
 #define MTT__OMP(directive)
+static int mtt__threads(void) { return 1; }
 #endif
 
 #define MTT__STRING(name, text) text,
@@ -7316,8 +7321,7 @@ enum {
     MTT__DEPTH = 64,       /* terms of a product that are packed and summed at a time, before C adds them */
     MTT__SIDE = 128,       /* rows and columns of a tile of a product, at most */
     MTT__FEW_ROWS = 4,     /* up to so many rows, a product takes as long as reading its matrix once */
-    MTT__FEW_COLUMNS = 192, /* of C that a thread then takes at a time; and if these are B's rows */
-    MTT__FEW_ACROSS_COLUMNS = 16,
+    MTT__FEW_COLUMNS = 4096, /* of C that a thread then computes at a time, at most */
     MTT__LANES = 16,       /* partial sums of a long sum */
     MTT__MAX_WIDTH = 16384,
     MTT__MAX_HEAD = 256
@@ -7956,13 +7960,16 @@ static int mtt__blas_gemm(mtt__view a, mtt__view b, mtt__view c, const mtt_tenso
 
 /* ---- products of few rows ---- */
 
-/* A token of one sequence at a time: B is read once, and contiguous in memory as far as possible, up to 21
-   GB/s a core. Terms are added as mtt__product_tile adds them, so the bits are the same. A sum of DEPTH terms
-   begins with 0 in `sum`; then C adds it.
+/* A token of one sequence at a time: B is read once, at the speed of memory, 28 GB/s a core. Terms are added
+   as mtt__product_tile adds them, so the bits are the same. A sum of DEPTH terms begins with 0 in `sum`; then
+   C adds it.
 
-   MTT__FEW_ALONG: B's rows are side by side: n columns, 8 rows at a time. MTT__FEW_ACROSS: B's columns are
-   contiguous. W of them and W rows are transposed in registers: log2 W rounds, each of which interleaves the
-   first half of the vectors with the second, bring the bits of the columns into the rows' places. */
+   mtt__few_along: B's rows are side by side. Of whole rows it adds one at a time, because one long run of
+   memory is read up to twice as fast as many short ones. Of parts of rows it adds 16 at a time.
+
+   MTT__FEW_ACROSS: B's columns are contiguous. W of them and W rows are transposed in registers: log2 W
+   rounds, each of which interleaves the first half of the vectors with the second, bring the bits of the
+   columns into the rows' places. The next W columns are prefetched: 28 GB/s instead of 18. */
 #define MTT__FEW_ACROSS(name, vector, multiply_add)                                                          \
     static void name(int64_t n, int64_t k, const float *x, const float *b, int64_t ldb, float *sum)          \
     {                                                                                                        \
@@ -7977,7 +7984,10 @@ static int mtt__blas_gemm(mtt__view a, mtt__view b, mtt__view c, const mtt_tenso
             memcpy(&total, sum + j, sizeof(total));                                                          \
             for (p = 0; p < k; p += W) {                                                                     \
                 MTT__UNROLL_VECTORS                                                                          \
-                for (i = 0; i < W; i++) memcpy(&t[i], b + (j + i) * ldb + p, sizeof(vector));                \
+                for (i = 0; i < W; i++) {                                                                    \
+                    MTT__PREFETCH(b + (j + i + W) * ldb + p);                                                \
+                    memcpy(&t[i], b + (j + i) * ldb + p, sizeof(vector));                                    \
+                }                                                                                            \
                 MTT__UNROLL_VECTORS                                                                          \
                 for (round = 1; round < W; round *= 2) {                                                     \
                     MTT__UNROLL_VECTORS                                                                      \
@@ -7997,27 +8007,36 @@ static int mtt__blas_gemm(mtt__view a, mtt__view b, mtt__view c, const mtt_tenso
 
 #if defined(__GNUC__) && !defined(__clang__)
 #define MTT__UNROLL_VECTORS _Pragma("GCC unroll 16")
+#define MTT__NO_ALIAS _Pragma("GCC ivdep")
+#define MTT__PREFETCH(address) __builtin_prefetch(address, 0, 2)
 enum { MTT__ACROSS = sizeof(mtt__vector) / sizeof(float) };
 MTT__FEW_ACROSS(mtt__few_across, mtt__vector, MTT__MULTIPLY_ADD)
 #else
+#define MTT__UNROLL_VECTORS
+#define MTT__NO_ALIAS
 enum { MTT__ACROSS = 0 }; /* other compilers have no such shuffle */
 #define mtt__few_across(n, k, x, b, ldb, sum) ((void)(b))
 #endif
 
 static void mtt__few_along(int64_t n, int64_t k, const float *x, const float *b, int64_t ldb, float *sum)
 {
+    enum { R = 16, W = sizeof(mtt__vector) / sizeof(float) };
     int64_t p, j;
-    for (p = 0; p < k; p += 8, b += 8 * ldb, x += 8)
-        for (j = 0; j < n; j++) {
-            float v = sum[j];
-            v = MTT__MULTIPLY_ADD(v, x[0], b[j]);
-            v = MTT__MULTIPLY_ADD(v, x[1], b[j + ldb]);
-            v = MTT__MULTIPLY_ADD(v, x[2], b[j + 2 * ldb]);
-            v = MTT__MULTIPLY_ADD(v, x[3], b[j + 3 * ldb]);
-            v = MTT__MULTIPLY_ADD(v, x[4], b[j + 4 * ldb]);
-            v = MTT__MULTIPLY_ADD(v, x[5], b[j + 5 * ldb]);
-            v = MTT__MULTIPLY_ADD(v, x[6], b[j + 6 * ldb]);
-            sum[j] = MTT__MULTIPLY_ADD(v, x[7], b[j + 7 * ldb]);
+    int i;
+    for (p = 0; p < k && (n == ldb || k % R || n % W); p++) {
+        MTT__NO_ALIAS
+        for (j = 0; j < n; j++) sum[j] = MTT__MULTIPLY_ADD(sum[j], x[p], b[p * ldb + j]);
+    }
+    for (; p < k; p += R)
+        for (j = 0; j < n; j += W) {
+            mtt__vector v, row;
+            memcpy(&v, sum + j, sizeof(v));
+            MTT__UNROLL_VECTORS
+            for (i = 0; i < R; i++) {
+                memcpy(&row, b + (p + i) * ldb + j, sizeof(row));
+                v = MTT__MULTIPLY_ADD(v, x[p + i], row);
+            }
+            memcpy(sum + j, &v, sizeof(v));
         }
 }
 
@@ -8025,71 +8044,110 @@ static void mtt__few_along(int64_t n, int64_t k, const float *x, const float *b,
 #if defined(MTT__X86_BF16) && !defined(__clang__)
 __attribute__((target("avx512f,avx512bf16")))
 MTT__FEW_ACROSS(mtt__few_across_pairs, mtt__vector_16, MTT__PAIRS_ADD)
+__attribute__((target("avx512f,avx512bf16"), always_inline))
+MTT__INLINE void mtt__few_along_words(int64_t n, int64_t k, const float *x, const uint16_t *b, int64_t ldb,
+                                      float *sum, int words)
+{
+    enum { W = 32 };
+    typedef uint16_t row __attribute__((vector_size(2 * W)));
+    int64_t p, j;
+    row first, second, even, odd;
+    int i;
+    for (i = 0; i < W; i++)
+        first[i] = (uint16_t)(i / 2 + i % 2 * W), second[i] = (uint16_t)(first[i] + W / 2);
+    for (p = 0; p < k; p += words, b += 2 * words * ldb, x += words)
+        for (j = 0; j < n; j += W) {
+            mtt__vector_16 left, right;
+            memcpy(&left, sum + j, sizeof(left));
+            memcpy(&right, sum + j + W / 2, sizeof(right));
+            MTT__UNROLL_ROWS
+            for (i = 0; i < words; i++) {
+                if (words == 1) MTT__PREFETCH(b + 2 * (ldb + j)), MTT__PREFETCH(b + 2 * (ldb + j) + W);
+                memcpy(&even, b + 2 * i * ldb + j, sizeof(even));
+                memcpy(&odd, b + (2 * i + 1) * ldb + j, sizeof(odd));
+                left = MTT__PAIRS_ADD(left, x[i], __builtin_shuffle(even, odd, first));
+                right = MTT__PAIRS_ADD(right, x[i], __builtin_shuffle(even, odd, second));
+            }
+            memcpy(sum + j, &left, sizeof(left));
+            memcpy(sum + j + W / 2, &right, sizeof(right));
+        }
+}
+
 __attribute__((target("avx512f,avx512bf16")))
 static void mtt__few_along_pairs(int64_t n, int64_t k, const float *x, const uint16_t *b, int64_t ldb,
                                  float *sum)
 {
-    typedef uint16_t row __attribute__((vector_size(32)));
-    typedef uint32_t words __attribute__((vector_size(64)));
-    int64_t p, j;
-    int i;
-    for (p = 0; p < k; p += 4, b += 8 * ldb, x += 4)
-        for (j = 0; j < n; j += 16) {
-            mtt__vector_16 v;
-            memcpy(&v, sum + j, sizeof(v));
-            MTT__UNROLL_ROWS
-            for (i = 0; i < 4; i++) {
-                row low, high;
-                memcpy(&low, b + 2 * i * ldb + j, sizeof(low));
-                memcpy(&high, b + (2 * i + 1) * ldb + j, sizeof(high));
-                v = MTT__PAIRS_ADD(v, x[i], __builtin_convertvector(high, words) << 16 |
-                                                __builtin_convertvector(low, words));
-            }
-            memcpy(sum + j, &v, sizeof(v));
-        }
+    if (n == ldb || k % 8) mtt__few_along_words(n, k, x, b, ldb, sum, 1);
+    else mtt__few_along_words(n, k, x, b, ldb, sum, 8);
 }
 #else
 #define mtt__few_across_pairs(n, k, x, b, ldb, sum) ((void)(b))
 #define mtt__few_along_pairs(n, k, x, b, ldb, sum) ((void)(b))
 #endif
 
+/* The sums of up to DEPTH terms, from p up, for n columns of C's row i, from j0 up. */
+static void mtt__few_terms(const mtt__product *g, int64_t i, int64_t p, int64_t j0, int64_t n, float *sum)
+{
+    int64_t k = mtt__min(MTT__DEPTH, g->a.m - p), at = g->b.first + p * g->b.row + j0 * g->b.column;
+    const float *x = (const float *)g->a.t->data + g->a.first + i * g->a.column + p;
+    const float *b = (const float *)g->b.t->data + at;
+    const uint16_t *halves = (const uint16_t *)g->b.t->data + at + p * g->b.row;
+    memset(sum, 0, (size_t)n * sizeof(float));
+    if (g->b.column != 1 && g->pairs) mtt__few_across_pairs(n, k, x, b, g->b.column, sum);
+    else if (g->b.column != 1) mtt__few_across(n, k, x, b, g->b.column, sum);
+    else if (g->pairs) mtt__few_along_pairs(n, k, x, halves, g->b.row, sum);
+    else mtt__few_along(n, k, x, b, g->b.row, sum);
+}
+
 /* n columns of C, from j0 up. */
 static void mtt__few_columns(const mtt__product *g, int64_t j0, int64_t n)
 {
-    enum { K = MTT__DEPTH };
     int64_t p, i, j;
     float c[MTT__FEW_ROWS][MTT__FEW_COLUMNS], sum[MTT__FEW_COLUMNS];
     for (i = 0; i < g->c.m; i++) {
-        memset(c[i], 0, sizeof(c[i]));
+        memset(c[i], 0, (size_t)n * sizeof(float));
         if (g->bias) mtt__load(g->bias, j0, n, c[i]);
     }
-    for (p = 0; p < g->a.m; p += K)
+    for (p = 0; p < g->a.m; p += MTT__DEPTH)
         for (i = 0; i < g->c.m; i++) {
-            int64_t k = mtt__min(K, g->a.m - p), at = g->b.first + p * g->b.row + j0 * g->b.column;
-            const float *x = (const float *)g->a.t->data + g->a.first + i * g->a.column + p;
-            const float *b = (const float *)g->b.t->data + at;
-            const uint16_t *halves = (const uint16_t *)g->b.t->data + at + p * g->b.row;
-            memset(sum, 0, sizeof(sum));
-            if (g->b.column != 1 && g->pairs) mtt__few_across_pairs(n, k, x, b, g->b.column, sum);
-            else if (g->b.column != 1) mtt__few_across(n, k, x, b, g->b.column, sum);
-            else if (g->pairs) mtt__few_along_pairs(n, k, x, halves, g->b.row, sum);
-            else mtt__few_along(n, k, x, b, g->b.row, sum);
+            mtt__few_terms(g, i, p, j0, n, sum);
             for (j = 0; j < n; j++) c[i][j] += sum[j];
         }
     for (i = 0; i < g->c.m; i++) mtt__store(g->c.t, g->c.first + i * g->c.row + j0, n, c[i]);
+}
+
+/* C's only row. Threads share B's rows, DEPTH at a time, so each reads long runs of memory: up to twice as
+   fast as if they shared its columns. 0 = B has too few rows for all threads, or there are too many sums. */
+static int mtt__few_panels(const mtt__product *g)
+{
+    enum { K = MTT__DEPTH, SUMS = 65536 };
+    float sums[SUMS], *c = sums + SUMS - g->c.n;
+    int64_t n = g->c.n, threads = mtt__threads(), panels = mtt__ceil_div(g->a.m, K), p, j;
+    if (threads == 1 || panels < threads || (panels + 1) * n > SUMS || n * g->a.m <= MTT__ALONE) return 0;
+    MTT__OMP(omp parallel for schedule(dynamic, 1))
+    for (p = 0; p < panels; p++) mtt__few_terms(g, 0, p * K, 0, n, sums + p * n);
+    memset(c, 0, (size_t)n * sizeof(float));
+    if (g->bias) mtt__load(g->bias, 0, n, c);
+    for (p = 0; p < panels; p++)
+        for (j = 0; j < n; j++) c[j] += sums[p * n + j];
+    mtt__store(g->c.t, g->c.first, n, c);
+    return 1;
 }
 
 /* 1 = done, 0 = C has too many rows, or the operands are of other types or widths. */
 static int mtt__few_rows(const mtt__product *g)
 {
     int across = g->b.column != 1, W = g->pairs ? 16 : MTT__ACROSS;
-    int64_t columns = across ? MTT__FEW_ACROSS_COLUMNS : MTT__FEW_COLUMNS, j0;
+    int64_t n = g->c.n, share = mtt__ceil_div(n, mtt__threads()), columns = across ? 16 : 192, j0;
+    if (!across && g->c.m == 1 && share > columns)
+        columns = mtt__min(MTT__FEW_COLUMNS, mtt__round_up(share, 32));
     if (g->c.m > MTT__FEW_ROWS || g->add || g->scale != 1 || g->a.column == 1 || MTT__ACROSS == 0) return 0;
     if (!g->pairs && (g->a.t->dtype != MTT_F32 || g->b.t->dtype != MTT_F32)) return 0;
-    if (across ? g->a.m % W || g->c.n % W : g->a.m % (g->pairs ? 4 : 8)) return 0;
-    if (!across && g->pairs && g->c.n % 16) return 0;
-    MTT__OMP(omp parallel for schedule(dynamic, 1) if (g->c.n * g->a.m > MTT__ALONE))
-    for (j0 = 0; j0 < g->c.n; j0 += columns) mtt__few_columns(g, j0, mtt__min(columns, g->c.n - j0));
+    if (across && (g->a.m % W || n % W)) return 0;
+    if (!across && g->pairs && n % 32) return 0;
+    if (!across && g->c.m == 1 && mtt__few_panels(g)) return 1;
+    MTT__OMP(omp parallel for schedule(dynamic, across ? share / 64 + 1 : 1) if (n * g->a.m > MTT__ALONE))
+    for (j0 = 0; j0 < n; j0 += columns) mtt__few_columns(g, j0, mtt__min(columns, n - j0));
     return 1;
 }
 
@@ -8658,22 +8716,32 @@ typedef struct mtt__attention_tile {
     float *lse;                /* of the first row, or NULL */
 } mtt__attention_tile;
 
+/* Few queries of a cache, whose keys are contiguous, are multiplied as few rows, with the same bits. That
+   takes half the time: keys are not transposed, and no rows of zeros are multiplied. */
 static void mtt__attend(const mtt_op *op, const mtt__attention_tile *t)
 {
     enum { S = MTT__TILE, W = MTT__MAX_HEAD };
-    mtt__tile q, k_t, v, o;
+    mtt__tile q, k, v, o;
     mtt__score_tile s;
-    float row_max[S], row_sum[S], scale = mtt__score_scale(op);
-    int64_t D = op->shape->head_dim, m = t->m, j0, i, j;
+    float row_max[S], row_sum[S], sum[W], scale = mtt__score_scale(op);
+    int64_t D = op->shape->head_dim, m = t->m, rows = mtt__round_up(m, 8), across = MTT__ACROSS, j0, i, j;
+    int few = m <= MTT__FEW_ROWS && across && D % across == 0 && t->v.row == D;
     mtt__load_block(t->q, t->i0, m, 0, D, q, W);
-    memset(o, 0, sizeof(o));
+    memset(o, 0, (size_t)(rows * W) * sizeof(float));
     for (i = 0; i < S; i++) row_max[i] = -3.4e38f, row_sum[i] = 0;
     for (j0 = mtt__first_key(op->shape->window, t->place) / S * S; j0 < t->place + m; j0 += S) {
         int64_t n = mtt__min(S, t->keys - j0), low, high;
-        mtt__load_block(t->k_t, 0, D, j0, n, k_t, S);
-        mtt__load_block(t->v, j0, n, 0, D, v, W);
-        memset(s, 0, sizeof(s));
-        mtt__multiply_block(m, n, D, q, W, 1, k_t, S, s, S);
+        memset(s, 0, (size_t)(rows * S) * sizeof(float));
+        if (few) {
+            mtt__load(t->k_t.t, t->k_t.first + j0 * D, n * D, k);
+            mtt__load(t->v.t, t->v.first + j0 * D, n * D, v);
+            for (i = 0; i < m; i++)
+                mtt__few_across(mtt__round_up(n, across), D, q + i * W, k, D, s + i * S);
+        } else {
+            mtt__load_block(t->k_t, 0, D, j0, n, k, S);
+            mtt__load_block(t->v, j0, n, 0, D, v, W);
+            mtt__multiply_block(m, n, D, q, W, 1, k, S, s, S);
+        }
         for (i = 0; i < m; i++) {
             float *p = s + i * S, *out = o + i * W, most, rescale;
             mtt__attended(op->shape, t->place + i, j0, &low, &high);
@@ -8685,8 +8753,11 @@ static void mtt__attend(const mtt_op *op, const mtt__attention_tile *t)
             for (j = 0; j < D; j++) out[j] *= rescale;
             row_max[i] = most;
             if (t->control) mtt__drop(op, t->control, t->element + i * t->keys + j0, n, p);
+            memset(sum, 0, sizeof(sum));
+            if (few) mtt__few_along(D, n, p, v, D, sum);
+            for (j = 0; j < D && few; j++) out[j] += sum[j];
         }
-        mtt__multiply_block(m, D, n, s, S, 1, v, W, o, W);
+        if (!few) mtt__multiply_block(m, D, n, s, S, 1, v, W, o, W);
     }
     for (i = 0; i < m; i++) {
         for (j = 0; j < D; j++) o[i * W + j] /= row_sum[i];
@@ -8743,7 +8814,7 @@ static void mtt__cpu_cached_attention(const mtt_op *op, const mtt_cached_attenti
                    from + size * (size_t)mtt_qkv_column(&qkv, MTT__V, query), size * (size_t)D);
         }
     }
-    MTT__OMP(omp parallel for schedule(dynamic, 1) if (d->rows * d->heads * context > MTT__ALONE))
+    MTT__OMP(omp parallel for schedule(dynamic, 1) if (d->rows * d->heads * D * (*places + 1) > MTT__ALONE))
     for (job = 0; job < d->rows * d->heads; job++) {
         int64_t at = job / d->heads, head = job % d->heads, m = mtt__tile_rows(op, sequences, places, at);
         int64_t kv = sequences[at] * d->heads_kv + head / (d->heads / d->heads_kv);
@@ -9250,9 +9321,23 @@ static void mtt__cpu_close(void *context)
     mtt__free(c->env, c);
 }
 
+/* Asks Linux for huge pages: a token of GPT-2 (124M) takes 10 % less time, because the processor looks up
+   fewer addresses. */
+static void mtt__advise_pages(void *block, size_t bytes)
+{
+#ifdef MADV_HUGEPAGE
+    const uintptr_t page = 1 << 21, from = ((uintptr_t)block + page - 1) / page * page;
+    const uintptr_t end = ((uintptr_t)block + bytes) / page * page;
+    if (from < end) madvise((void *)from, end - from, MADV_HUGEPAGE); /* if it fails, pages are small */
+#else
+    (void)block, (void)bytes;
+#endif
+}
+
 static mtt_status mtt__cpu_alloc(void *context, size_t bytes, void **block)
 {
     *block = mtt__alloc_raw(((mtt__cpu *)context)->env, bytes);
+    if (*block) mtt__advise_pages(*block, bytes);
     return *block ? MTT_OK : MTT_E_MEMORY;
 }
 
