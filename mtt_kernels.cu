@@ -5653,11 +5653,10 @@ template <typename E> static mtt_status mtt__launch_stats(mtt__cuda *c, const mt
 
 /* Heads that share keys can be taken one by one by a block, which keeps dK and dV in registers, or each by a
    block of its own, and blocks hand over dK and dV. The former waits: dQ is summed in the order of keys, so
-   the blocks of a head's later keys, which have less to do, wait for those of its first keys at every head,
-   and have no other work. On an H100, 16 heads of 64 over 2 at T = 16,384 take 6.6 ms like that, 1.5 times
-   cuDNN's time. Handing over costs as much as a tile of queries, of which a block has 2 a tile of keys and
-   more: three tiles of keys are worth it. */
-enum { MTT__TILES_APART = 3 };
+   at each head the blocks of late keys, which have less to do, wait for those of the first keys. The latter
+   moves 8 BLOCK_KV S::D bytes twice a block. On an H100, heads 16:2 of 64, the pass takes, one by one and
+   apart: at 4 tiles of keys (T = 1,024) 0.42 and 0.44 ms, at 16 1.46 and 0.88, at 64 5.4 and 3.0. */
+enum { MTT__TILES_APART = 6 };
 
 /* Scratch: the ticket; dK and dV of a head; the ring of dQ, of one slot a head; stats of a slice of heads. A
    group is the heads whose blocks fill the device, two at least: with fewer, blocks wait for each other's dQ;

@@ -1,16 +1,17 @@
 #!/usr/bin/env bash
 # gpu.sh PROGRAM JSON [PART PARTS] - runs the GPU tests, or one part of them, and records what they proved, on
 #                                    which GPU and for which sources; JSON.log keeps the output
+# gpu.sh PROGRAM JSON beside PARTS - all parts on one GPU: the first, then the others side by side
 # gpu.sh join JSON RECORD...       - joins the records of all parts, which must be of the same sources
 #
-# Where a command may take 10 minutes: three calls, on one machine or on several, each with nvcc and a GPU
+# The first of several parts needs a GPU alone. With 8 parts and 16 processors all take 3 to 4 minutes:
 #
-#   make build/test_cuda && tests/gpu.sh build/test_cuda "$OUT/part1.json" 1 3
-#   make build/test_cuda && tests/gpu.sh build/test_cuda "$OUT/part2.json" 2 3
-#   make build/test_cuda && tests/gpu.sh build/test_cuda "$OUT/part3.json" 3 3
+#   make build/test_cuda && tests/gpu.sh build/test_cuda tests/gpu_last_run.json beside 8
 #
-# and, where the records are, tests/gpu.sh join tests/gpu_last_run.json part1.json part2.json part3.json. A
-# part that has not ended, as after a time-out, or is missing makes a record incomplete, which it says.
+# Where a command may not take so long, parts go in commands of their own, as in tests/gpu.sh build/test_cuda
+# "$OUT/part1.json" 1 8, on one machine or on several. Where the records are: tests/gpu.sh join
+# tests/gpu_last_run.json part*.json. A part that is missing or has not ended, as after a time-out, makes a
+# record incomplete, which it says.
 set -u
 record() { # RECORD...: prints the record of all their parts
   local lines all part line p f s passed=0 failed=0 skipped=0 list='' missing='' complete=true
@@ -40,6 +41,23 @@ if [ "$1" = join ]; then
   exit
 fi
 program=$1 json=$2 part=${3:-1} parts=${4:-1}
+if [ "$part" = beside ]; then
+  threads=$(($(nproc) / parts)) records=("$json.1")
+  "$0" "$program" "$json.1" 1 "$parts"; status=$?
+  [ -f "$json.1" ] || exit $status # no GPU
+  for ((part = 2; part <= parts; part++)); do
+    records+=("$json.$part")
+    OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((threads + 1))} \
+      "$0" "$program" "$json.$part" $part "$parts" > "$json.$part.out" & # $json.$part.log has the same
+  done
+  wait
+  cat "${records[@]/%/.log}" > "$json.log"
+  grep '^FAILED' "$json.log"
+  "$0" join "$json" "${records[@]}"
+  rm -f "${records[@]}" "${records[@]/%/.log}" "${records[@]/%/.out}"
+  grep -q '"complete": true.*"failed": 0,' "$json"
+  exit
+fi
 query() { nvidia-smi --query-gpu="$1" --format=csv,noheader 2> /dev/null | head -1; }
 blob() { { printf 'blob %d\0' "$(wc -c < "$1")"; cat "$1"; } | sha1sum | cut -d' ' -f1; } # as git hash-object
 hash() { printf '"%s": "%s"' "$1" "$(blob "$1")"; }
