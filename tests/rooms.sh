@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # rooms.sh - what the files promise their readers: widths and sizes, rooms that use only those above them, no
-# private name with two definitions, a contract for every kernel, operands by name.
+# private name with two definitions, a contract for every kernel, no variable that threads share by mistake,
+# operands by name.
 passed=0 failed=0 skipped=0
 tell() { if [ "$1" = 0 ]; then passed=$((passed + 1)); else failed=$((failed + 1)); echo "FAILED: $2"; fi; }
 none() { # TEXT NAME: there must be no text
@@ -61,6 +62,21 @@ none "$(awk '/^\/\* / {note = ""; inside = 1}
     for (w = 1; w <= count; w++) if (!index(note, "\n " words[w] ":")) {print "line " FNR " " words[w]; break}
   }' mtt_kernels.cu)" "a kernel without its contract"
 [ "$(grep -c '<<<' mtt_kernels.cu)" -le 2 ]; tell $? "mtt_kernels.cu launches kernels past its launcher"
+
+# OpenMP makes only the outer loop's variable each thread's own.
+none "$(awk '/MTT__THREADS\(|omp parallel for/ && !/define/ {wait = 1; own = $0; next}
+  wait && /^ *for \(/ {match($0, /^ */); depth = RLENGTH; inside = 1; wait = 0; next}
+  inside && NF {
+    match($0, /^ */)
+    if (RLENGTH <= depth) {inside = 0; next}
+    if (/^ +(const |static )*[a-z_0-9]+ \**[a-z_0-9]+( =|,|;|\[)/) own = own " " $0
+    text = $0
+    while (match(text, /(for|MTT__BLOCKS) ?\([a-z_0-9]+( =|,)( [a-z_0-9]+,)?/)) {
+      split(substr(text, RSTART, RLENGTH), v, /[^A-Za-z_0-9]+/)
+      for (i = 2; v[i] != ""; i++) if (own !~ "[^a-z_0-9]" v[i] "[^a-z_0-9]") print FILENAME ":" FNR " " v[i]
+      text = substr(text, RSTART + RLENGTH)
+    }
+  }' mtt.h)" "threads share an inner loop's variable"
 
 none "$(grep -nE 'op->(in|out)\[' mtt.h mtt_kernels.cu {examples,tools,tests}/*.[ch])" "an operand by number"
 
