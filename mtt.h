@@ -1288,7 +1288,7 @@ enum { MTT_KEPT_GROUP = 128 };
       4 * N(o->d_scores) * d->head_dim, MOVED, 0)                                                            \
     X(flash_backward, 5, MTT_OPERANDS(*d_out, *qkv, *out, *lse, *control, *d_qkv, *d_qkv_t),                 \
       10 * mtt__attention_pairs(d) * d->head_dim, MOVED,                                     \
-      mtt__flash_scratch(d, o->qkv->dtype, 2 * (d->heads / d->heads_kv)))          \
+      mtt__flash_scratch(d, o->qkv->dtype, 2 * (d->heads / d->heads_kv) + (d->heads > d->heads_kv)))         \
     X(rotary_backward, 5, MTT_OPERANDS(*dy, *qkv, *angles, *q_gain, *k_gain, *dx, *d_q_gain, *d_k_gain),     \
       (o->q_gain ? 15 : 3) * N(o->dx), MOVED, o->q_gain ? mtt__rotary_scratch(d) : 0)                        \
     X(embed_backward, 3, MTT_OPERANDS(*dx, *tokens, *control, *d_wte, *d_wpe),                               \
@@ -1893,7 +1893,8 @@ MTT__BOTH int mtt__flash_width(int head_dim)
 }
 
 /* Flash attention's backward pass keeps for each head of a group: under 16 bits the running sums of dQ, in
-   tiles of 64 rows, and two statistics of each token. A header of 256 bytes comes first. */
+   tiles of 64 rows, and two statistics of each token. A header of 256 bytes comes first. Where heads share
+   keys, the room of one head more is for dK and dV, which their blocks may hand over. */
 MTT__BOTH size_t mtt__flash_sums(const mtt_shape *d, mtt_dtype dtype)
 {
     size_t tokens = (size_t)mtt__round_up(d->seq_len, 64);

@@ -5673,8 +5673,7 @@ static mtt_status mtt__launch_backward(mtt__cuda *c, const mtt_op *op, Kernel *k
     const size_t room = op->workspace->bytes, head_stats = (size_t)f.seq_len * sizeof(float2);
     const size_t head_sums = key_tiles > 1 ? (size_t)query_tiles * S::BLOCK_Q * S::D * sizeof(float) : 0;
     const size_t members_sums = (size_t)key_tiles * S::BLOCK_KV * S::D * 2 * sizeof(float);
-    const bool apart = f.members > 1 && key_tiles >= MTT__TILES_APART &&
-                       256 + members_sums + f.members * head_stats + 2 * head_sums <= room;
+    const bool apart = f.members > 1 && key_tiles >= MTT__TILES_APART && key_tiles * f.members <= 16383;
     const size_t header = 256 + (apart ? members_sums : 0);
     f.share = apart ? 1 : f.members;
     const size_t stats_bytes = f.share * head_stats, slot_bytes = f.share * head_sums;
