@@ -3753,7 +3753,7 @@ MTTDEF mtt_status mtt_ranks_fork(mtt_env *env, int ranks, double timeout, mtt_ra
     mtt__free(env, ends);
 #ifdef _OPENMP
     if (!status && !getenv("OMP_NUM_THREADS"))
-        omp_set_num_threads(omp_get_max_threads() > ranks ? omp_get_max_threads() / ranks : 1);
+        omp_set_num_threads(mtt__threads() > ranks ? mtt__threads() / ranks : 1);
 #endif
     if (!status) return *out = r, MTT_OK;
     mtt__reap(r, 0);

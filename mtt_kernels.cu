@@ -3454,8 +3454,8 @@ MTT__DEVICE float mtt__dot_pairs(int log_lanes, const float *a, const float *b, 
    Shapes:      x, y [B T, row of qkv], gains [D] T, angles [T, D] float
    Launch:      2^log_lanes threads for MTT__ROTARY_HEADS heads of a row, which share its angles, 256 a block;
                 blockIdx.y counts such groups of heads. A thread with a head alone loads twice as many bytes
-                of angles as of the head: 0.10 ms for 16,384 rows of 24 heads of 64 on an H100, where reading
-                and writing them takes 0.04
+                of angles as of the head: 0.10 ms for 16,384 rows of 24 heads of 64 on an H100, where groups
+                of four take 0.05
    Requires:    D a multiple of 8, at most 8 2^log_lanes; fewer than 2^31 rows; y may be x
    Traffic:     x read once, y written once, of q and k alone where y is x; angles and gains stay in cache
    Determinism: a fixed tree of sums
@@ -3577,9 +3577,8 @@ static mtt_status mtt__launch_rotary(mtt__cuda *c, const mtt_op *op, const mtt_t
         typedef decltype(zero) T;
         const auto o = mtt__rotary_of<T>(op, x, NULL, q_gain, k_gain, angles, y);
         const int moved = x == y ? o.turned : o.all;
-        const unsigned groups = (unsigned)((moved + MTT__ROTARY_HEADS - 1) / MTT__ROTARY_HEADS);
-        return mtt__launch(c, "rotary", mtt_k_rotary<T>,
-                           dim3(mtt__blocks(o.rows, 256 >> o.log_lanes), groups), 256, o, moved, sign);
+        const dim3 blocks(mtt__blocks(o.rows, 256 >> o.log_lanes), mtt__blocks(moved, MTT__ROTARY_HEADS));
+        return mtt__launch(c, "rotary", mtt_k_rotary<T>, blocks, 256, o, moved, sign);
     });
 }
 
@@ -5070,6 +5069,14 @@ template <int COUNT> MTT__DEVICE bool mtt__sums_are_of(const float (*sums)[4], u
     return !(mtt__opaque(wrong[0] | wrong[1]) & 127u);
 }
 
+/* Loads sums again until they are of contribution `number`, in all threads of the warp. */
+template <int COUNT, int THREADS>
+MTT__DEVICE void mtt__sums_await(float (*sums)[4], const float4 *from_gmem, uint32_t number)
+{
+    while (!__all_sync(0xffffffffu, mtt__sums_are_of<COUNT>(sums, number)))
+        mtt__sums_load<COUNT, THREADS>(sums, from_gmem);
+}
+
 /* The number replaces bits and is even as often as they are, so no sum drifts. Infinities and NaN remain
    such. */
 template <int COUNT, int THREADS>
@@ -5403,8 +5410,7 @@ template <class S>
 MTT__DEVICE void mtt__dq_await(float (*sums)[4], const mtt__flash &f, const mtt__backward_at &at, int tile,
                                const mtt__dq_order &order)
 {
-    while (!__all_sync(0xffffffffu, mtt__sums_are_of<S::SUMS>(sums, order.number)))
-        mtt__sums_load<S::SUMS, S::THREADS>(sums, mtt__dq_sums<S>(f, at, tile));
+    mtt__sums_await<S::SUMS, S::THREADS>(sums, mtt__dq_sums<S>(f, at, tile), order.number);
     if (order.place == 0) /* opaque zeros: a rare branch, not a selection for each sum */
         MTT__UNROLL for (int n = 0; n < S::SUMS * 4; n++)
             sums[n / 4][n % 4] = __uint_as_float(mtt__opaque(0));
@@ -5420,8 +5426,8 @@ MTT__DEVICE bool mtt__members_add(const mtt__flash &f, const mtt__backward_at &a
     float4 *gmem = f.members_partial + (int64_t)at.k0 * (S::D / 2) + piece * COUNT * S::THREADS + threadIdx.x;
     if (local > 0) { /* the first of a head of K and V waits until those of the one before have been read */
         float before[COUNT][4];
-        do mtt__sums_load<COUNT, S::THREADS>(before, gmem);
-        while (!__all_sync(0xffffffffu, mtt__sums_are_of<COUNT>(before, (uint32_t)local)));
+        mtt__sums_load<COUNT, S::THREADS>(before, gmem);
+        mtt__sums_await<COUNT, S::THREADS>(before, gmem, (uint32_t)local);
         if (member > 0)
             MTT__UNROLL for (int n = 0; n < COUNT * 4; n++) sums[n / 4][n % 4] += before[n / 4][n % 4];
     }
@@ -5682,7 +5688,7 @@ static mtt_status mtt__launch_backward(mtt__cuda *c, const mtt_op *op, Kernel *k
     void *scratch = NULL;
     mtt_status status = mtt__scratch(c, op, header + least * stats_bytes + slot_bytes, &scratch);
     if (status != MTT_OK) return status;
-    while (slots > 1 && header + (size_t)mtt__min(packs, 4 * (int64_t)slots + least) * stats_bytes +
+    while (slots > 1 && header + (size_t)mtt__min(packs, 4 * (int64_t)slots + least - 1) * stats_bytes +
                                 slots * slot_bytes > room)
         slots--;
     slice = (room - header - slots * slot_bytes) / stats_bytes;
@@ -6591,6 +6597,39 @@ MTT__DEVICE void mtt__backward_ds(uint32_t (&p_packed)[N / 2][4], uint32_t (&ds_
         }
     }
 }
+
+/* Heads in blocks of their own: adds the sums of dK and dV of the heads before and stores them, or hands them
+   over. Through shared memory: beside dK and dV there are no registers for the sums before. */
+template <class S>
+MTT__DEVICE void mtt__backward_hand_over(const mtt__flash &f, const mtt__backward_at &at,
+                                         const float (&dk)[S::KEY_ROWS][1][S::D / 8][4],
+                                         const float (&dv)[S::KEY_ROWS][1][S::D / 8][4],
+                                         unsigned char *shared)
+{
+    constexpr int SUMS = S::D / 8;
+    static_assert(2 * S::KEY_ROWS * SUMS * 16 * S::THREADS <= S::SHARED, "there is room for dK and dV");
+    float4 *const own = (float4 *)shared + threadIdx.x;
+    __syncthreads(); /* all have read what is there */
+    MTT__UNROLL for (int m = 0; m < S::KEY_ROWS; m++)
+        MTT__UNROLL for (int n = 0; n < SUMS; n++) {
+            const float *k = dk[m][0][n], *v = dv[m][0][n];
+            own[(2 * m * SUMS + n) * S::THREADS] = make_float4(k[0], k[1], k[2], k[3]);
+            own[((2 * m + 1) * SUMS + n) * S::THREADS] = make_float4(v[0], v[1], v[2], v[3]);
+        }
+#pragma unroll 1
+    for (int piece = 0; piece < 2 * S::KEY_ROWS; piece++) {
+        const int key = at.k0 + piece / 2 * 128 + mtt__backward_warp() * 16;
+        float sums[1][SUMS][4];
+        MTT__UNROLL for (int n = 0; n < SUMS; n++) {
+            const float4 unit = own[(piece * SUMS + n) * S::THREADS];
+            float *sum = sums[0][n];
+            sum[0] = unit.x, sum[1] = unit.y, sum[2] = unit.z, sum[3] = unit.w;
+        }
+        if (!mtt__members_add<S, SUMS>(f, at, sums[0], piece)) continue;
+        if (piece % 2) mtt__backward_store<S, MTT__PART_V, 1, S::D>(f, at, sums, key, 0, f.dropout.scale);
+        else mtt__backward_store<S, MTT__PART_K, 1, S::D>(f, at, sums, key, 0, f.gradient_scale);
+    }
+}
 #endif
 
 /* Math:        as mtt_k_flash_backward. dS^T is, transposed and in shared memory, A of dQ
@@ -6757,35 +6796,14 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS)
         if (!S::GROUPS || !mtt__backward_next(f, &block)) break;
         copy(mtt__uniform(block.last_tile));
     }
-    if (!S::GROUPS || f.share == f.members)
-        MTT__UNROLL for (int m = 0; m < KEY_ROWS; m++) {
-            const int key = at.k0 + m * 128 + warp * 16;
-            mtt__backward_store<S, MTT__PART_K, 1, D>(f, at, dk_rmem[m], key, 0, f.gradient_scale);
-            mtt__backward_store<S, MTT__PART_V, 1, D>(f, at, dv_rmem[m], key, 0, f.dropout.scale);
-        }
-    else { /* through shared memory: beside dK and dV there are no registers for the sums before */
-        static_assert(KEY_ROWS * D / 4 * 16 * S::THREADS <= S::SHARED, "there is room for dK and dV");
-        float4 *const own = (float4 *)shared + threadIdx.x;
-        __syncthreads(); /* all have read what is there */
-        MTT__UNROLL for (int m = 0; m < KEY_ROWS; m++)
-            MTT__UNROLL for (int n = 0; n < D / 8; n++) {
-                const float *dk = dk_rmem[m][0][n], *dv = dv_rmem[m][0][n];
-                own[(m * D / 4 + n) * S::THREADS] = make_float4(dk[0], dk[1], dk[2], dk[3]);
-                own[(m * D / 4 + D / 8 + n) * S::THREADS] = make_float4(dv[0], dv[1], dv[2], dv[3]);
-            }
-#pragma unroll 1
-        for (int piece = 0; piece < 2 * KEY_ROWS; piece++) {
-            const int key = at.k0 + piece / 2 * 128 + warp * 16;
-            float sums[1][D / 8][4];
-            MTT__UNROLL for (int n = 0; n < D / 8; n++) {
-                const float4 unit = own[(piece * D / 8 + n) * S::THREADS];
-                float *sum = sums[0][n];
-                sum[0] = unit.x, sum[1] = unit.y, sum[2] = unit.z, sum[3] = unit.w;
-            }
-            if (!mtt__members_add<S, D / 8>(f, at, sums[0], piece)) continue;
-            if (piece % 2) mtt__backward_store<S, MTT__PART_V, 1, D>(f, at, sums, key, 0, f.dropout.scale);
-            else mtt__backward_store<S, MTT__PART_K, 1, D>(f, at, sums, key, 0, f.gradient_scale);
-        }
+    if (S::GROUPS && f.share < f.members) {
+        mtt__backward_hand_over<S>(f, at, dk_rmem, dv_rmem, shared);
+        return;
+    }
+    MTT__UNROLL for (int m = 0; m < KEY_ROWS; m++) {
+        const int key = at.k0 + m * 128 + warp * 16;
+        mtt__backward_store<S, MTT__PART_K, 1, D>(f, at, dk_rmem[m], key, 0, f.gradient_scale);
+        mtt__backward_store<S, MTT__PART_V, 1, D>(f, at, dv_rmem[m], key, 0, f.dropout.scale);
     }
 #endif
 }

@@ -4,11 +4,12 @@
 # gpu.sh PROGRAM JSON beside PARTS - all parts on one GPU: the first, then the others side by side
 # gpu.sh join JSON RECORD...       - joins the records of all parts, which must be of the same sources
 #
-# The first of several parts needs a GPU alone. With 8 parts and 16 processors all take 3 to 4 minutes:
+# The first of several parts needs a GPU alone. The others are faster side by side, since the CPU's share of
+# the work is the larger one:
 #
 #   make build/test_cuda && tests/gpu.sh build/test_cuda tests/gpu_last_run.json beside 8
 #
-# Where a command may not take so long, parts go in commands of their own, as in tests/gpu.sh build/test_cuda
+# Where a command may not take that long, parts go in commands of their own, as in tests/gpu.sh build/test_cuda
 # "$OUT/part1.json" 1 8, on one machine or on several. Where the records are: tests/gpu.sh join
 # tests/gpu_last_run.json part*.json. A part that is missing or has not ended, as after a time-out, makes a
 # record incomplete, which it says.

@@ -869,6 +869,16 @@ static void draw_options(mtt_model_desc *m, int number)
     m->dropout = below(3) ? 0 : 0.2f;
 }
 
+/* The first `precisions` in turn. */
+static void draw_model_and_policy(setup *s, int number, int precisions)
+{
+    draw_options(&s->model, 10 + number);
+    s->policy.precision = (mtt_precision)(number % precisions);
+    s->policy.state = (mtt_state)below(2);
+    s->policy.loss = (mtt_loss)below(2);
+    s->policy.attention = (mtt_attention)below(2);
+}
+
 /* The gradient of one step in a policy: for FP32 that of the central differences, and the same bits with
    every recomputation. In 8 bits a kept input has 4 bits of mantissa, as FP8's operands. */
 static void check_options(setup *s, const reference *r, const float *w, const int32_t *tokens,
@@ -1174,11 +1184,7 @@ static void adapters(void)
         int which = number / 4 % 4, count = 0;
         adapter x[8];
         char what[100];
-        draw_options(&s.model, 10 + number);
-        s.policy.precision = (mtt_precision)(number % 4);
-        s.policy.state = (mtt_state)below(2);
-        s.policy.loss = (mtt_loss)below(2);
-        s.policy.attention = (mtt_attention)below(2);
+        draw_model_and_policy(&s, number, 4);
         s.policy.accumulate = 1 + below(2);
         s.policy.keep_gradients = 1;
         s.policy.lora_rank = RANK;
@@ -1364,11 +1370,7 @@ static void early_updates(void)
         setup s = small_setup();
         int32_t tokens[16], targets[16];
         mtt_step_info info[2];
-        draw_options(&s.model, 10 + number);
-        s.policy.precision = (mtt_precision)(number % 3);
-        s.policy.state = (mtt_state)below(2);
-        s.policy.loss = (mtt_loss)below(2);
-        s.policy.attention = (mtt_attention)below(2);
+        draw_model_and_policy(&s, number, 3);
         s.policy.freeze = below(3) ? NULL : below(2) ? "h.1.*" : "wte.*,lm_head.*";
         if (below(4) == 0) s.policy.lora_rank = 8, s.policy.freeze = NULL;
         s.policy.accumulate = 1;
