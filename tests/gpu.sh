@@ -9,10 +9,10 @@
 #
 #   make build/test_cuda && tests/gpu.sh build/test_cuda tests/gpu_last_run.json beside 8
 #
-# Where a command may not take that long, parts go in commands of their own, as in tests/gpu.sh build/test_cuda
-# "$OUT/part1.json" 1 8, on one machine or on several. Where the records are: tests/gpu.sh join
-# tests/gpu_last_run.json part*.json. A part that is missing or has not ended, as after a time-out, makes a
-# record incomplete, which it says.
+# Where a command may not take that long, parts go in commands of their own, as in tests/gpu.sh
+# build/test_cuda "$OUT/part1.json" 1 8, on one machine or on several. Where the records are: tests/gpu.sh
+# join tests/gpu_last_run.json part*.json. A part that is missing or has not ended, as after a time-out, makes
+# a record incomplete, which it says.
 set -u
 record() { # RECORD...: prints the record of all their parts
   local lines all part line p f s passed=0 failed=0 skipped=0 list='' missing='' complete=true
