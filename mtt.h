@@ -106,7 +106,8 @@
    one host, before any call to CUDA; mtt_ranks_connect joins those that a launcher has started. Put the
    handle into the backend's `ranks`. All ranks then make the same calls, each with micro-batches of its own:
    of all in a step, rank r of N has numbers r, N + r, 2N + r and so on. mtt_batches hands them out if its
-   `rank` and `ranks` are set. GPUs exchange by NCCL 2.7 or later, which is loaded at run time.
+   `rank` and `ranks` are set. GPUs of one host copy from each other's memory (CUDA IPC) if they can. Others
+   exchange by NCCL 2.7 or later, which is loaded at run time.
    Losses, weights and checkpoints are, bit for bit, those of one rank with N times as many micro-batches, for
    every N and shard. So a run can go on with another number of ranks. There are three exceptions:
    - Ranks that do not divide gradients first add up their own micro-batches, if they have several.
@@ -392,6 +393,7 @@ typedef struct mtt_policy {
     int rank;                /* whose plan it is, from 0, default 0; shares differ by a block of 8,192
                                 parameters a layer. A trainer takes its backend's */
     mtt_shard shard;         /* default none; one rank has nothing to divide */
+    int nccl;                /* 1 = GPUs exchange by NCCL even where they could copy; same bits. Default 0 */
     float bandwidth;         /* GB/s at which a rank sends, for times in the plan; default 0 = unknown */
     size_t budget_bytes;     /* of a rank; for MTT_RECOMPUTE_BUDGET, required there */
     int split;               /* 1 = a budget may cut the batch into equal micro-batches where that is faster
@@ -4283,6 +4285,7 @@ static const mtt_field mtt__policy_field[] = {
     MTT__FIELD(keep_gradients, FLAG, 0, 0, 1, NULL, "gradients stay in memory, to be read")
     MTT__FIELD(ranks, INT, 1, 1, 1024, NULL, "processes that train together")
     MTT__FIELD(shard, CHOICE, 0, 0, MTT_SHARD_GRADIENTS, "none|optimizer|gradients", "what ranks divide")
+    MTT__FIELD(nccl, FLAG, 0, 0, 1, NULL, "GPUs of one host, too, exchange by NCCL, and do not copy")
     MTT__FIELD(bandwidth, FLOAT, 0, 0, 1e6, NULL, "GB/s of a rank to others, for times in the plan")
     MTT__FIELD(budget_bytes, BYTES, 0, 0, 1.9e19, NULL, "memory for recompute budget")
     MTT__FIELD(split, FLAG, 0, 0, 1, NULL, "a budget may cut the batch into micro-batches")

@@ -404,7 +404,8 @@ struct mtt__graph {
 };
 
 struct mtt__product_plan; /* >>products */
-struct mtt__nccl;         /* >>ranks */
+struct mtt__nccl;         /* >>ranks, as the next */
+struct mtt__copies;
 
 struct mtt__cuda {
     mtt_env *env;
@@ -422,11 +423,14 @@ struct mtt__cuda {
     int plan_count, next_plan; /* when all are taken, a new plan replaces the oldest */
     mtt__graph graphs[MTT__GRAPHS];
     int graph_count;
-    mtt__nccl *nccl;     /* NULL: one rank */
-    cudaStream_t wires;  /* on which transfers go to and from other ranks */
+    int rank, ranks;
+    mtt__copies *copies; /* between GPUs of one host; NULL: none, */
+    mtt__nccl *nccl;     /* or NCCL makes transfers; NULL: none */
+    cudaStream_t wires;  /* on which transfers go to and from other ranks; NULL: one rank */
     cudaEvent_t ready, arrived; /* what they send has been made; they have ended */
     int travelling;      /* 1 = operations have not yet waited for `arrived` */
     int expecting;       /* 1 = the host has not yet waited for transfers */
+    int lost;            /* 1 = another rank is: no more transfers */
 };
 
 typedef mtt_status (*mtt__function)(mtt__cuda *c, const mtt_op *op);
@@ -5805,9 +5809,277 @@ static mtt_status mtt__cuda_flash_backward(mtt__cuda *c, const mtt_op *op)
    >>ranks
    -------------------------------------------------------------------------------------------------------- */
 
-/* NCCL moves bytes between GPUs, and the ranks' sockets tell whether the others live: a kernel of NCCL waits
-   for its peer for ever. Its functions are found when the program runs, so a build needs no NCCL. They
-   return 0, or a number that error_string explains. */
+/* GPUs of one host copy from each other's memory. Where they cannot, or are on several hosts, NCCL moves the
+   bytes. Either way works in a stream of its own, `wires`, and waits there for the other ranks for ever. So
+   the ranks' sockets tell whether the others live. */
+
+/* Each rank's `bytes` of `all` for all of them: this one's are there before. Through the host. */
+static mtt_status mtt__tell_all(mtt__cuda *c, void *all, size_t bytes)
+{
+    mtt_transfer *const list = (mtt_transfer *)mtt__host_alloc(c->env, (size_t)c->ranks * sizeof(*list));
+    char *const at = (char *)all;
+    mtt_status status;
+    int k = 0;
+    if (!list)
+        return mtt__cuda_fail(c->env, MTT_E_MEMORY, "out of host memory: no room for %d ranks", c->ranks);
+    for (int peer = 0; peer < c->ranks; peer++)
+        if (peer != c->rank)
+            list[k++] = {peer, at + (size_t)c->rank * bytes, bytes, at + (size_t)peer * bytes, bytes};
+    status = c->backend.exchange(c->backend.ranks, list, k);
+    mtt__host_free(c->env, list);
+    return status;
+}
+
+/* The transfers' stream goes first where both have work, since operations wait for it. */
+static mtt_status mtt__open_wires(mtt__cuda *c)
+{
+    int least = 0, greatest = 0;
+    cudaError_t error = cudaDeviceGetStreamPriorityRange(&least, &greatest);
+    if (!error) error = cudaStreamCreateWithPriority(&c->wires, cudaStreamNonBlocking, greatest);
+    if (!error) error = cudaEventCreateWithFlags(&c->ready, cudaEventDisableTiming);
+    if (!error) error = cudaEventCreateWithFlags(&c->arrived, cudaEventDisableTiming);
+    return mtt__checked(c, error, "opening it for several ranks");
+}
+
+/* ---- copies between GPUs of one host ---- */
+
+/* The copy engines move the bytes, so no processor is held meanwhile. NCCL's kernels hold some, and a product
+   whose blocks are as many as the processors ends only after them: two H100 then lose the whole time of the
+   transfers.
+
+   A transfer: each rank says to all others that what it sends is READY, waits for their word, copies, says
+   that it has TAKEN all, and waits again. A word is a number that another rank sets to 1. Who has waited for
+   it sets it back to 0, so that a captured graph can be replayed. It is not set again too early: a rank says
+   READY after all have TAKEN, for which this one had to see READY before. */
+enum { MTT__COPY_RANKS = 16, MTT__READY = 0, MTT__TAKEN, MTT__WORDS };
+
+/* A place in the memory of a rank, for others. */
+struct mtt__place {
+    cudaIpcMemHandle_t block;
+    uint64_t offset;
+};
+
+/* A block of another rank, in the addresses of this process. */
+struct mtt__window {
+    mtt__window *next;
+    int peer;
+    cudaIpcMemHandle_t block;
+    char *data;
+};
+
+/* Where transfers copy from: made when their list first runs. */
+struct mtt__route {
+    mtt__route *next;
+    const mtt_transfer *transfers;
+    const char **from;
+};
+
+struct mtt__copies {
+    PFN_cuStreamBatchMemOp_v11070 run_words;
+    PFN_cuMemGetAddressRange_v3020 find_block;
+    uint32_t *words[MTT__COPY_RANKS]; /* what others say to each rank [ranks, WORDS] */
+    cudaStream_t rescue;              /* says the words of a rank that is lost */
+    mtt__window *windows;
+    mtt__route *routes;
+};
+
+/* Says a word to all ranks and waits for theirs. */
+static mtt_status mtt__meet(mtt__cuda *c, int word)
+{
+    const mtt__copies *const x = c->copies;
+    CUstreamBatchMemOpParams list[3 * MTT__COPY_RANKS] = {};
+    const unsigned others = (unsigned)c->ranks - 1;
+    unsigned k = 0;
+    for (int peer = 0; peer < c->ranks; peer++) {
+        if (peer == c->rank) continue;
+        auto &say = list[k].writeValue, &take = list[others + 2 * k + 1].writeValue;
+        auto &wait = list[others + 2 * k].waitValue;
+        say.operation = take.operation = CU_STREAM_MEM_OP_WRITE_VALUE_32;
+        wait.operation = CU_STREAM_MEM_OP_WAIT_VALUE_32;
+        say.address = (CUdeviceptr)(x->words[peer] + MTT__WORDS * c->rank + word);
+        take.address = wait.address = (CUdeviceptr)(x->words[c->rank] + MTT__WORDS * peer + word);
+        say.value = wait.value = 1;
+        wait.flags = CU_STREAM_WAIT_VALUE_GEQ;
+        k++;
+    }
+    return mtt__checked(c, (cudaError_t)x->run_words(c->wires, 3 * others, list, 0), "meeting other ranks");
+}
+
+static mtt_status mtt__open_window(mtt__cuda *c, int peer, const cudaIpcMemHandle_t *block, char **data)
+{
+    mtt__window *w = c->copies->windows;
+    void *opened = NULL;
+    mtt_status status;
+    while (w && (w->peer != peer || memcmp(&w->block, block, sizeof(*block)))) w = w->next;
+    if (!w) {
+        status = mtt__checked(c, cudaIpcOpenMemHandle(&opened, *block, cudaIpcMemLazyEnablePeerAccess),
+                              "opening the memory of another rank");
+        if (status != MTT_OK) return status;
+        w = (mtt__window *)mtt__host_alloc(c->env, sizeof(*w));
+        if (!w) {
+            cudaIpcCloseMemHandle(opened);
+            return mtt__cuda_fail(c->env, MTT_E_MEMORY, "out of host memory: %zu bytes", sizeof(*w));
+        }
+        *w = {c->copies->windows, peer, *block, (char *)opened};
+        c->copies->windows = w;
+    }
+    *data = w->data;
+    return MTT_OK;
+}
+
+/* Describes an address for other ranks. */
+static mtt_status mtt__place_of(mtt__cuda *c, const void *at, mtt__place *place)
+{
+    CUdeviceptr base = 0;
+    cudaError_t error = (cudaError_t)c->copies->find_block(&base, NULL, (CUdeviceptr)at);
+    if (!error) error = cudaIpcGetMemHandle(&place->block, (void *)base);
+    place->offset = (CUdeviceptr)at - base;
+    return mtt__checked(c, error, "sharing memory with other ranks");
+}
+
+/* Learns from the other ranks where transfers copy from. They list matching ones: each says where its own
+   lie. */
+static mtt_status mtt__make_route(mtt__cuda *c, const mtt_transfer *transfers, int count, mtt__route **made)
+{
+    const size_t n = (size_t)count;
+    mtt__place *const places = (mtt__place *)mtt__host_alloc(c->env, 2 * n * sizeof(*places) + 1);
+    mtt_transfer *const list = (mtt_transfer *)mtt__host_alloc(c->env, n * sizeof(*list) + 1);
+    mtt__route *const route = (mtt__route *)mtt__host_alloc(c->env, sizeof(*route) + n * sizeof(char *));
+    mtt_status status = MTT_OK;
+    if (!places || !list || !route)
+        status = mtt__cuda_fail(c->env, MTT_E_MEMORY, "out of host memory: no room for %d transfers", count);
+    for (int i = 0; i < count && status == MTT_OK; i++) {
+        list[i] = {transfers[i].peer, &places[i], sizeof(*places), &places[n + i], sizeof(*places)};
+        if (transfers[i].send_bytes) status = mtt__place_of(c, transfers[i].send, &places[i]);
+    }
+    if (status == MTT_OK) status = c->backend.exchange(c->backend.ranks, list, count);
+    if (status == MTT_OK) route->from = (const char **)(route + 1);
+    for (int i = 0; i < count && status == MTT_OK; i++) {
+        char *block = NULL;
+        if (!transfers[i].receive_bytes) continue;
+        status = mtt__open_window(c, transfers[i].peer, &places[n + i].block, &block);
+        route->from[i] = block + places[n + i].offset;
+    }
+    if (status == MTT_OK) {
+        route->transfers = transfers;
+        route->next = c->copies->routes;
+        *made = c->copies->routes = route;
+    } else mtt__host_free(c->env, route);
+    mtt__host_free(c->env, places);
+    mtt__host_free(c->env, list);
+    return status;
+}
+
+static mtt_status mtt__copy_all(mtt__cuda *c, const mtt_transfer *transfers, int count)
+{
+    mtt__route *route = c->copies->routes;
+    mtt_status status = MTT_OK;
+    while (route && route->transfers != transfers) route = route->next;
+    if (!route) status = mtt__make_route(c, transfers, count, &route);
+    if (status == MTT_OK) status = mtt__meet(c, MTT__READY);
+    for (int i = 0; i < count && status == MTT_OK; i++) {
+        const mtt_transfer *const t = &transfers[i];
+        if (!t->receive_bytes) continue;
+        cudaError_t error = cudaMemcpyAsync(t->receive, route->from[i], t->receive_bytes, cudaMemcpyDefault,
+                                            c->wires);
+        status = mtt__checked(c, error, "copying from another rank");
+    }
+    return status == MTT_OK ? mtt__meet(c, MTT__TAKEN) : status;
+}
+
+/* Forgets routes and the blocks that were opened for them. */
+static void mtt__forget_routes(mtt__cuda *c)
+{
+    mtt__copies *const x = c->copies;
+    while (mtt__window *const w = x->windows) {
+        x->windows = w->next;
+        cudaIpcCloseMemHandle(w->data);
+        mtt__host_free(c->env, w);
+    }
+    while (mtt__route *const r = x->routes) {
+        x->routes = r->next;
+        mtt__host_free(c->env, r);
+    }
+}
+
+static void mtt__close_copies(mtt__cuda *c)
+{
+    mtt__copies *const x = c->copies;
+    if (!x) return;
+    mtt__forget_routes(c);
+    for (int peer = 0; peer < c->ranks; peer++)
+        if (peer != c->rank && x->words[peer]) cudaIpcCloseMemHandle(x->words[peer]);
+    if (x->rescue) cudaStreamDestroy(x->rescue);
+    cudaFree(x->words[c->rank]);
+    cudaGetLastError();
+    mtt__host_free(c->env, x);
+    c->copies = NULL;
+}
+
+/* What a rank tells the others first. */
+struct mtt__offer {
+    char host[64];             /* of this start of the system; empty: unknown */
+    cudaIpcMemHandle_t words;  /* its own */
+    int able;                  /* 1 = it can copy, as far as it knows */
+};
+
+/* Makes the words of this rank, and finds the driver's functions. */
+static void mtt__offer_copies(mtt__cuda *c, int nccl, mtt__offer *own)
+{
+    mtt__copies *const x = c->copies;
+    const size_t bytes = (size_t)(MTT__WORDS * c->ranks) * sizeof(uint32_t);
+    cudaDriverEntryPointQueryResult found;
+    FILE *const file = fopen("/proc/sys/kernel/random/boot_id", "r");
+    void *words = NULL, *run_words = NULL, *find_block = NULL;
+    if (file) own->host[fread(own->host, 1, sizeof(own->host) - 1, file)] = 0, fclose(file);
+    cudaError_t error = cudaGetDriverEntryPointByVersion("cuStreamBatchMemOp", &run_words, 11070,
+                                                         cudaEnableDefault, &found);
+    if (!error)
+        error = cudaGetDriverEntryPointByVersion("cuMemGetAddressRange", &find_block, 3020, cudaEnableDefault,
+                                                 &found);
+    if (!error) error = cudaStreamCreateWithFlags(&x->rescue, cudaStreamNonBlocking);
+    if (!error) error = cudaMalloc(&words, bytes);
+    x->run_words = (PFN_cuStreamBatchMemOp_v11070)run_words;
+    x->find_block = (PFN_cuMemGetAddressRange_v3020)find_block;
+    x->words[c->rank] = (uint32_t *)words;
+    if (!error) error = cudaMemsetAsync(words, 0, bytes, x->rescue);
+    if (!error) error = cudaStreamSynchronize(x->rescue);
+    if (!error) error = cudaIpcGetMemHandle(&own->words, words);
+    own->able = !error && run_words && find_block && *own->host && !c->backend.device_alloc && !nccl;
+}
+
+/* Sets c->copies if all ranks are on one host and reach each other's memory, and nobody asks for NCCL. The
+   memory of a caller's own allocator may be of a kind that cannot be shared. */
+static mtt_status mtt__open_copies(mtt__cuda *c, int nccl)
+{
+    mtt__offer offers[MTT__COPY_RANKS] = {}, *const own = &offers[c->rank];
+    char able[MTT__COPY_RANKS] = {};
+    mtt_status status;
+    if (c->ranks > MTT__COPY_RANKS) return MTT_OK;
+    c->copies = (mtt__copies *)mtt__host_alloc(c->env, sizeof(*c->copies));
+    if (!c->copies) return mtt__cuda_fail(c->env, MTT_E_MEMORY, "out of host memory: no room for copies");
+    mtt__offer_copies(c, nccl, own);
+    status = mtt__tell_all(c, offers, sizeof(*offers));
+    able[c->rank] = 1;
+    for (int i = 0; i < c->ranks && status == MTT_OK && able[c->rank]; i++) {
+        void *words = NULL;
+        int right = offers[i].able && !memcmp(offers[i].host, own->host, sizeof(own->host));
+        if (right && i != c->rank) {
+            right = !cudaIpcOpenMemHandle(&words, offers[i].words, cudaIpcMemLazyEnablePeerAccess);
+            c->copies->words[i] = (uint32_t *)words;
+        }
+        able[c->rank] = (char)right;
+    }
+    cudaGetLastError(); /* what failed is no fault of later operations */
+    if (status == MTT_OK) status = mtt__tell_all(c, able, 1);
+    if (status != MTT_OK || memchr(able, 0, (size_t)c->ranks)) mtt__close_copies(c);
+    return status;
+}
+
+/* ---- NCCL ---- */
+
+/* NCCL's functions are found when the program runs, so a build needs no NCCL. They return 0, or a number that
+   error_string explains. */
 struct mtt__nccl_id {
     char bytes[128];
 };
@@ -5851,8 +6123,9 @@ static mtt_status mtt__find_nccl(mtt__cuda *c, mtt__nccl *n)
     n->library = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
     if (!n->library)
         return mtt__cuda_fail(c->env, MTT_E_DEVICE,
-                              "several GPUs need NCCL, but %s: install libnccl2, or nvidia-nccl-cu12 with "
-                              "pip, and set LD_LIBRARY_PATH to the folder of libnccl.so.2", dlerror());
+                              "GPUs that cannot copy from each other's memory need NCCL, but %s: install "
+                              "libnccl2, or nvidia-nccl-cu12 with pip, and set LD_LIBRARY_PATH to the folder "
+                              "of libnccl.so.2", dlerror());
     for (const auto &f : functions) {
         void *const found = dlsym(n->library, f.name);
         if (!found)
@@ -5865,45 +6138,26 @@ static mtt_status mtt__find_nccl(mtt__cuda *c, mtt__nccl *n)
 
 /* All ranks tell each other an identifier, and take that of rank 0. So none waits inside of NCCL for one that
    has failed before. */
-static mtt_status mtt__share_id(mtt__cuda *c, int rank, int ranks, mtt__nccl_id *id)
+static mtt_status mtt__open_nccl(mtt__cuda *c)
 {
-    const size_t size = sizeof(*id), count = (size_t)ranks;
-    mtt__nccl_id *const ids = (mtt__nccl_id *)mtt__host_alloc(c->env, count * size);
-    mtt_transfer *const list = (mtt_transfer *)mtt__host_alloc(c->env, count * sizeof(*list));
+    mtt__nccl_id *const ids = (mtt__nccl_id *)mtt__host_alloc(c->env, (size_t)c->ranks * sizeof(*ids));
+    mtt__nccl *const n = c->nccl = (mtt__nccl *)mtt__host_alloc(c->env, sizeof(*n));
     mtt_status status = MTT_OK;
-    int k = 0;
-    if (!ids || !list)
-        status = mtt__cuda_fail(c->env, MTT_E_MEMORY, "out of host memory: no room for %d ranks", ranks);
-    for (int peer = 0; peer < ranks && status == MTT_OK; peer++)
-        if (peer != rank) list[k++] = {peer, id, size, &ids[peer], size};
-    if (status == MTT_OK) status = c->backend.exchange(c->backend.ranks, list, k);
-    if (status == MTT_OK && rank) *id = ids[0];
+    if (!ids || !n) status = mtt__cuda_fail(c->env, MTT_E_MEMORY, "out of host memory: no room for NCCL");
+    if (status == MTT_OK) status = mtt__find_nccl(c, n);
+    if (status == MTT_OK && c->rank == 0)
+        status = mtt__nccl_checked(c, n->make_id(&ids[0]), "making an identifier");
+    if (status == MTT_OK) status = mtt__tell_all(c, ids, sizeof(*ids));
+    if (status == MTT_OK)
+        status = mtt__nccl_checked(c, n->join(&n->comm, c->ranks, ids[0], c->rank), "connecting the ranks");
     mtt__host_free(c->env, ids);
-    mtt__host_free(c->env, list);
     return status;
 }
 
-/* The transfers' stream goes first where both have work, since operations wait for it. */
-static mtt_status mtt__open_wires(mtt__cuda *c)
-{
-    int least = 0, greatest = 0;
-    cudaError_t error = cudaDeviceGetStreamPriorityRange(&least, &greatest);
-    if (!error) error = cudaStreamCreateWithPriority(&c->wires, cudaStreamNonBlocking, greatest);
-    if (!error) error = cudaEventCreateWithFlags(&c->ready, cudaEventDisableTiming);
-    if (!error) error = cudaEventCreateWithFlags(&c->arrived, cudaEventDisableTiming);
-    return mtt__checked(c, error, "opening it for several ranks");
-}
-
-/* Starts transfers when what they send has been made. */
-static mtt_status mtt__start_transfers(mtt__cuda *c, const mtt_transfer *transfers, int count)
+static mtt_status mtt__send_all(mtt__cuda *c, const mtt_transfer *transfers, int count)
 {
     const mtt__nccl *const n = c->nccl;
-    cudaError_t error = cudaEventRecord(c->ready, c->stream);
-    int result, last;
-    if (!error) error = cudaStreamWaitEvent(c->wires, c->ready, 0);
-    if (error) return mtt__checked(c, error, "starting transfers");
-    if (!n->comm) return mtt__cuda_fail(c->env, MTT_E_RANK, "another rank is lost: no transfers");
-    result = n->begin();
+    int result = n->begin(), last;
     for (const mtt_transfer *t = transfers; t < transfers + count && !result; t++) {
         if (t->send_bytes)
             result = n->send(t->send, t->send_bytes, MTT__NCCL_BYTE, t->peer, n->comm, c->wires);
@@ -5911,10 +6165,23 @@ static mtt_status mtt__start_transfers(mtt__cuda *c, const mtt_transfer *transfe
             result = n->receive(t->receive, t->receive_bytes, MTT__NCCL_BYTE, t->peer, n->comm, c->wires);
     }
     last = n->end();
+    return mtt__nccl_checked(c, result ? result : last, "sending and receiving");
+}
+
+/* ---- either way ---- */
+
+/* Starts transfers when what they send has been made. */
+static mtt_status mtt__start_transfers(mtt__cuda *c, const mtt_transfer *transfers, int count)
+{
+    mtt_status status;
+    cudaError_t error = cudaEventRecord(c->ready, c->stream);
+    if (!error) error = cudaStreamWaitEvent(c->wires, c->ready, 0);
+    if (error) return mtt__checked(c, error, "starting transfers");
+    if (c->lost) return mtt__cuda_fail(c->env, MTT_E_RANK, "another rank is lost: no transfers");
+    status = c->copies ? mtt__copy_all(c, transfers, count) : mtt__send_all(c, transfers, count);
     c->travelling = 1;
     error = cudaEventRecord(c->arrived, c->wires);
-    if (result || last) return mtt__nccl_checked(c, result ? result : last, "sending and receiving");
-    return mtt__checked(c, error, "starting transfers");
+    return status != MTT_OK ? status : mtt__checked(c, error, "starting transfers");
 }
 
 /* What operations do next begins when all transfers have ended. */
@@ -5928,8 +6195,14 @@ static mtt_status mtt__join_transfers(mtt__cuda *c)
 /* Ends transfers that wait for a rank that is lost. */
 static void mtt__abandon(mtt__cuda *c)
 {
-    if (c->nccl->comm) c->nccl->abort(c->nccl->comm);
-    c->nccl->comm = NULL;
+    c->lost = 1;
+    if (c->nccl && c->nccl->comm) c->nccl->abort(c->nccl->comm), c->nccl->comm = NULL;
+    while (c->copies && (cudaStreamQuery(c->wires) == cudaErrorNotReady ||
+                         cudaStreamQuery(c->stream) == cudaErrorNotReady)) {
+        const size_t bytes = (size_t)(MTT__WORDS * c->ranks) * sizeof(uint32_t);
+        if (cudaMemsetAsync(c->copies->words[c->rank], 1, bytes, c->copies->rescue)) break;
+        cudaStreamSynchronize(c->copies->rescue);
+    }
 }
 
 /* Waits for all that was run, while the other ranks live. */
@@ -5944,7 +6217,7 @@ static mtt_status mtt__wait_for_ranks(mtt__cuda *c)
         if (turns > 20000) nanosleep(&pause, NULL); /* a step is shorter: the processor is worth it */
         if (turns && turns % (turns > 20000 ? 10 : 500)) continue;
         status = c->backend.watch(c->backend.ranks, turns == 0);
-        if (status == MTT_OK && c->nccl->comm) c->nccl->state(c->nccl->comm, &result);
+        if (status == MTT_OK && c->nccl && c->nccl->comm) c->nccl->state(c->nccl->comm, &result);
         if (result && result != MTT__NCCL_IN_PROGRESS)
             status = mtt__nccl_checked(c, result, "sending and receiving");
         if (status == MTT_OK) continue;
@@ -5959,45 +6232,54 @@ static mtt_status mtt__wait_for_ranks(mtt__cuda *c)
 
 /* Sends a byte to all ranks. NCCL makes connections, and takes memory for them, when they are first used. So
    what is measured later does not change. */
-static mtt_status mtt__try_transfers(mtt__cuda *c, int rank, int ranks)
+static mtt_status mtt__try_transfers(mtt__cuda *c)
 {
-    mtt_transfer *const list = (mtt_transfer *)mtt__host_alloc(c->env, (size_t)ranks * sizeof(*list));
-    char *bytes = NULL;
+    const size_t ranks = (size_t)c->ranks;
+    mtt_transfer *const list = (mtt_transfer *)mtt__host_alloc(c->env, ranks * (sizeof(*list) + 1));
+    char *bytes = NULL, *const arrived = (char *)(list + ranks);
     int k = 0;
-    mtt_status status = mtt__checked(c, cudaMalloc((void **)&bytes, 2 * (size_t)ranks), "taking memory");
-    if (!list) status = mtt__cuda_fail(c->env, MTT_E_MEMORY, "out of host memory: %d ranks", ranks);
-    for (int peer = 0; peer < ranks && status == MTT_OK; peer++)
-        if (peer != rank) list[k++] = {peer, bytes + peer, 1, bytes + ranks + peer, 1};
+    mtt_status status = mtt__checked(c, cudaMalloc((void **)&bytes, 2 * ranks), "taking memory");
+    if (!list) status = mtt__cuda_fail(c->env, MTT_E_MEMORY, "out of host memory: %d ranks", c->ranks);
+    if (status == MTT_OK)
+        status = mtt__checked(c, cudaMemsetAsync(bytes, c->rank, 2 * ranks, c->stream), "writing memory");
+    for (int peer = 0; peer < c->ranks && status == MTT_OK; peer++)
+        if (peer != c->rank) list[k++] = {peer, bytes + peer, 1, bytes + ranks + peer, 1};
     if (status == MTT_OK) status = mtt__start_transfers(c, list, k);
     if (status == MTT_OK) status = mtt__join_transfers(c);
     if (status == MTT_OK) status = mtt__wait_for_ranks(c);
+    if (status == MTT_OK)
+        status = mtt__checked(c, cudaMemcpyAsync(arrived, bytes + ranks, ranks, cudaMemcpyDeviceToHost,
+                                                 c->stream), "reading memory");
+    if (status == MTT_OK) status = mtt__checked(c, cudaStreamSynchronize(c->stream), "reading memory");
+    for (int peer = 0; peer < c->ranks && status == MTT_OK; peer++)
+        if (arrived[peer] != (char)peer)
+            status = mtt__cuda_fail(c->env, MTT_E_DEVICE,
+                                    "what rank %d sends arrives changed: transfers between these GPUs do not "
+                                    "work%s", peer, c->copies ? "; set the policy's nccl (--nccl)" : "");
+    if (c->copies) mtt__forget_routes(c);
     cudaFree(bytes);
     mtt__host_free(c->env, list);
     return status;
 }
 
-static mtt_status mtt__join_ranks(mtt__cuda *c, int rank, int ranks)
+static mtt_status mtt__join_ranks(mtt__cuda *c, const mtt_policy *policy)
 {
-    mtt__nccl_id id = {};
     mtt_status status;
-    if (ranks == 1) return MTT_OK;
+    c->rank = policy->rank;
+    c->ranks = policy->ranks;
+    if (c->ranks == 1) return MTT_OK;
     if (!c->backend.exchange || !c->backend.watch)
         return mtt__cuda_fail(c->env, MTT_E_ARGUMENT, "several ranks need the backend's exchange and watch");
-    c->nccl = (mtt__nccl *)mtt__host_alloc(c->env, sizeof(*c->nccl));
-    if (!c->nccl) return mtt__cuda_fail(c->env, MTT_E_MEMORY, "out of host memory: no room for NCCL");
-    status = mtt__find_nccl(c, c->nccl);
-    if (status == MTT_OK) status = mtt__open_wires(c);
-    if (status == MTT_OK && rank == 0)
-        status = mtt__nccl_checked(c, c->nccl->make_id(&id), "making an identifier");
-    if (status == MTT_OK) status = mtt__share_id(c, rank, ranks, &id);
-    if (status == MTT_OK)
-        status = mtt__nccl_checked(c, c->nccl->join(&c->nccl->comm, ranks, id, rank), "connecting the ranks");
-    return status == MTT_OK ? mtt__try_transfers(c, rank, ranks) : status;
+    status = mtt__open_wires(c);
+    if (status == MTT_OK) status = mtt__open_copies(c, policy->nccl);
+    if (status == MTT_OK && !c->copies) status = mtt__open_nccl(c);
+    return status == MTT_OK ? mtt__try_transfers(c) : status;
 }
 
 static void mtt__leave_ranks(mtt__cuda *c)
 {
     if (c->nccl && c->nccl->comm) c->nccl->leave(c->nccl->comm);
+    mtt__close_copies(c);
     if (c->arrived) cudaEventDestroy(c->arrived);
     if (c->ready) cudaEventDestroy(c->ready);
     if (c->wires) cudaStreamDestroy(c->wires);
@@ -6089,7 +6371,7 @@ static mtt_status mtt__cuda_open(mtt_env *env, const mtt_backend *backend, const
         status = mtt__cuda_fail(env, MTT_E_DEVICE,
                                 "cuBLASLt could not start on CUDA device %d: is its memory full?", c->device);
     }
-    if (status == MTT_OK) status = mtt__join_ranks(c, policy->rank, policy->ranks);
+    if (status == MTT_OK) status = mtt__join_ranks(c, policy);
     if (status == MTT_OK) *context = c;
     else mtt__cuda_close(c);
     return status;
@@ -6222,7 +6504,7 @@ static mtt_status mtt__cuda_run(void *context, const mtt_op *ops, int count)
     mtt_status status = mtt__checked(c, cudaSetDevice(c->device), "selecting it");
     mtt__graph *g;
     if (status != MTT_OK) return status;
-    for (int i = 0; i < count && c->nccl; i++) c->expecting |= mtt__is_transfer(&ops[i]);
+    for (int i = 0; i < count && c->wires; i++) c->expecting |= mtt__is_transfer(&ops[i]);
     g = mtt__find_graph(c, ops, count);
     if (g && ++g->runs == 2) mtt__capture(c, g); /* the first run has chosen algorithms and loaded kernels */
     if (!g || !g->exec) return mtt__run_each(c, ops, count);

@@ -4,6 +4,11 @@
 #pragma once
 #include "emulate.h"
 #include "emulate_hopper.h"
+#include <cudaTypedefs.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 namespace emulate
 {
@@ -45,6 +50,16 @@ static const size_t MEMORY_BYTES = (size_t)16 << 30, PAGE = 4096;
 static size_t used_bytes;
 static std::map<void *, std::pair<void *, size_t>> blocks; /* of an address: its pages and their size */
 
+struct shared_block {
+    pid_t owner;
+    int file;
+    size_t bytes, begin; /* of the file, and where the block begins in it */
+};
+
+static std::map<void *, shared_block> shared_blocks;        /* this process's own that others may open, */
+static std::map<void *, std::pair<void *, size_t>> windows; /* and others' */
+static std::vector<pollfd> owners;                          /* of those */
+
 static size_t whole(size_t bytes, size_t of) { return (bytes + of - 1) / of * of; }
 
 } /* namespace emulate */
@@ -74,6 +89,7 @@ cudaError_t cudaFree(void *at)
     munmap(found->second.first, whole(found->second.second, PAGE) + PAGE);
     used_bytes -= whole(found->second.second, 2 << 20);
     blocks.erase(found);
+    if (shared_blocks.count(at)) close(shared_blocks[at].file), shared_blocks.erase(at);
     return cudaSuccess;
 }
 
@@ -103,6 +119,86 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpy
 cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t)
 {
     return emulate::enqueue([=] { memset(to, value, bytes); });
+}
+
+/* ---- memory of other processes: a block that is shared becomes a file in memory where it is ---- */
+
+namespace emulate
+{
+
+static CUresult find_block(CUdeviceptr *base, size_t *, CUdeviceptr at)
+{
+    const auto next = blocks.upper_bound((void *)at);
+    if (next == blocks.begin()) return CUDA_ERROR_INVALID_VALUE;
+    *base = (CUdeviceptr)std::prev(next)->first;
+    return CUDA_SUCCESS;
+}
+
+/* A wait ends if a process ends that shares its memory: nobody could say its word. */
+static CUresult run_words(CUstream, unsigned count, CUstreamBatchMemOpParams *list, unsigned)
+{
+    for (unsigned i = 0; i < count; i++) {
+        const auto word = list[i].waitValue; /* a write has the same members */
+        int32_t *const at = (int32_t *)word.address;
+        const int32_t value = (int32_t)word.value;
+        if (word.operation == CU_STREAM_MEM_OP_WRITE_VALUE_32)
+            enqueue([=] { __atomic_store_n(at, value, __ATOMIC_SEQ_CST); });
+        else
+            enqueue([=] {
+                while (__atomic_load_n(at, __ATOMIC_SEQ_CST) < value &&
+                       !poll(owners.data(), owners.size(), 0))
+                    usleep(20);
+            });
+    }
+    return CUDA_SUCCESS;
+}
+
+} /* namespace emulate */
+
+cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *handle, void *at)
+{
+    using namespace emulate;
+    const auto found = blocks.find(at);
+    if (found == blocks.end()) return answer(false, cudaErrorInvalidValue);
+    if (!shared_blocks.count(at)) {
+        char *const pages = (char *)found->second.first;
+        const size_t bytes = whole(found->second.second, PAGE);
+        const int file = memfd_create("block", MFD_CLOEXEC);
+        if (write(file, pages, bytes) != (ssize_t)bytes ||
+            mmap(pages, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, 0) == MAP_FAILED)
+            return answer(false, cudaErrorMemoryAllocation);
+        shared_blocks[at] = {getpid(), file, bytes, (size_t)((char *)at - pages)};
+    }
+    memset(handle, 0, sizeof(*handle));
+    memcpy(handle, &shared_blocks[at], sizeof(shared_block));
+    return cudaSuccess;
+}
+
+cudaError_t cudaIpcOpenMemHandle(void **at, cudaIpcMemHandle_t handle, unsigned)
+{
+    using namespace emulate;
+    shared_block s;
+    char name[64];
+    memcpy(&s, &handle, sizeof(s));
+    snprintf(name, sizeof(name), "/proc/%d/fd/%d", (int)s.owner, s.file);
+    const int file = open(name, O_RDWR | O_CLOEXEC);
+    void *const pages = mmap(NULL, s.bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    close(file);
+    if (pages == MAP_FAILED) return answer(false, cudaErrorInvalidValue);
+    owners.push_back({(int)syscall(SYS_pidfd_open, s.owner, 0), POLLIN, 0});
+    *at = (char *)pages + s.begin;
+    windows[*at] = {pages, s.bytes};
+    return cudaSuccess;
+}
+
+cudaError_t cudaIpcCloseMemHandle(void *at)
+{
+    using namespace emulate;
+    const auto found = windows.find(at);
+    if (found == windows.end()) return answer(false, cudaErrorInvalidValue);
+    munmap(found->second.first, found->second.second);
+    windows.erase(found);
+    return cudaSuccess;
 }
 
 /* ---- the device, streams, events, graphs ---- */
@@ -164,8 +260,12 @@ cudaError_t cudaOccupancyMaxActiveClusters(int *clusters, const void *, const cu
 cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **function, unsigned, unsigned long long,
                                              cudaDriverEntryPointQueryResult *found)
 {
-    const bool known = !strcmp(name, "cuTensorMapEncodeTiled");
-    *function = known ? (void *)emulate::encode_tiled : NULL;
+    const std::map<std::string, void *> functions = {
+        {"cuTensorMapEncodeTiled", (void *)emulate::encode_tiled},
+        {"cuStreamBatchMemOp", (void *)emulate::run_words},
+        {"cuMemGetAddressRange", (void *)emulate::find_block}};
+    const bool known = functions.count(name);
+    *function = known ? functions.at(name) : NULL;
     *found = known ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
     return emulate::answer(known, cudaErrorSymbolNotFound);
 }

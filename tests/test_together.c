@@ -305,6 +305,7 @@ static void same_bits(void)
             many.ranks = SAME[i].ranks;
             many.policy.accumulate = SAME[i].accumulate;
             many.policy.shard = SAME[i].shard;
+            many.policy.nccl = i % 3 == 1; /* on GPUs; the others copy */
             save_to(&many, "many.safetensors");
             uint64_t hash = succeeded(&many);
             narrow = j.policy.state == MTT_STATE_COMPACT && j.policy.precision >= MTT_BF16 && n == many.ranks;
@@ -421,6 +422,7 @@ static void failures(void)
             new_case();
             j.ranks = most_ranks < 3 ? 2 : 3;
             j.policy.shard = (mtt_shard)shard;
+            j.policy.nccl = (int)(i + (size_t)shard) % 2;
             j.fate = CASES[i].fate;
             j.victim = 1;
             save_to(&j, j.fate == WRONG_PLACE ? "missing/folder/x.safetensors" : "failures.safetensors");
