@@ -9793,10 +9793,26 @@ static int mtt__row_transfers(const mtt_op *op, int peer, mtt_transfer *t)
     return 1;
 }
 
+/* Adds a transfer to the one before it in the list, if it goes on where that ends; otherwise returns 0. The
+   peer does the same, since squares have the same places on all ranks. */
+static int mtt__extend_transfer(mtt_transfer *a, const mtt_transfer *b)
+{
+    int sends = !a->send_bytes || !b->send_bytes || (const char *)a->send + a->send_bytes == b->send;
+    int receives = !a->receive_bytes || !b->receive_bytes ||
+                   (const char *)a->receive + a->receive_bytes == b->receive;
+    if (!sends || !receives || a->peer != b->peer) return 0;
+    if (!a->send_bytes) a->send = b->send;
+    if (!a->receive_bytes) a->receive = b->receive;
+    a->send_bytes += b->send_bytes;
+    a->receive_bytes += b->receive_bytes;
+    return 1;
+}
+
 /* Lists what an operation transfers, without what is empty. Returns the end of the list. */
 static mtt_transfer *mtt__list_transfers(mtt_op *op, mtt_transfer *list)
 {
     mtt_transfer *end = list, *t;
+    int squares = op->kind == MTT_OP_all_gather && op->parameters && !op->sums && !op->weights;
     int peer, count, i;
     for (peer = 0; peer < op->shape->ranks; peer++) {
         if (peer == op->shape->rank) continue;
@@ -9805,6 +9821,7 @@ static mtt_transfer *mtt__list_transfers(mtt_op *op, mtt_transfer *list)
         else count = mtt__parameter_transfers(op, peer, end);
         for (i = 0, t = end; i < count; i++, t++) {
             t->peer = peer;
+            if (squares && end > list && mtt__extend_transfer(end - 1, t)) continue;
             if (t->send_bytes || t->receive_bytes) *end++ = *t;
         }
     }

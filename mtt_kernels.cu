@@ -5844,17 +5844,18 @@ static mtt_status mtt__open_wires(mtt__cuda *c)
 /* ---- copies between GPUs of one host ---- */
 
 /* The copy engines move the bytes, so no processor is held meanwhile. NCCL's kernels hold some, and a product
-   whose blocks are as many as the processors ends only after them: two H100 then lose the whole time of the
-   transfers.
+   whose blocks are as many as the processors ends only after them.
 
-   A transfer: each rank says to all others that what it sends is READY, waits for their word, copies, says
-   that it has TAKEN all, and waits again. A word is a number that another rank sets to 1. Who has waited for
-   it sets it back to 0, so that a captured graph can be replayed. It is not set again too early: a rank says
-   READY after all have TAKEN, for which this one had to see READY before. */
-enum { MTT__COPY_RANKS = 16, MTT__READY = 0, MTT__TAKEN, MTT__WORDS };
+   Ranks speak by words in memory, each of which one rank sets to 1 in another's. For a transfer, a rank says
+   READY to all others when what it sends is made. When a peer's READY is there it copies, and says TAKEN.
+   Before operations go on that may overwrite what was sent, it waits for the others' TAKEN. So transfers
+   follow each other without waiting for answers: between two H100 one takes about 20 us. A word that was
+   waited for is set back to 0, so that a captured graph can be replayed. Nobody sets it again too early: a
+   rank uses the words of a slot again after all others' TAKEN, for which they had to see its READY. */
+enum { MTT__COPY_RANKS = 16, MTT__SLOTS = 32, MTT__READY = 0, MTT__TAKEN, MTT__WORDS };
 
 /* A place in the memory of a rank, for others. */
-struct mtt__place {
+struct mtt__spot {
     cudaIpcMemHandle_t block;
     uint64_t offset;
 };
@@ -5877,32 +5878,57 @@ struct mtt__route {
 struct mtt__copies {
     PFN_cuStreamBatchMemOp_v11070 run_words;
     PFN_cuMemGetAddressRange_v3020 find_block;
-    uint32_t *words[MTT__COPY_RANKS]; /* what others say to each rank [ranks, WORDS] */
+    uint32_t *words[MTT__COPY_RANKS]; /* what is said to each rank: of slots, of words, by each rank */
+    cudaStream_t mouth;               /* says READY, while `wires` may still copy for earlier transfers */
+    cudaEvent_t said;
     cudaStream_t rescue;              /* says the words of a rank that is lost */
+    int open;                         /* transfers whose TAKEN was not waited for: each has a slot */
     mtt__window *windows;
     mtt__route *routes;
 };
 
-/* Says a word to all ranks and waits for theirs. */
-static mtt_status mtt__meet(mtt__cuda *c, int word)
+static size_t mtt__word_bytes(int ranks)
 {
-    const mtt__copies *const x = c->copies;
-    CUstreamBatchMemOpParams list[3 * MTT__COPY_RANKS] = {};
-    const unsigned others = (unsigned)c->ranks - 1;
+    return sizeof(uint32_t) * MTT__SLOTS * MTT__WORDS * (size_t)ranks;
+}
+
+/* The address of a word from rank `from` in the memory of rank `to`. */
+static CUdeviceptr mtt__word(const mtt__cuda *c, int slot, int word, int from, int to)
+{
+    return (CUdeviceptr)(c->copies->words[to] + (slot * MTT__WORDS + word) * c->ranks + from);
+}
+
+/* Says a word to all other ranks. */
+static mtt_status mtt__say(mtt__cuda *c, cudaStream_t stream, int slot, int word)
+{
+    CUstreamBatchMemOpParams list[MTT__COPY_RANKS] = {};
     unsigned k = 0;
     for (int peer = 0; peer < c->ranks; peer++) {
         if (peer == c->rank) continue;
-        auto &say = list[k].writeValue, &take = list[others + 2 * k + 1].writeValue;
-        auto &wait = list[others + 2 * k].waitValue;
-        say.operation = take.operation = CU_STREAM_MEM_OP_WRITE_VALUE_32;
-        wait.operation = CU_STREAM_MEM_OP_WAIT_VALUE_32;
-        say.address = (CUdeviceptr)(x->words[peer] + MTT__WORDS * c->rank + word);
-        take.address = wait.address = (CUdeviceptr)(x->words[c->rank] + MTT__WORDS * peer + word);
-        say.value = wait.value = 1;
-        wait.flags = CU_STREAM_WAIT_VALUE_GEQ;
-        k++;
+        auto &write = list[k++].writeValue;
+        write.operation = CU_STREAM_MEM_OP_WRITE_VALUE_32;
+        write.address = mtt__word(c, slot, word, c->rank, peer);
+        write.value = 1;
     }
-    return mtt__checked(c, (cudaError_t)x->run_words(c->wires, 3 * others, list, 0), "meeting other ranks");
+    return mtt__checked(c, (cudaError_t)c->copies->run_words(stream, k, list, 0), "telling other ranks");
+}
+
+/* Waits in `wires` until all other ranks have said a word. */
+static mtt_status mtt__hear(mtt__cuda *c, int slot, int word)
+{
+    CUstreamBatchMemOpParams list[2 * MTT__COPY_RANKS] = {};
+    unsigned k = 0;
+    for (int peer = 0; peer < c->ranks; peer++) {
+        if (peer == c->rank) continue;
+        auto &wait = list[k++].waitValue;
+        auto &write = list[k++].writeValue;
+        wait.operation = CU_STREAM_MEM_OP_WAIT_VALUE_32;
+        write.operation = CU_STREAM_MEM_OP_WRITE_VALUE_32;
+        write.address = wait.address = mtt__word(c, slot, word, peer, c->rank);
+        wait.value = 1;
+        wait.flags = CU_STREAM_WAIT_VALUE_GEQ;
+    }
+    return mtt__checked(c, (cudaError_t)c->copies->run_words(c->wires, k, list, 0), "hearing other ranks");
 }
 
 static mtt_status mtt__open_window(mtt__cuda *c, int peer, const cudaIpcMemHandle_t *block, char **data)
@@ -5928,7 +5954,7 @@ static mtt_status mtt__open_window(mtt__cuda *c, int peer, const cudaIpcMemHandl
 }
 
 /* Describes an address for other ranks. */
-static mtt_status mtt__place_of(mtt__cuda *c, const void *at, mtt__place *place)
+static mtt_status mtt__spot_of(mtt__cuda *c, const void *at, mtt__spot *place)
 {
     CUdeviceptr base = 0;
     cudaError_t error = (cudaError_t)c->copies->find_block(&base, NULL, (CUdeviceptr)at);
@@ -5942,7 +5968,7 @@ static mtt_status mtt__place_of(mtt__cuda *c, const void *at, mtt__place *place)
 static mtt_status mtt__make_route(mtt__cuda *c, const mtt_transfer *transfers, int count, mtt__route **made)
 {
     const size_t n = (size_t)count;
-    mtt__place *const places = (mtt__place *)mtt__host_alloc(c->env, 2 * n * sizeof(*places) + 1);
+    mtt__spot *const places = (mtt__spot *)mtt__host_alloc(c->env, 2 * n * sizeof(*places) + 1);
     mtt_transfer *const list = (mtt_transfer *)mtt__host_alloc(c->env, n * sizeof(*list) + 1);
     mtt__route *const route = (mtt__route *)mtt__host_alloc(c->env, sizeof(*route) + n * sizeof(char *));
     mtt_status status = MTT_OK;
@@ -5950,7 +5976,7 @@ static mtt_status mtt__make_route(mtt__cuda *c, const mtt_transfer *transfers, i
         status = mtt__cuda_fail(c->env, MTT_E_MEMORY, "out of host memory: no room for %d transfers", count);
     for (int i = 0; i < count && status == MTT_OK; i++) {
         list[i] = {transfers[i].peer, &places[i], sizeof(*places), &places[n + i], sizeof(*places)};
-        if (transfers[i].send_bytes) status = mtt__place_of(c, transfers[i].send, &places[i]);
+        if (transfers[i].send_bytes) status = mtt__spot_of(c, transfers[i].send, &places[i]);
     }
     if (status == MTT_OK) status = c->backend.exchange(c->backend.ranks, list, count);
     if (status == MTT_OK) route->from = (const char **)(route + 1);
@@ -5970,13 +5996,30 @@ static mtt_status mtt__make_route(mtt__cuda *c, const mtt_transfer *transfers, i
     return status;
 }
 
+/* Waits in `wires` until the others have taken all. */
+static mtt_status mtt__end_copies(mtt__cuda *c)
+{
+    mtt__copies *const x = c->copies;
+    cudaError_t error = cudaEventRecord(x->said, x->mouth);
+    if (!error) error = cudaStreamWaitEvent(c->wires, x->said, 0);
+    mtt_status status = mtt__checked(c, error, "telling other ranks");
+    for (int slot = 0; slot < x->open && status == MTT_OK; slot++) status = mtt__hear(c, slot, MTT__TAKEN);
+    x->open = 0;
+    return status;
+}
+
 static mtt_status mtt__copy_all(mtt__cuda *c, const mtt_transfer *transfers, int count)
 {
-    mtt__route *route = c->copies->routes;
+    mtt__copies *const x = c->copies;
+    mtt__route *route = x->routes;
     mtt_status status = MTT_OK;
     while (route && route->transfers != transfers) route = route->next;
     if (!route) status = mtt__make_route(c, transfers, count, &route);
-    if (status == MTT_OK) status = mtt__meet(c, MTT__READY);
+    if (status == MTT_OK && x->open == MTT__SLOTS) status = mtt__end_copies(c);
+    if (status == MTT_OK)
+        status = mtt__checked(c, cudaStreamWaitEvent(x->mouth, c->ready, 0), "telling other ranks");
+    if (status == MTT_OK) status = mtt__say(c, x->mouth, x->open, MTT__READY);
+    if (status == MTT_OK) status = mtt__hear(c, x->open, MTT__READY);
     for (int i = 0; i < count && status == MTT_OK; i++) {
         const mtt_transfer *const t = &transfers[i];
         if (!t->receive_bytes) continue;
@@ -5984,7 +6027,7 @@ static mtt_status mtt__copy_all(mtt__cuda *c, const mtt_transfer *transfers, int
                                             c->wires);
         status = mtt__checked(c, error, "copying from another rank");
     }
-    return status == MTT_OK ? mtt__meet(c, MTT__TAKEN) : status;
+    return status == MTT_OK ? mtt__say(c, c->wires, x->open++, MTT__TAKEN) : status;
 }
 
 /* Forgets routes and the blocks that were opened for them. */
@@ -6009,6 +6052,8 @@ static void mtt__close_copies(mtt__cuda *c)
     mtt__forget_routes(c);
     for (int peer = 0; peer < c->ranks; peer++)
         if (peer != c->rank && x->words[peer]) cudaIpcCloseMemHandle(x->words[peer]);
+    if (x->mouth) cudaStreamDestroy(x->mouth);
+    if (x->said) cudaEventDestroy(x->said);
     if (x->rescue) cudaStreamDestroy(x->rescue);
     cudaFree(x->words[c->rank]);
     cudaGetLastError();
@@ -6027,7 +6072,7 @@ struct mtt__offer {
 static void mtt__offer_copies(mtt__cuda *c, int nccl, mtt__offer *own)
 {
     mtt__copies *const x = c->copies;
-    const size_t bytes = (size_t)(MTT__WORDS * c->ranks) * sizeof(uint32_t);
+    const size_t bytes = mtt__word_bytes(c->ranks);
     cudaDriverEntryPointQueryResult found;
     FILE *const file = fopen("/proc/sys/kernel/random/boot_id", "r");
     void *words = NULL, *run_words = NULL, *find_block = NULL;
@@ -6038,6 +6083,8 @@ static void mtt__offer_copies(mtt__cuda *c, int nccl, mtt__offer *own)
         error = cudaGetDriverEntryPointByVersion("cuMemGetAddressRange", &find_block, 3020, cudaEnableDefault,
                                                  &found);
     if (!error) error = cudaStreamCreateWithFlags(&x->rescue, cudaStreamNonBlocking);
+    if (!error) error = cudaStreamCreateWithFlags(&x->mouth, cudaStreamNonBlocking);
+    if (!error) error = cudaEventCreateWithFlags(&x->said, cudaEventDisableTiming);
     if (!error) error = cudaMalloc(&words, bytes);
     x->run_words = (PFN_cuStreamBatchMemOp_v11070)run_words;
     x->find_block = (PFN_cuMemGetAddressRange_v3020)find_block;
@@ -6173,15 +6220,12 @@ static mtt_status mtt__send_all(mtt__cuda *c, const mtt_transfer *transfers, int
 /* Starts transfers when what they send has been made. */
 static mtt_status mtt__start_transfers(mtt__cuda *c, const mtt_transfer *transfers, int count)
 {
-    mtt_status status;
     cudaError_t error = cudaEventRecord(c->ready, c->stream);
     if (!error) error = cudaStreamWaitEvent(c->wires, c->ready, 0);
     if (error) return mtt__checked(c, error, "starting transfers");
     if (c->lost) return mtt__cuda_fail(c->env, MTT_E_RANK, "another rank is lost: no transfers");
-    status = c->copies ? mtt__copy_all(c, transfers, count) : mtt__send_all(c, transfers, count);
     c->travelling = 1;
-    error = cudaEventRecord(c->arrived, c->wires);
-    return status != MTT_OK ? status : mtt__checked(c, error, "starting transfers");
+    return c->copies ? mtt__copy_all(c, transfers, count) : mtt__send_all(c, transfers, count);
 }
 
 /* What operations do next begins when all transfers have ended. */
@@ -6189,7 +6233,10 @@ static mtt_status mtt__join_transfers(mtt__cuda *c)
 {
     if (!c->travelling) return MTT_OK;
     c->travelling = 0;
-    return mtt__checked(c, cudaStreamWaitEvent(c->stream, c->arrived, 0), "waiting for transfers");
+    mtt_status status = c->copies ? mtt__end_copies(c) : MTT_OK;
+    cudaError_t error = cudaEventRecord(c->arrived, c->wires);
+    if (!error) error = cudaStreamWaitEvent(c->stream, c->arrived, 0);
+    return status != MTT_OK ? status : mtt__checked(c, error, "waiting for transfers");
 }
 
 /* Ends transfers that wait for a rank that is lost. */
@@ -6199,9 +6246,9 @@ static void mtt__abandon(mtt__cuda *c)
     if (c->nccl && c->nccl->comm) c->nccl->abort(c->nccl->comm), c->nccl->comm = NULL;
     while (c->copies && (cudaStreamQuery(c->wires) == cudaErrorNotReady ||
                          cudaStreamQuery(c->stream) == cudaErrorNotReady)) {
-        const size_t bytes = (size_t)(MTT__WORDS * c->ranks) * sizeof(uint32_t);
-        if (cudaMemsetAsync(c->copies->words[c->rank], 1, bytes, c->copies->rescue)) break;
-        cudaStreamSynchronize(c->copies->rescue);
+        mtt__copies *const x = c->copies;
+        if (cudaMemsetAsync(x->words[c->rank], 1, mtt__word_bytes(c->ranks), x->rescue)) break;
+        cudaStreamSynchronize(x->rescue);
     }
 }
 
