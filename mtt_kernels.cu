@@ -401,6 +401,7 @@ struct mtt__graph {
     int count;
     int64_t runs;
     cudaGraphExec_t exec; /* NULL = none */
+    int late;             /* weights that it may wait for */
 };
 
 struct mtt__product_plan; /* >>products */
@@ -431,6 +432,7 @@ struct mtt__cuda {
     int travelling;      /* 1 = operations have not yet waited for `arrived` */
     int expecting;       /* 1 = the host has not yet waited for transfers */
     int lost;            /* 1 = another rank is: no more transfers */
+    int capturing;       /* 1 = operations become a graph */
 };
 
 typedef mtt_status (*mtt__function)(mtt__cuda *c, const mtt_op *op);
@@ -5849,10 +5851,14 @@ static mtt_status mtt__open_wires(mtt__cuda *c)
    Ranks speak by words in memory, each of which one rank sets to 1 in another's. For a transfer, a rank says
    READY to all others when what it sends is made. When a peer's READY is there it copies, and says TAKEN.
    Before operations go on that may overwrite what was sent, it waits for the others' TAKEN. So transfers
-   follow each other without waiting for answers: between two H100 one takes about 20 us. A word that was
-   waited for is set back to 0, so that a captured graph can be replayed. Nobody sets it again too early: a
-   rank uses the words of a slot again after all others' TAKEN, for which they had to see its READY. */
-enum { MTT__COPY_RANKS = 16, MTT__SLOTS = 32, MTT__READY = 0, MTT__TAKEN, MTT__WORDS };
+   follow each other without waiting for answers. A word that was waited for is set back to 0, so that a
+   captured graph can be replayed. Nobody sets it again too early: a rank uses the words of a slot again after
+   all others' TAKEN, for which they had to see its READY.
+
+   Weights that another rank has updated arrive late: while the next forward pass has begun, whose operations
+   wait for their own weights alone. The words for them have slots of their own. Nobody says TAKEN: before a
+   rank says READY for the first transfer after them, it waits for all of them. */
+enum { MTT__COPY_RANKS = 16, MTT__SLOTS = 32, MTT__LATE_SLOTS = 1056 };
 
 /* A place in the memory of a rank, for others. */
 struct mtt__spot {
@@ -5875,31 +5881,43 @@ struct mtt__route {
     const char **from;
 };
 
+/* Weights that arrive late: their slot is their number. */
+struct mtt__late {
+    mtt__late *next;
+    const mtt_op *op; /* the all_gather */
+    cudaEvent_t arrived;
+    int slot, waited; /* waited: 1 = what is run from now on begins after they have arrived */
+};
+
 struct mtt__copies {
     PFN_cuStreamBatchMemOp_v11070 run_words;
     PFN_cuMemGetAddressRange_v3020 find_block;
-    uint32_t *words[MTT__COPY_RANKS]; /* what is said to each rank: of slots, of words, by each rank */
+    uint32_t *words[MTT__COPY_RANKS]; /* said to each rank: of the slots READY, TAKEN, late READY; by each */
     cudaStream_t mouth;               /* says READY, while `wires` may still copy for earlier transfers */
     cudaEvent_t said;
     cudaStream_t rescue;              /* says the words of a rank that is lost */
     int open;                         /* transfers whose TAKEN was not waited for: each has a slot */
+    mtt__late *late;                  /* weights, the latest first */
+    int late_count;
     mtt__window *windows;
     mtt__route *routes;
 };
 
+enum { MTT__READY = 0, MTT__TAKEN = MTT__SLOTS, MTT__LATE = 2 * MTT__SLOTS };
+
 static size_t mtt__word_bytes(int ranks)
 {
-    return sizeof(uint32_t) * MTT__SLOTS * MTT__WORDS * (size_t)ranks;
+    return sizeof(uint32_t) * (MTT__LATE + MTT__LATE_SLOTS) * (size_t)ranks;
 }
 
 /* The address of a word from rank `from` in the memory of rank `to`. */
-static CUdeviceptr mtt__word(const mtt__cuda *c, int slot, int word, int from, int to)
+static CUdeviceptr mtt__word_at(const mtt__cuda *c, int word, int from, int to)
 {
-    return (CUdeviceptr)(c->copies->words[to] + (slot * MTT__WORDS + word) * c->ranks + from);
+    return (CUdeviceptr)(c->copies->words[to] + word * c->ranks + from);
 }
 
 /* Says a word to all other ranks. */
-static mtt_status mtt__say(mtt__cuda *c, cudaStream_t stream, int slot, int word)
+static mtt_status mtt__tell(mtt__cuda *c, cudaStream_t stream, int word)
 {
     CUstreamBatchMemOpParams list[MTT__COPY_RANKS] = {};
     unsigned k = 0;
@@ -5907,14 +5925,14 @@ static mtt_status mtt__say(mtt__cuda *c, cudaStream_t stream, int slot, int word
         if (peer == c->rank) continue;
         auto &write = list[k++].writeValue;
         write.operation = CU_STREAM_MEM_OP_WRITE_VALUE_32;
-        write.address = mtt__word(c, slot, word, c->rank, peer);
+        write.address = mtt__word_at(c, word, c->rank, peer);
         write.value = 1;
     }
     return mtt__checked(c, (cudaError_t)c->copies->run_words(stream, k, list, 0), "telling other ranks");
 }
 
 /* Waits in `wires` until all other ranks have said a word. */
-static mtt_status mtt__hear(mtt__cuda *c, int slot, int word)
+static mtt_status mtt__hear(mtt__cuda *c, int word)
 {
     CUstreamBatchMemOpParams list[2 * MTT__COPY_RANKS] = {};
     unsigned k = 0;
@@ -5924,7 +5942,7 @@ static mtt_status mtt__hear(mtt__cuda *c, int slot, int word)
         auto &write = list[k++].writeValue;
         wait.operation = CU_STREAM_MEM_OP_WAIT_VALUE_32;
         write.operation = CU_STREAM_MEM_OP_WRITE_VALUE_32;
-        write.address = wait.address = mtt__word(c, slot, word, peer, c->rank);
+        write.address = wait.address = mtt__word_at(c, word, peer, c->rank);
         wait.value = 1;
         wait.flags = CU_STREAM_WAIT_VALUE_GEQ;
     }
@@ -6003,23 +6021,23 @@ static mtt_status mtt__end_copies(mtt__cuda *c)
     cudaError_t error = cudaEventRecord(x->said, x->mouth);
     if (!error) error = cudaStreamWaitEvent(c->wires, x->said, 0);
     mtt_status status = mtt__checked(c, error, "telling other ranks");
-    for (int slot = 0; slot < x->open && status == MTT_OK; slot++) status = mtt__hear(c, slot, MTT__TAKEN);
+    for (int slot = 0; slot < x->open && status == MTT_OK; slot++) status = mtt__hear(c, MTT__TAKEN + slot);
     x->open = 0;
     return status;
 }
 
-static mtt_status mtt__copy_all(mtt__cuda *c, const mtt_transfer *transfers, int count)
+/* Copies in `wires` when all others have said a word, as this rank does when its own operations are done. */
+static mtt_status mtt__copy_after(mtt__cuda *c, int word, const mtt_transfer *transfers, int count)
 {
     mtt__copies *const x = c->copies;
     mtt__route *route = x->routes;
     mtt_status status = MTT_OK;
     while (route && route->transfers != transfers) route = route->next;
     if (!route) status = mtt__make_route(c, transfers, count, &route);
-    if (status == MTT_OK && x->open == MTT__SLOTS) status = mtt__end_copies(c);
     if (status == MTT_OK)
         status = mtt__checked(c, cudaStreamWaitEvent(x->mouth, c->ready, 0), "telling other ranks");
-    if (status == MTT_OK) status = mtt__say(c, x->mouth, x->open, MTT__READY);
-    if (status == MTT_OK) status = mtt__hear(c, x->open, MTT__READY);
+    if (status == MTT_OK) status = mtt__tell(c, x->mouth, word);
+    if (status == MTT_OK) status = mtt__hear(c, word);
     for (int i = 0; i < count && status == MTT_OK; i++) {
         const mtt_transfer *const t = &transfers[i];
         if (!t->receive_bytes) continue;
@@ -6027,10 +6045,69 @@ static mtt_status mtt__copy_all(mtt__cuda *c, const mtt_transfer *transfers, int
                                             c->wires);
         status = mtt__checked(c, error, "copying from another rank");
     }
-    return status == MTT_OK ? mtt__say(c, c->wires, x->open++, MTT__TAKEN) : status;
+    return status;
 }
 
-/* Forgets routes and the blocks that were opened for them. */
+static mtt_status mtt__copy_all(mtt__cuda *c, const mtt_transfer *transfers, int count)
+{
+    mtt__copies *const x = c->copies;
+    mtt_status status = x->open == MTT__SLOTS ? mtt__end_copies(c) : MTT_OK;
+    if (status == MTT_OK) status = mtt__copy_after(c, MTT__READY + x->open, transfers, count);
+    return status == MTT_OK ? mtt__tell(c, c->wires, MTT__TAKEN + x->open++) : status;
+}
+
+/* The weights that an operation gathers. */
+static mtt_status mtt__find_late(mtt__cuda *c, const mtt_op *op, mtt__late **found)
+{
+    mtt__copies *const x = c->copies;
+    mtt__late *late = x->late;
+    cudaError_t error;
+    while (late && late->op != op) late = late->next;
+    if (!late) {
+        late = (mtt__late *)mtt__host_alloc(c->env, sizeof(*late));
+        if (!late || x->late_count == MTT__LATE_SLOTS) {
+            mtt__host_free(c->env, late);
+            return mtt__cuda_fail(c->env, MTT_E_MEMORY, "no room for %d layers' weights", x->late_count);
+        }
+        error = cudaEventCreateWithFlags(&late->arrived, cudaEventDisableTiming);
+        late->next = x->late, late->op = op, late->slot = x->late_count++;
+        x->late = late;
+        if (error) return mtt__checked(c, error, "gathering weights");
+    }
+    *found = late;
+    return MTT_OK;
+}
+
+/* Whether an operation has tensors that arrive late. */
+static int mtt__has_late(const mtt_op *op, const mtt_op *gather)
+{
+    for (int i = 0; i < op->inputs + op->outputs; i++)
+        for (int p = 0; p < gather->parameters && op->operands[i]; p++)
+            if (op->operands[i]->data == gather->weights[p]->data) return 1;
+    return 0;
+}
+
+/* Before an operation, or before all (NULL): waits for its weights, a transfer for all. */
+static mtt_status mtt__await_weights(mtt__cuda *c, const mtt_op *op)
+{
+    cudaError_t error = cudaSuccess;
+    for (mtt__late *w = c->copies ? c->copies->late : NULL; w && !error; w = w->next) {
+        if (w->waited || (op && !mtt__is_transfer(op) && !mtt__has_late(op, w->op))) continue;
+        w->waited = 1;
+        error = cudaStreamWaitEvent(c->stream, w->arrived, c->capturing ? cudaEventWaitExternal : 0);
+    }
+    return mtt__checked(c, error, "waiting for weights");
+}
+
+/* So that operations wait for all late weights again. Returns how many there are. */
+static int mtt__forget_waits(mtt__cuda *c)
+{
+    if (!c->copies) return 0;
+    for (mtt__late *w = c->copies->late; w; w = w->next) w->waited = 0;
+    return c->copies->late_count;
+}
+
+/* Forgets routes, the blocks that were opened for them, and late weights. */
 static void mtt__forget_routes(mtt__cuda *c)
 {
     mtt__copies *const x = c->copies;
@@ -6042,6 +6119,11 @@ static void mtt__forget_routes(mtt__cuda *c)
     while (mtt__route *const r = x->routes) {
         x->routes = r->next;
         mtt__host_free(c->env, r);
+    }
+    while (mtt__late *const w = x->late) {
+        x->late = w->next;
+        cudaEventDestroy(w->arrived);
+        mtt__host_free(c->env, w);
     }
 }
 
@@ -6217,15 +6299,36 @@ static mtt_status mtt__send_all(mtt__cuda *c, const mtt_transfer *transfers, int
 
 /* ---- either way ---- */
 
-/* Starts transfers when what they send has been made. */
-static mtt_status mtt__start_transfers(mtt__cuda *c, const mtt_transfer *transfers, int count)
+/* `wires` goes on when what operations have made so far is there. */
+static mtt_status mtt__follow(mtt__cuda *c)
 {
     cudaError_t error = cudaEventRecord(c->ready, c->stream);
     if (!error) error = cudaStreamWaitEvent(c->wires, c->ready, 0);
     if (error) return mtt__checked(c, error, "starting transfers");
     if (c->lost) return mtt__cuda_fail(c->env, MTT_E_RANK, "another rank is lost: no transfers");
+    return MTT_OK;
+}
+
+/* Starts transfers when what they send has been made. */
+static mtt_status mtt__start_transfers(mtt__cuda *c, const mtt_transfer *transfers, int count)
+{
+    mtt_status status = mtt__follow(c);
+    if (status != MTT_OK) return status;
     c->travelling = 1;
     return c->copies ? mtt__copy_all(c, transfers, count) : mtt__send_all(c, transfers, count);
+}
+
+/* Starts to gather weights, which may arrive late. */
+static mtt_status mtt__start_late(mtt__cuda *c, const mtt_op *op)
+{
+    mtt__late *late = NULL;
+    mtt_status status = mtt__find_late(c, op, &late);
+    if (status == MTT_OK) status = mtt__follow(c);
+    if (status == MTT_OK)
+        status = mtt__copy_after(c, MTT__LATE + late->slot, op->transfers, op->transfer_count);
+    if (status != MTT_OK) return status;
+    late->waited = 0;
+    return mtt__checked(c, cudaEventRecord(late->arrived, c->wires), "gathering weights");
 }
 
 /* What operations do next begins when all transfers have ended. */
@@ -6340,6 +6443,7 @@ static mtt_status mtt__cuda_all_to_all(mtt__cuda *c, const mtt_op *op)
 
 static mtt_status mtt__cuda_all_gather(mtt__cuda *c, const mtt_op *op)
 {
+    if (c->copies && op->weights) return mtt__start_late(c, op);
     return mtt__start_transfers(c, op->transfers, op->transfer_count);
 }
 
@@ -6354,6 +6458,8 @@ static const mtt__function mtt__cuda_functions[] = {MTT_OPS(MTT__CUDA_FUNCTION)}
 static mtt_status mtt__wait(mtt__cuda *c)
 {
     c->staging_used = 0;
+    mtt_status status = mtt__await_weights(c, NULL);
+    if (status != MTT_OK) return status;
     if (c->expecting) return mtt__wait_for_ranks(c);
     return mtt__checked(c, cudaStreamSynchronize(c->stream), "waiting for operations");
 }
@@ -6504,7 +6610,8 @@ static mtt_status mtt__run_each(mtt__cuda *c, const mtt_op *ops, int count)
     mtt_status status = MTT_OK;
     for (int i = 0; i < count && status == MTT_OK; i++) {
         mtt__function run = mtt__hopper_function(c, &ops[i]);
-        if (mtt__needs_transfers(&ops[i])) status = mtt__join_transfers(c);
+        status = mtt__await_weights(c, &ops[i]);
+        if (status == MTT_OK && mtt__needs_transfers(&ops[i])) status = mtt__join_transfers(c);
         if (status == MTT_OK) status = run ? run(c, &ops[i]) : mtt__cuda_functions[ops[i].kind](c, &ops[i]);
     }
     return status == MTT_OK ? mtt__join_transfers(c) : status;
@@ -6532,7 +6639,10 @@ static void mtt__capture(mtt__cuda *c, mtt__graph *g)
     size_t nodes = 0;
     cudaError_t error = cudaStreamBeginCapture(c->stream, cudaStreamCaptureModeThreadLocal);
     if (error == cudaSuccess) {
+        g->late = mtt__forget_waits(c);
+        c->capturing = 1;
         mtt_status status = mtt__run_each(c, g->ops, g->count);
+        c->capturing = 0;
         error = cudaStreamEndCapture(c->stream, &graph);
         if (error == cudaSuccess) error = cudaGraphGetNodes(graph, NULL, &nodes);
         if (error == cudaSuccess && status == MTT_OK && nodes <= MTT__GRAPH_NODES)
@@ -6542,20 +6652,28 @@ static void mtt__capture(mtt__cuda *c, mtt__graph *g)
         g->exec = NULL;
         cudaGetLastError(); /* errors of operations are reported when they run */
     }
+    if (!g->exec) mtt__forget_waits(c);
     if (graph) cudaGraphDestroy(graph);
 }
 
+/* Operations from the first one on that gathers weights are launched one by one: a graph would wait for what
+   arrives late. */
 static mtt_status mtt__cuda_run(void *context, const mtt_op *ops, int count)
 {
     mtt__cuda *c = (mtt__cuda *)context;
     mtt_status status = mtt__checked(c, cudaSetDevice(c->device), "selecting it");
     mtt__graph *g;
+    int first = 0;
     if (status != MTT_OK) return status;
     for (int i = 0; i < count && c->wires; i++) c->expecting |= mtt__is_transfer(&ops[i]);
-    g = mtt__find_graph(c, ops, count);
+    while (first < count && !(c->copies && mtt__is_transfer(&ops[first]) && ops[first].weights)) first++;
+    g = mtt__find_graph(c, ops, first);
     if (g && ++g->runs == 2) mtt__capture(c, g); /* the first run has chosen algorithms and loaded kernels */
     if (!g || !g->exec) return mtt__run_each(c, ops, count);
-    return mtt__checked(c, cudaGraphLaunch(g->exec, c->stream), "a graph of operations");
+    if (c->copies && g->late < c->copies->late_count) status = mtt__await_weights(c, NULL);
+    if (status == MTT_OK)
+        status = mtt__checked(c, cudaGraphLaunch(g->exec, c->stream), "a graph of operations");
+    return status == MTT_OK ? mtt__run_each(c, ops + first, count - first) : status;
 }
 
 /* Fills in the backend of a CUDA device, counted from 0. Refuses a device older than compute capability
