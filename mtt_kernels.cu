@@ -5855,10 +5855,12 @@ static mtt_status mtt__open_wires(mtt__cuda *c)
    captured graph can be replayed. Nobody sets it again too early: a rank uses the words of a slot again after
    all others' TAKEN, for which they had to see its READY.
 
-   Weights that another rank has updated arrive late: while the next forward pass has begun, whose operations
-   wait for their own weights alone. The words for them have slots of their own. Nobody says TAKEN: before a
-   rank says READY for the first transfer after them, it waits for all of them. */
-enum { MTT__COPY_RANKS = 16, MTT__SLOTS = 32, MTT__LATE_SLOTS = 1056 };
+   Weights that other ranks have updated arrive late: while the next forward pass runs, whose operations wait
+   for their own weights alone. The first ones travel beside the other updates, and all others together, since
+   each wait for a word delays kernels of other streams, too, by some 50 us. Nobody says TAKEN: before a rank
+   says READY for the first transfer after them, it waits for all of them. */
+enum { MTT__COPY_RANKS = 16, MTT__SLOTS = 32 };
+enum { MTT__READY = 0, MTT__TAKEN = MTT__SLOTS, MTT__FIRST = 2 * MTT__SLOTS, MTT__OTHERS, MTT__WORDS };
 
 /* A place in the memory of a rank, for others. */
 struct mtt__spot {
@@ -5881,34 +5883,27 @@ struct mtt__route {
     const char **from;
 };
 
-/* Weights that arrive late: their slot is their number. */
+/* Weights that arrive late. */
 struct mtt__late {
     mtt__late *next;
     const mtt_op *op; /* the all_gather */
     cudaEvent_t arrived;
-    int slot, waited; /* waited: 1 = what is run from now on begins after they have arrived */
+    int waited;       /* 1 = what is run from now on begins after they have arrived */
 };
 
 struct mtt__copies {
     PFN_cuStreamBatchMemOp_v11070 run_words;
     PFN_cuMemGetAddressRange_v3020 find_block;
-    uint32_t *words[MTT__COPY_RANKS]; /* said to each rank: of the slots READY, TAKEN, late READY; by each */
+    uint32_t *words[MTT__COPY_RANKS]; /* [WORDS, ranks], in each rank's memory, by who says it */
     cudaStream_t mouth;               /* says READY, while `wires` may still copy for earlier transfers */
     cudaEvent_t said;
     cudaStream_t rescue;              /* says the words of a rank that is lost */
     int open;                         /* transfers whose TAKEN was not waited for: each has a slot */
     mtt__late *late;                  /* weights, the latest first */
-    int late_count;
+    int late_count, gathers; /* gathers: 1 = the list under way has begun with its first one */
     mtt__window *windows;
     mtt__route *routes;
 };
-
-enum { MTT__READY = 0, MTT__TAKEN = MTT__SLOTS, MTT__LATE = 2 * MTT__SLOTS };
-
-static size_t mtt__word_bytes(int ranks)
-{
-    return sizeof(uint32_t) * (MTT__LATE + MTT__LATE_SLOTS) * (size_t)ranks;
-}
 
 /* The address of a word from rank `from` in the memory of rank `to`. */
 static CUdeviceptr mtt__word_at(const mtt__cuda *c, int word, int from, int to)
@@ -6026,18 +6021,27 @@ static mtt_status mtt__end_copies(mtt__cuda *c)
     return status;
 }
 
-/* Copies in `wires` when all others have said a word, as this rank does when its own operations are done. */
-static mtt_status mtt__copy_after(mtt__cuda *c, int word, const mtt_transfer *transfers, int count)
+/* Says a word to all when operations have made what this rank sends, and lets `wires` wait for theirs. */
+static mtt_status mtt__meet(mtt__cuda *c, int word)
 {
-    mtt__copies *const x = c->copies;
-    mtt__route *route = x->routes;
-    mtt_status status = MTT_OK;
-    while (route && route->transfers != transfers) route = route->next;
-    if (!route) status = mtt__make_route(c, transfers, count, &route);
-    if (status == MTT_OK)
-        status = mtt__checked(c, cudaStreamWaitEvent(x->mouth, c->ready, 0), "telling other ranks");
-    if (status == MTT_OK) status = mtt__tell(c, x->mouth, word);
-    if (status == MTT_OK) status = mtt__hear(c, word);
+    cudaError_t error = cudaStreamWaitEvent(c->copies->mouth, c->ready, 0);
+    mtt_status status = mtt__checked(c, error, "telling other ranks");
+    if (status == MTT_OK) status = mtt__tell(c, c->copies->mouth, word);
+    return status == MTT_OK ? mtt__hear(c, word) : status;
+}
+
+static mtt_status mtt__find_route(mtt__cuda *c, const mtt_transfer *transfers, int count, mtt__route **route)
+{
+    mtt__route *known = c->copies->routes;
+    while (known && known->transfers != transfers) known = known->next;
+    *route = known;
+    return known ? MTT_OK : mtt__make_route(c, transfers, count, route);
+}
+
+static mtt_status mtt__copy_list(mtt__cuda *c, const mtt_transfer *transfers, int count)
+{
+    mtt__route *route = NULL;
+    mtt_status status = mtt__find_route(c, transfers, count, &route);
     for (int i = 0; i < count && status == MTT_OK; i++) {
         const mtt_transfer *const t = &transfers[i];
         if (!t->receive_bytes) continue;
@@ -6052,7 +6056,8 @@ static mtt_status mtt__copy_all(mtt__cuda *c, const mtt_transfer *transfers, int
 {
     mtt__copies *const x = c->copies;
     mtt_status status = x->open == MTT__SLOTS ? mtt__end_copies(c) : MTT_OK;
-    if (status == MTT_OK) status = mtt__copy_after(c, MTT__READY + x->open, transfers, count);
+    if (status == MTT_OK) status = mtt__meet(c, MTT__READY + x->open);
+    if (status == MTT_OK) status = mtt__copy_list(c, transfers, count);
     return status == MTT_OK ? mtt__tell(c, c->wires, MTT__TAKEN + x->open++) : status;
 }
 
@@ -6065,13 +6070,12 @@ static mtt_status mtt__find_late(mtt__cuda *c, const mtt_op *op, mtt__late **fou
     while (late && late->op != op) late = late->next;
     if (!late) {
         late = (mtt__late *)mtt__host_alloc(c->env, sizeof(*late));
-        if (!late || x->late_count == MTT__LATE_SLOTS) {
-            mtt__host_free(c->env, late);
-            return mtt__cuda_fail(c->env, MTT_E_MEMORY, "no room for %d layers' weights", x->late_count);
-        }
+        if (!late)
+            return mtt__cuda_fail(c->env, MTT_E_MEMORY, "out of host memory: %zu bytes", sizeof(*late));
         error = cudaEventCreateWithFlags(&late->arrived, cudaEventDisableTiming);
-        late->next = x->late, late->op = op, late->slot = x->late_count++;
+        late->next = x->late, late->op = op;
         x->late = late;
+        x->late_count++;
         if (error) return mtt__checked(c, error, "gathering weights");
     }
     *found = late;
@@ -6154,7 +6158,7 @@ struct mtt__offer {
 static void mtt__offer_copies(mtt__cuda *c, int nccl, mtt__offer *own)
 {
     mtt__copies *const x = c->copies;
-    const size_t bytes = mtt__word_bytes(c->ranks);
+    const size_t bytes = sizeof(uint32_t) * MTT__WORDS * (size_t)c->ranks;
     cudaDriverEntryPointQueryResult found;
     FILE *const file = fopen("/proc/sys/kernel/random/boot_id", "r");
     void *words = NULL, *run_words = NULL, *find_block = NULL;
@@ -6318,17 +6322,35 @@ static mtt_status mtt__start_transfers(mtt__cuda *c, const mtt_transfer *transfe
     return c->copies ? mtt__copy_all(c, transfers, count) : mtt__send_all(c, transfers, count);
 }
 
-/* Starts to gather weights, which may arrive late. */
-static mtt_status mtt__start_late(mtt__cuda *c, const mtt_op *op)
+/* Gathers the weights of one operation, which may arrive late. */
+static mtt_status mtt__gather(mtt__cuda *c, const mtt_op *op)
 {
     mtt__late *late = NULL;
     mtt_status status = mtt__find_late(c, op, &late);
-    if (status == MTT_OK) status = mtt__follow(c);
-    if (status == MTT_OK)
-        status = mtt__copy_after(c, MTT__LATE + late->slot, op->transfers, op->transfer_count);
+    if (status == MTT_OK) status = mtt__copy_list(c, op->transfers, op->transfer_count);
     if (status != MTT_OK) return status;
     late->waited = 0;
     return mtt__checked(c, cudaEventRecord(late->arrived, c->wires), "gathering weights");
+}
+
+static int mtt__gathers_late(const mtt__cuda *c, const mtt_op *op)
+{
+    return c->copies && op->kind == MTT_OP_all_gather && op->weights;
+}
+
+/* At the end of a list: gathers all weights but the first ones, which are on their way. */
+static mtt_status mtt__gather_others(mtt__cuda *c, const mtt_op *ops, int count)
+{
+    mtt_status status = mtt__follow(c);
+    int first = 1;
+    c->copies->gathers = 0;
+    if (status == MTT_OK) status = mtt__meet(c, MTT__OTHERS);
+    for (int i = 0; i < count && status == MTT_OK; i++) {
+        if (!mtt__gathers_late(c, &ops[i])) continue;
+        if (!first) status = mtt__gather(c, &ops[i]);
+        first = 0;
+    }
+    return status;
 }
 
 /* What operations do next begins when all transfers have ended. */
@@ -6350,7 +6372,8 @@ static void mtt__abandon(mtt__cuda *c)
     while (c->copies && (cudaStreamQuery(c->wires) == cudaErrorNotReady ||
                          cudaStreamQuery(c->stream) == cudaErrorNotReady)) {
         mtt__copies *const x = c->copies;
-        if (cudaMemsetAsync(x->words[c->rank], 1, mtt__word_bytes(c->ranks), x->rescue)) break;
+        const size_t bytes = sizeof(uint32_t) * MTT__WORDS * (size_t)c->ranks;
+        if (cudaMemsetAsync(x->words[c->rank], 1, bytes, x->rescue)) break;
         cudaStreamSynchronize(x->rescue);
     }
 }
@@ -6443,8 +6466,12 @@ static mtt_status mtt__cuda_all_to_all(mtt__cuda *c, const mtt_op *op)
 
 static mtt_status mtt__cuda_all_gather(mtt__cuda *c, const mtt_op *op)
 {
-    if (c->copies && op->weights) return mtt__start_late(c, op);
-    return mtt__start_transfers(c, op->transfers, op->transfer_count);
+    if (!mtt__gathers_late(c, op)) return mtt__start_transfers(c, op->transfers, op->transfer_count);
+    if (c->copies->gathers) return MTT_OK;
+    c->copies->gathers = 1;
+    mtt_status status = mtt__follow(c);
+    if (status == MTT_OK) status = mtt__meet(c, MTT__FIRST);
+    return status == MTT_OK ? mtt__gather(c, op) : status;
 }
 
 /* ----------------------------------------------------------------------------------------------------------
@@ -6614,6 +6641,7 @@ static mtt_status mtt__run_each(mtt__cuda *c, const mtt_op *ops, int count)
         if (status == MTT_OK && mtt__needs_transfers(&ops[i])) status = mtt__join_transfers(c);
         if (status == MTT_OK) status = run ? run(c, &ops[i]) : mtt__cuda_functions[ops[i].kind](c, &ops[i]);
     }
+    if (status == MTT_OK && c->copies && c->copies->gathers) status = mtt__gather_others(c, ops, count);
     return status == MTT_OK ? mtt__join_transfers(c) : status;
 }
 
@@ -6666,7 +6694,7 @@ static mtt_status mtt__cuda_run(void *context, const mtt_op *ops, int count)
     int first = 0;
     if (status != MTT_OK) return status;
     for (int i = 0; i < count && c->wires; i++) c->expecting |= mtt__is_transfer(&ops[i]);
-    while (first < count && !(c->copies && mtt__is_transfer(&ops[first]) && ops[first].weights)) first++;
+    while (first < count && !mtt__gathers_late(c, &ops[first])) first++;
     g = mtt__find_graph(c, ops, first);
     if (g && ++g->runs == 2) mtt__capture(c, g); /* the first run has chosen algorithms and loaded kernels */
     if (!g || !g->exec) return mtt__run_each(c, ops, count);
