@@ -5856,11 +5856,11 @@ static mtt_status mtt__open_wires(mtt__cuda *c)
    all others' TAKEN, for which they had to see its READY.
 
    Weights that other ranks have updated arrive late: while the next forward pass runs, whose operations wait
-   for their own weights alone. The first ones travel beside the other updates, and all others together, since
-   each wait for a word delays kernels of other streams, too, by some 50 us. Nobody says TAKEN: before a rank
-   says READY for the first transfer after them, it waits for all of them. */
+   for their own weights alone. A rank says UPDATED once, after all updates: each wait for a word delays short
+   kernels of other streams, too, by some 50 us. Nobody says TAKEN: before a rank says READY for the first
+   transfer after them, it waits for all of them. */
 enum { MTT__COPY_RANKS = 16, MTT__SLOTS = 32 };
-enum { MTT__READY = 0, MTT__TAKEN = MTT__SLOTS, MTT__FIRST = 2 * MTT__SLOTS, MTT__OTHERS, MTT__WORDS };
+enum { MTT__READY = 0, MTT__TAKEN = MTT__SLOTS, MTT__UPDATED = 2 * MTT__SLOTS, MTT__WORDS };
 
 /* A place in the memory of a rank, for others. */
 struct mtt__spot {
@@ -5900,7 +5900,7 @@ struct mtt__copies {
     cudaStream_t rescue;              /* says the words of a rank that is lost */
     int open;                         /* transfers whose TAKEN was not waited for: each has a slot */
     mtt__late *late;                  /* weights, the latest first */
-    int late_count, gathers; /* gathers: 1 = the list under way has begun with its first one */
+    int late_count;
     mtt__window *windows;
     mtt__route *routes;
 };
@@ -6322,33 +6322,24 @@ static mtt_status mtt__start_transfers(mtt__cuda *c, const mtt_transfer *transfe
     return c->copies ? mtt__copy_all(c, transfers, count) : mtt__send_all(c, transfers, count);
 }
 
-/* Gathers the weights of one operation, which may arrive late. */
-static mtt_status mtt__gather(mtt__cuda *c, const mtt_op *op)
-{
-    mtt__late *late = NULL;
-    mtt_status status = mtt__find_late(c, op, &late);
-    if (status == MTT_OK) status = mtt__copy_list(c, op->transfers, op->transfer_count);
-    if (status != MTT_OK) return status;
-    late->waited = 0;
-    return mtt__checked(c, cudaEventRecord(late->arrived, c->wires), "gathering weights");
-}
-
 static int mtt__gathers_late(const mtt__cuda *c, const mtt_op *op)
 {
     return c->copies && op->kind == MTT_OP_all_gather && op->weights;
 }
 
-/* At the end of a list: gathers all weights but the first ones, which are on their way. */
-static mtt_status mtt__gather_others(mtt__cuda *c, const mtt_op *ops, int count)
+/* Gathers the weights of all operations of a list that do so. */
+static mtt_status mtt__gather_weights(mtt__cuda *c, const mtt_op *ops, int count)
 {
     mtt_status status = mtt__follow(c);
-    int first = 1;
-    c->copies->gathers = 0;
-    if (status == MTT_OK) status = mtt__meet(c, MTT__OTHERS);
+    if (status == MTT_OK) status = mtt__meet(c, MTT__UPDATED);
     for (int i = 0; i < count && status == MTT_OK; i++) {
+        mtt__late *late = NULL;
         if (!mtt__gathers_late(c, &ops[i])) continue;
-        if (!first) status = mtt__gather(c, &ops[i]);
-        first = 0;
+        status = mtt__find_late(c, &ops[i], &late);
+        if (status == MTT_OK) status = mtt__copy_list(c, ops[i].transfers, ops[i].transfer_count);
+        if (status != MTT_OK) break;
+        late->waited = 0;
+        status = mtt__checked(c, cudaEventRecord(late->arrived, c->wires), "gathering weights");
     }
     return status;
 }
@@ -6466,12 +6457,7 @@ static mtt_status mtt__cuda_all_to_all(mtt__cuda *c, const mtt_op *op)
 
 static mtt_status mtt__cuda_all_gather(mtt__cuda *c, const mtt_op *op)
 {
-    if (!mtt__gathers_late(c, op)) return mtt__start_transfers(c, op->transfers, op->transfer_count);
-    if (c->copies->gathers) return MTT_OK;
-    c->copies->gathers = 1;
-    mtt_status status = mtt__follow(c);
-    if (status == MTT_OK) status = mtt__meet(c, MTT__FIRST);
-    return status == MTT_OK ? mtt__gather(c, op) : status;
+    return mtt__start_transfers(c, op->transfers, op->transfer_count);
 }
 
 /* ----------------------------------------------------------------------------------------------------------
@@ -6635,13 +6621,18 @@ static mtt_status mtt__cuda_download(void *context, void *to, const void *from, 
 static mtt_status mtt__run_each(mtt__cuda *c, const mtt_op *ops, int count)
 {
     mtt_status status = MTT_OK;
+    int late = 0;
     for (int i = 0; i < count && status == MTT_OK; i++) {
         mtt__function run = mtt__hopper_function(c, &ops[i]);
+        if (mtt__gathers_late(c, &ops[i])) {
+            late = 1;
+            continue;
+        }
         status = mtt__await_weights(c, &ops[i]);
         if (status == MTT_OK && mtt__needs_transfers(&ops[i])) status = mtt__join_transfers(c);
         if (status == MTT_OK) status = run ? run(c, &ops[i]) : mtt__cuda_functions[ops[i].kind](c, &ops[i]);
     }
-    if (status == MTT_OK && c->copies && c->copies->gathers) status = mtt__gather_others(c, ops, count);
+    if (status == MTT_OK && late) status = mtt__gather_weights(c, ops, count);
     return status == MTT_OK ? mtt__join_transfers(c) : status;
 }
 
