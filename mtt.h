@@ -116,7 +116,8 @@
    - With kept_inputs in 8 bits, gradients depend on which layers the plan recomputes.
    The policy's `shard` says what ranks divide. The plan says what a rank holds, and what it sends. The
    gradients of a layer are sent while the backward pass goes on through the layer before it, and weights of a
-   layer while the next one's are updated. A rank that waits for its GPU still notices if another one is lost.
+   layer while the next one's are updated, or, by copies, while the next forward pass runs. A rank that waits
+   for its GPU still notices if another one is lost.
 
    ATTENTION AND WINDOWS
    Query i attends keys max(0, i - W + 1) .. i. W counts the query itself: W = 1 attends nothing else.
@@ -1313,7 +1314,8 @@ enum { MTT_KEPT_GROUP = 128 };
    all ranks. merge_records joins what all ranks have recorded in the table of scales.
 
    all_to_all and all_gather may end later than operations after them. sum_gradients, add_counts, sum_squares,
-   grad_norm, merge_records, and what follows in another list, begin when they have ended. */
+   grad_norm, merge_records, and what follows in another list, begin when they have ended. Of weights that are
+   gathered, what uses them. */
 #define MTT_RANK_OPS(X)                                                                                      \
     X(all_to_all, 0, MTT_OPERANDS(*received),                                                                \
       0, 2 * mtt__wire_bytes(op), 0)                                                                         \
