@@ -1196,8 +1196,7 @@ typedef struct mtt_shape {
 
    rotary normalizes q and k, if there are gains, and rotates them, if there are angles: the cosine and the
    sine of each position and pair. linear_rotary does so in place, where the product is needed no further. The
-   gradient of rotary is also made in place. Without gains, flash_backward makes it: with angles, it rotates
-   the gradients of q and k back.
+   gradient of rotary is also made in place.
 
    gather and cached_attention generate text. Row i of y is row index[i] of x, or zeros if that is negative.
    cached_attention takes rows of any sequences: row i is the token of sequence sequences[i] at place
@@ -1290,8 +1289,8 @@ enum { MTT_KEPT_GROUP = 128 };
       5 * N(o->d_scores), MOVED, 0)                                                                          \
     X(attention_scores_backward, 2, MTT_OPERANDS(*d_scores, *qkv, *d_qkv),                                   \
       4 * N(o->d_scores) * d->head_dim, MOVED, 0)                                                            \
-    X(flash_backward, 6, MTT_OPERANDS(*d_out, *qkv, *out, *lse, *control, *angles, *d_qkv, *d_qkv_t),        \
-      10 * mtt__attention_pairs(d) * d->head_dim + (o->angles ? 3 * N(o->d_qkv) : 0), MOVED,                 \
+    X(flash_backward, 5, MTT_OPERANDS(*d_out, *qkv, *out, *lse, *control, *d_qkv, *d_qkv_t),                 \
+      10 * mtt__attention_pairs(d) * d->head_dim, MOVED,                                     \
       mtt__flash_scratch(d, o->qkv->dtype, 2 * (d->heads / d->heads_kv) + (d->heads > d->heads_kv)))         \
     X(rotary_backward, 5, MTT_OPERANDS(*dy, *qkv, *angles, *q_gain, *k_gain, *dx, *d_q_gain, *d_k_gain),     \
       (o->q_gain ? 15 : 3) * N(o->dx), MOVED, o->q_gain ? mtt__rotary_scratch(d) : 0)                        \
@@ -5899,8 +5898,7 @@ static void mtt__adjoint_flash(mtt__builder *b, const mtt_op *op)
     if (mtt__in_eight(b, MTT_FP8_LAYERS) && b->program->shape.seq_len % 16 == 0 &&
         mtt__maker(b, f->qkv).kind == MTT_OP_linear)
         d_qkv = mtt__add_gradient_eight(b, f->qkv)->gradient_8;
-    MTT__EMIT(b, op->layer, op->site, flash_backward, dy, qkv, out, lse, f->control, NULL, d_qkv,
-              a->gradient_t);
+    MTT__EMIT(b, op->layer, op->site, flash_backward, dy, qkv, out, lse, f->control, d_qkv, a->gradient_t);
 }
 
 /* The gradients take the logits' place. */
@@ -6281,17 +6279,6 @@ static int mtt__fuse_linear_backward_gelu(mtt__builder *b, mtt_op *op, mtt_op *n
     return 1;
 }
 
-/* flash_backward, rotary_backward: gradients are rotated before they are rounded and stored. */
-static int mtt__fuse_flash_rotary(mtt_op *op, const mtt_op *next)
-{
-    mtt_flash_backward *f = (mtt_flash_backward *)(void *)op->operands;
-    const mtt_rotary_backward *r = MTT_OPERANDS_OF(rotary_backward, next);
-    if (op->kind != MTT_OP_flash_backward || next->kind != MTT_OP_rotary_backward) return 0;
-    if (r->q_gain || r->dx != f->d_qkv) return 0;
-    f->angles = r->angles;
-    return 1;
-}
-
 static void mtt__fuse(mtt__builder *b)
 {
     mtt__program *p = b->program;
@@ -6301,7 +6288,6 @@ static void mtt__fuse(mtt__builder *b)
         *op = p->ops[i];
         if (next == end) break;
         i += mtt__fuse_residual_norm(b, op, next) || mtt__fuse_linear_rotary(b, op, next) ||
-             mtt__fuse_flash_rotary(op, next) ||
              (half && mtt__fuse_linear_gelu(b, op, next)) ||
              (half && mtt__fuse_linear_backward_gelu(b, op, next, end));
     }
@@ -8984,10 +8970,6 @@ static void mtt__cpu_flash_backward(const mtt_op *op, const mtt_flash_backward *
         int64_t head = i / 2 / tiles, first = i / 2 % tiles * MTT__TILE;
         if (i % 2) mtt__flash_backward_queries(op, f, head, first);
         else if (head % group == 0) mtt__flash_backward_keys(op, f, head, first);
-    }
-    if (f->angles) {
-        mtt_rotary_backward rotary = {f->d_qkv, NULL, f->angles, NULL, NULL, f->d_qkv, NULL, NULL};
-        mtt__cpu_rotary_backward(op, &rotary);
     }
 }
 

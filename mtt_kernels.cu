@@ -4109,8 +4109,7 @@ struct mtt__flash {
     float4 *dq_partial; /* a ring of `slots` heads of numbered dQ sums, in the order of the accumulators */
     float4 *members_partial; /* numbered sums of dK and dV of the heads so far that share the keys */
     int *ticket;        /* key tiles given out */
-    int slots, interleaved;
-    const float *angles; /* [T, D], by which dQ and dK are rotated back (in >>hopper alone); or NULL */
+    int slots;
 };
 
 /* First element of a head in `out`, and of a part of it in qkv. */
@@ -4718,8 +4717,8 @@ MTT__DEVICE void mtt__flash_head_set(mtt__flash_head &h, const mtt__flash &f, in
 {
     h.head = head;
     h.first_row = head / f.view.heads * (int)f.seq_len;
-    h.column = head % f.view.heads * f.view.head_dim;
-    h.key_column = (f.view.heads + head % f.view.heads / f.members) * f.view.head_dim;
+    h.column = (int)mtt_qkv_column(&f.view, MTT__PART_Q, head % f.view.heads);
+    h.key_column = (int)mtt_qkv_column(&f.view, MTT__PART_K, head % f.view.heads);
 }
 
 /* First element of a row of a head, in `out` or in the Q of qkv, whose rows are `stride` elements. */
@@ -5604,7 +5603,6 @@ static mtt__flash mtt__flash_backward_arguments(const mtt_op *op)
     const mtt_flash_backward *o = MTT_OPERANDS_OF(flash_backward, op);
     mtt__flash f = mtt__flash_arguments(op, o->qkv, o->out, o->lse, o->control);
     f.d_out = o->d_out->data, f.d_qkv = o->d_qkv->data, f.d_qkv_t = mtt__at<uint8_t>(o->d_qkv_t);
-    f.angles = mtt__at<float>(o->angles), f.interleaved = op->shape->rotary_interleaved;
     return f;
 }
 
@@ -5797,8 +5795,9 @@ static mtt_status mtt__cuda_flash(mtt__cuda *c, const mtt_op *op)
     return mtt__launch_forward_exact<256, 32>(c, f);
 }
 
-static mtt_status mtt__flash_backward_of(mtt__cuda *c, const mtt_op *op, mtt_dtype dtype)
+static mtt_status mtt__cuda_flash_backward(mtt__cuda *c, const mtt_op *op)
 {
+    const mtt_dtype dtype = MTT_OPERANDS_OF(flash_backward, op)->qkv->dtype;
     const mtt__flash f = mtt__flash_backward_arguments(op);
     if (!mtt__flash_takes(op->shape)) return mtt__flash_refuse(c, op->shape);
     if (dtype == MTT_BF16_BITS) return mtt__flash_backward_of<__nv_bfloat16>(c, op, f);
@@ -5806,15 +5805,6 @@ static mtt_status mtt__flash_backward_of(mtt__cuda *c, const mtt_op *op, mtt_dty
     if (f.view.head_dim <= 64) return mtt__launch_backward_exact<64, 32>(c, op, f);
     if (f.view.head_dim <= 128) return mtt__launch_backward_exact<128, 32>(c, op, f);
     return mtt__launch_backward_exact<256, 16>(c, op, f);
-}
-
-/* These kernels leave the rotation to a pass of its own; those of >>hopper rotate what they store. */
-static mtt_status mtt__cuda_flash_backward(mtt__cuda *c, const mtt_op *op)
-{
-    const mtt_flash_backward *o = MTT_OPERANDS_OF(flash_backward, op);
-    mtt_status status = mtt__flash_backward_of(c, op, o->qkv->dtype);
-    if (status != MTT_OK || !o->angles) return status;
-    return mtt__launch_rotary(c, op, o->d_qkv, NULL, NULL, o->angles, o->d_qkv, -1.0f);
 }
 
 /* ----------------------------------------------------------------------------------------------------------
@@ -7029,13 +7019,11 @@ struct mtt__backward_wgmma_sizes {
     static constexpr int D = WIDTH, KEY_ROWS = DROPOUT && GROUPS ? 1 : 128 / D;
     static constexpr int BLOCK_Q = 64, BLOCK_KV = 128 * KEY_ROWS;
     static constexpr int THREADS = 256, MIN_BLOCKS = 1, DQ_COLUMNS = D / 2, SUMS = DQ_COLUMNS / 8;
-    /* shared memory: K, V; two stages of Q, dO, stats; dS^T; random bits of each 128 keys;
-       dQ, and the angles of its rows */
+    /* shared memory: K, V; two stages of Q, dO, stats; dS^T; random bits of each 128 keys */
     static constexpr int KV_BYTES = BLOCK_KV * D * 2, Q_BYTES = BLOCK_Q * D * 2, STAGE = 2 * Q_BYTES + 1024;
     static constexpr int S_AT = 2 * KV_BYTES + 2 * STAGE, BITS_AT = S_AT + BLOCK_KV * BLOCK_Q * 2;
     static constexpr int BITS_BYTES = 128 * BLOCK_Q;
-    static constexpr int DQ_AT = BITS_AT + (DROPOUT ? KEY_ROWS * BITS_BYTES : 0) + 1024;
-    static constexpr int ANGLES_AT = DQ_AT + BLOCK_Q * D * 4, SHARED = ANGLES_AT + BLOCK_Q * D * 4;
+    static constexpr int SHARED = BITS_AT + (DROPOUT ? KEY_ROWS * BITS_BYTES : 0) + 1024;
 };
 
 #if MTT__HOPPER
@@ -7076,50 +7064,6 @@ MTT__DEVICE void mtt__backward_ds(uint32_t (&p_packed)[N / 2][4], uint32_t (&ds_
     }
 }
 
-/* Copies the angles of `rows` tokens from `row` up, as a group; past the end zeros. */
-template <class S>
-MTT__DEVICE void mtt__angles_copy(const mtt__flash &f, uint32_t to_smem, int row, int rows)
-{
-    const int D = f.view.head_dim, first = row * D, end = (int)f.seq_len * D;
-#pragma unroll 1
-    for (int i = (int)mtt__opaque(threadIdx.x) * 4; i < rows * D; i += S::THREADS * 4)
-        mtt__copy_async(to_smem + i * 4, f.angles + first + i, first + i < end);
-    mtt__copy_commit();
-}
-
-/* Rotates 16 rows of sums of dQ or dK back by their angles. The sums are of a head's columns from `column`. A
-   thread has both halves of interleaved pairs. Otherwise the halves pass through `units`, 16 bytes for each
-   thread and 8 columns: the other half is in the same quad of threads, or in the other warpgroup if a
-   warpgroup has half of the columns. */
-template <class S, int COLUMNS>
-MTT__DEVICE void mtt__backward_rotate(const mtt__flash &f, float (&c)[COLUMNS / 8][4], const float *angles,
-                                      int column, float4 *units)
-{
-    const int half = f.view.head_dim / 2, thread = (int)mtt__opaque(threadIdx.x);
-    MTT__UNROLL for (int n = 0; n < COLUMNS / 8; n++)
-        units[n * S::THREADS + thread] = make_float4(c[n][0], c[n][1], c[n][2], c[n][3]);
-    if (COLUMNS < S::D) __syncthreads(); /* the other warpgroup's sums are there */
-    else __syncwarp();
-    angles += thread % 32 / 4 * 2 * half;
-    MTT__UNROLL for (int n = 0; n < COLUMNS / 8; n++) {
-        if (column + n * 8 >= 2 * half) break;
-        const int at = column + n * 8 + thread % 4 * 2;
-        const int near = at < half, other = near ? at + half : at - half;
-        const int unit = other % COLUMNS / 8 * S::THREADS + other % 8 / 2 + (thread & ~3) +
-                         (other / COLUMNS - column / COLUMNS) * 128;
-        const float sign_0 = f.interleaved || near ? 1.0f : -1.0f, sign_1 = f.interleaved ? -1.0f : sign_0;
-        const float *y = (const float *)&units[unit];
-        MTT__UNROLL for (int h = 0; h < 2; h++) {
-            float *x = &c[n][2 * h], old = x[0];
-            const float2 *turns = (const float2 *)(angles + h * 16 * half);
-            const float2 of_0 = turns[f.interleaved ? at / 2 : min(at, other)];
-            const float2 of_1 = turns[f.interleaved ? at / 2 : min(at, other) + 1];
-            x[0] = old * of_0.x + (f.interleaved ? x[1] : y[2 * h]) * of_0.y * sign_0;
-            x[1] = x[1] * of_1.x + (f.interleaved ? old : y[2 * h + 1]) * of_1.y * sign_1;
-        }
-    }
-}
-
 /* Heads in blocks of their own: adds the sums of dK and dV of the heads before and stores them, or hands them
    over. Through shared memory: beside dK and dV there are no registers for the sums before. */
 template <class S>
@@ -7129,10 +7073,8 @@ MTT__DEVICE void mtt__backward_hand_over(const mtt__flash &f, const mtt__backwar
                                          unsigned char *shared)
 {
     constexpr int SUMS = S::D / 8;
-    static_assert((2 * S::KEY_ROWS * SUMS * 16 + 2 * S::D) * S::THREADS <= S::SHARED,
-                  "there is room for dK and dV, and the angles of 128 keys");
+    static_assert(2 * S::KEY_ROWS * SUMS * 16 * S::THREADS <= S::SHARED, "there is room for dK and dV");
     float4 *const own = (float4 *)shared + threadIdx.x;
-    float *const angles = (float *)shared + 2 * S::KEY_ROWS * SUMS * 4 * S::THREADS;
     __syncthreads(); /* all have read what is there */
     MTT__UNROLL for (int m = 0; m < S::KEY_ROWS; m++)
         MTT__UNROLL for (int n = 0; n < SUMS; n++) {
@@ -7142,7 +7084,7 @@ MTT__DEVICE void mtt__backward_hand_over(const mtt__flash &f, const mtt__backwar
         }
 #pragma unroll 1
     for (int piece = 0; piece < 2 * S::KEY_ROWS; piece++) {
-        const int row = at.k0 + piece / 2 * 128, key = row + mtt__backward_warp() * 16;
+        const int key = at.k0 + piece / 2 * 128 + mtt__backward_warp() * 16;
         float sums[1][SUMS][4];
         MTT__UNROLL for (int n = 0; n < SUMS; n++) {
             const float4 unit = own[(piece * SUMS + n) * S::THREADS];
@@ -7150,33 +7092,21 @@ MTT__DEVICE void mtt__backward_hand_over(const mtt__flash &f, const mtt__backwar
             sum[0] = unit.x, sum[1] = unit.y, sum[2] = unit.z, sum[3] = unit.w;
         }
         if (!mtt__members_add<S, SUMS>(f, at, sums[0], piece)) continue;
-        if (piece % 2) {
-            mtt__backward_store<S, MTT__PART_V, 1, S::D>(f, at, sums, key, 0, f.dropout.scale);
-            continue;
-        }
-        if (f.angles) {
-            __syncthreads(); /* those of other keys have been read */
-            mtt__angles_copy<S>(f, mtt__smem(angles), row, 128);
-            mtt__copy_wait();
-            __syncthreads(); /* the angles are there */
-            mtt__backward_rotate<S, S::D>(f, sums[0], angles + (key - row) * f.view.head_dim, 0,
-                                          (float4 *)shared + piece * SUMS * S::THREADS);
-        }
-        mtt__backward_store<S, MTT__PART_K, 1, S::D>(f, at, sums, key, 0, f.gradient_scale);
+        if (piece % 2) mtt__backward_store<S, MTT__PART_V, 1, S::D>(f, at, sums, key, 0, f.dropout.scale);
+        else mtt__backward_store<S, MTT__PART_K, 1, S::D>(f, at, sums, key, 0, f.gradient_scale);
     }
 }
 #endif
 
-/* Math:        as mtt_k_flash_backward. dS^T is, transposed and in shared memory, A of dQ. With angles, dQ
-                and dK are rotated back before they are rounded
+/* Math:        as mtt_k_flash_backward. dS^T is, transposed and in shared memory, A of dQ
    Shapes:      as mtt_k_flash_backward; S::D 64 or 128
    Launch:      as mtt_k_flash_backward, one block of two warpgroups a processor. A block has as many keys as
                 its registers hold dK and dV of, 256 at S::D 64, so that fewer sums of dQ pass between blocks.
                 Draws and exponentials run under dP's product, the next scores under the wait for dQ's sums.
                 Shared memory, from a multiple of 1,024 bytes: K, V, two stages of Q, dO, lse and delta, dS^T,
-                random bits; to rotate, dQ and angles of a tile, and at the end dK and angles of all keys
+                random bits
    Requires:    as mtt_k_flash_backward, and code for sm_90a (the kernel is empty otherwise)
-   Traffic:     as mtt_k_flash_backward, and angles twice a head
+   Traffic:     as mtt_k_flash_backward
    Determinism: as mtt_k_flash_backward: dQ passes through the same ring
    Reference:   mtt_k_flash_backward */
 template <class S>
@@ -7189,7 +7119,6 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS)
     extern __shared__ __align__(128) unsigned char shared[];
     __shared__ mtt__backward_block block;
     const uint32_t smem = (mtt__smem(shared) + 1023) & ~1023u, s_smem = smem + S::S_AT;
-    float *const angles = (float *)(shared + S::ANGLES_AT);
     const int lane = threadIdx.x & 31, warp = mtt__uniform((int)threadIdx.x / 32), warpgroup = warp / 4;
     const int T = (int)f.seq_len, stride = mtt__uniform_row(f.view), head_dim = f.view.head_dim;
     if (threadIdx.x == 0) mtt__backward_take<S>(f, &block);
@@ -7259,8 +7188,6 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS)
         score_gradient(tile, 0);
         __syncthreads(); /* the last tile's Q, dO and dS have been read */
         if (tile > first_tile) copy(tile - 1);
-        if (f.angles && tile < first_tile + BLOCK_KV / BLOCK_Q) /* the block is dQ's last contributor */
-            mtt__angles_copy<S>(f, mtt__smem(angles), q0, BLOCK_Q);
         if (S::DROPOUT) draw(tile, ROWS);
         MTT__UNROLL for (int m = 0; m < ROWS; m++) {
             const int k0 = at.k0 + m * 128;
@@ -7313,14 +7240,9 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS)
         mtt__wgmma_wait<1>();
         mtt__wgmma_hold(dq_rmem[0]);
         MTT__UNROLL for (int n = 0; n < S::SUMS * 4; n++) dq_rmem[0][n / 4][n % 4] += sums[n / 4][n % 4];
-        if (order.place == order.contributors - 1) {
-            const int row = q0 + warp % 4 * 16;
-            if (f.angles)
-                mtt__backward_rotate<S, S::DQ_COLUMNS>(f, dq_rmem[0], angles + (row - q0) * head_dim, column,
-                                                       (float4 *)(shared + S::DQ_AT));
-            mtt__backward_store<S, MTT__PART_Q, 1, S::DQ_COLUMNS>(f, at, dq_rmem, row, column,
+        if (order.place == order.contributors - 1)
+            mtt__backward_store<S, MTT__PART_Q, 1, S::DQ_COLUMNS>(f, at, dq_rmem, q0 + warp % 4 * 16, column,
                                                                   f.gradient_scale);
-        }
         if (order.hands_over)
             mtt__sums_store<S::SUMS, S::THREADS>(mtt__dq_sums<S>(f, at, tile), dq_rmem[0], order.number + 1);
         mtt__wgmma_wait();
@@ -7344,24 +7266,10 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS)
         mtt__backward_hand_over<S>(f, at, dk_rmem, dv_rmem, shared);
         return;
     }
-    float *const key_angles = (float *)shared + BLOCK_KV * D; /* behind the units of dK */
-    if (f.angles) {
-        __syncthreads(); /* all have read what is in shared memory */
-        mtt__angles_copy<S>(f, mtt__smem(key_angles), at.k0, BLOCK_KV);
-    }
-    MTT__UNROLL for (int m = 0; m < KEY_ROWS; m++)
-        mtt__backward_store<S, MTT__PART_V, 1, D>(f, at, dv_rmem[m], at.k0 + m * 128 + warp * 16, 0,
-                                                  f.dropout.scale);
-    if (f.angles) {
-        mtt__copy_wait();
-        __syncthreads(); /* the angles are there */
-    }
     MTT__UNROLL for (int m = 0; m < KEY_ROWS; m++) {
-        const int key = m * 128 + warp * 16;
-        if (f.angles)
-            mtt__backward_rotate<S, D>(f, dk_rmem[m][0], key_angles + key * head_dim, 0,
-                                       (float4 *)shared + m * D / 8 * S::THREADS);
-        mtt__backward_store<S, MTT__PART_K, 1, D>(f, at, dk_rmem[m], at.k0 + key, 0, f.gradient_scale);
+        const int key = at.k0 + m * 128 + warp * 16;
+        mtt__backward_store<S, MTT__PART_K, 1, D>(f, at, dk_rmem[m], key, 0, f.gradient_scale);
+        mtt__backward_store<S, MTT__PART_V, 1, D>(f, at, dv_rmem[m], key, 0, f.dropout.scale);
     }
 #endif
 }

@@ -1249,49 +1249,6 @@ static void textbook_flash(const textbook *t)
     }
 }
 
-/* A head of q or k: x / sqrt(mean x^2 + eps), whose error grows with those of all x. */
-static void normalize_head(const textbook *t, const double *gain, double *x, double *size)
-{
-    int64_t D = t->op->shape->head_dim, i;
-    double squares = 0, doubt = 0, rstd;
-    for (i = 0; i < D; i++) squares = fp32(t, squares + fp32(t, x[i] * x[i]));
-    rstd = fp32(t, 1 / fp32(t, sqrt(fp32(t, fp32(t, squares / (double)D) + (double)t->op->shape->norm_eps))));
-    for (i = 0; i < D; i++) doubt += fabs(x[i]) * size[i] / (double)D * rstd * rstd;
-    for (i = 0; i < D; i++) {
-        size[i] = (size[i] + fabs(x[i]) * doubt) * rstd * fabs(gain ? gain[i] : 1);
-        x[i] = fp32(t, fp32(t, x[i] * rstd) * (gain ? gain[i] : 1));
-    }
-}
-
-/* Pairs of a head as complex numbers, times e^(i angle), or backward e^(-i angle). */
-static void rotate_head(const textbook *t, const double *angles, int backward, double *x, double *size)
-{
-    int64_t D = t->op->shape->head_dim, i, apart = t->op->shape->rotary_interleaved ? 1 : D / 2;
-    for (i = 0; i < D / 2 && angles; i++) {
-        int64_t a = apart == 1 ? 2 * i : i, b = a + apart;
-        double c = angles[2 * i], e = backward ? -angles[2 * i + 1] : angles[2 * i + 1];
-        double x_a = x[a], x_b = x[b], size_a = size[a], size_b = size[b];
-        x[a] = fp32(t, fp32(t, x_a * c) - fp32(t, x_b * e));
-        x[b] = fp32(t, fp32(t, x_b * c) + fp32(t, x_a * e));
-        size[a] = size_a * fabs(c) + size_b * fabs(e);
-        size[b] = size_b * fabs(c) + size_a * fabs(e);
-    }
-}
-
-/* Rows of q, k and v, in place, with their magnitudes; backward, without gains: rows of their gradients. */
-static void turn_rows(const textbook *t, const double *angles, int backward, const double *q_gain,
-                      const double *k_gain, double *y, double *y_size)
-{
-    const mtt_shape *d = t->op->shape;
-    int64_t D = d->head_dim, width = mtt_qkv_of(d).row, row, head;
-    for (row = 0; row < d->rows; row++)
-        for (head = 0; head < d->heads + d->heads_kv; head++) {
-            double *x = y + row * width + head * D, *size = y_size + row * width + head * D;
-            if (q_gain) normalize_head(t, head < d->heads ? q_gain : k_gain, x, size);
-            rotate_head(t, angles ? angles + row % d->seq_len * D : NULL, backward, x, size);
-        }
-}
-
 /* P and dS are rounded where they enter the products of dV, dQ and dK. Dropout's factor of what it keeps
    comes after these products, where the kernels have it too: of two equally good places to round a
    probability, before and after that factor, one may well have twice the other's largest error (2 of 1,500
@@ -1348,11 +1305,49 @@ static void textbook_flash_backward(const textbook *t)
     }
     join_gradients(t, gradients, 0, 2, v->d_qkv);
     join_gradients(t, sizes, 0, 2, magnitude->d_qkv);
-    if (!o->angles) return;
-    if (!t->exact) store_all(t, o->d_qkv, v->d_qkv); /* the CPU rounds before and after it rotates */
-    sizes = t->exact ? magnitude->d_qkv : calloc((size_t)mtt__elements(o->d_qkv), sizeof(double));
-    turn_rows(t, v->angles, 1, NULL, NULL, v->d_qkv, sizes);
-    if (!t->exact) free(sizes);
+}
+
+/* A head of q or k: x / sqrt(mean x^2 + eps), whose error grows with those of all x. */
+static void normalize_head(const textbook *t, const double *gain, double *x, double *size)
+{
+    int64_t D = t->op->shape->head_dim, i;
+    double squares = 0, doubt = 0, rstd;
+    for (i = 0; i < D; i++) squares = fp32(t, squares + fp32(t, x[i] * x[i]));
+    rstd = fp32(t, 1 / fp32(t, sqrt(fp32(t, fp32(t, squares / (double)D) + (double)t->op->shape->norm_eps))));
+    for (i = 0; i < D; i++) doubt += fabs(x[i]) * size[i] / (double)D * rstd * rstd;
+    for (i = 0; i < D; i++) {
+        size[i] = (size[i] + fabs(x[i]) * doubt) * rstd * fabs(gain ? gain[i] : 1);
+        x[i] = fp32(t, fp32(t, x[i] * rstd) * (gain ? gain[i] : 1));
+    }
+}
+
+/* Pairs of a head as complex numbers, times e^(i angle), or backward e^(-i angle). */
+static void rotate_head(const textbook *t, const double *angles, int backward, double *x, double *size)
+{
+    int64_t D = t->op->shape->head_dim, i, apart = t->op->shape->rotary_interleaved ? 1 : D / 2;
+    for (i = 0; i < D / 2 && angles; i++) {
+        int64_t a = apart == 1 ? 2 * i : i, b = a + apart;
+        double c = angles[2 * i], e = backward ? -angles[2 * i + 1] : angles[2 * i + 1];
+        double x_a = x[a], x_b = x[b], size_a = size[a], size_b = size[b];
+        x[a] = fp32(t, fp32(t, x_a * c) - fp32(t, x_b * e));
+        x[b] = fp32(t, fp32(t, x_b * c) + fp32(t, x_a * e));
+        size[a] = size_a * fabs(c) + size_b * fabs(e);
+        size[b] = size_b * fabs(c) + size_a * fabs(e);
+    }
+}
+
+/* Rows of q, k and v, in place, with their magnitudes. */
+static void turn_rows(const textbook *t, const double *angles, const double *q_gain, const double *k_gain,
+                      double *y, double *y_size)
+{
+    const mtt_shape *d = t->op->shape;
+    int64_t D = d->head_dim, width = mtt_qkv_of(d).row, row, head;
+    for (row = 0; row < d->rows; row++)
+        for (head = 0; head < d->heads + d->heads_kv; head++) {
+            double *x = y + row * width + head * D, *size = y_size + row * width + head * D;
+            if (q_gain) normalize_head(t, head < d->heads ? q_gain : k_gain, x, size);
+            rotate_head(t, angles ? angles + row % d->seq_len * D : NULL, 0, x, size);
+        }
 }
 
 static void textbook_rotary(const textbook *t)
@@ -1364,7 +1359,7 @@ static void textbook_rotary(const textbook *t)
     v_width = (int64_t)t->op->shape->heads_kv * t->op->shape->head_dim;
     memcpy(v->y, v->qkv, (size_t)count * sizeof(double));
     for (i = 0; i < count; i++) size[i] = i % width < width - v_width ? fabs(v->y[i]) : 0;
-    turn_rows(t, v->angles, 0, v->q_gain, v->k_gain, v->y, size);
+    turn_rows(t, v->angles, v->q_gain, v->k_gain, v->y, size);
     if (t->exact) memcpy(MAGNITUDES(rotary, t)->y, size, (size_t)count * sizeof(double));
     free(size);
 }
@@ -1379,7 +1374,7 @@ static void textbook_linear_rotary(const textbook *t)
     biased_product(t, mtt__rows(o->y), mtt__width(o->y), mtt__width(o->x), v->x, v->weight,
                    t->op->transposed, v->bias, v->y, size);
     if (!t->exact) store_all(t, o->y, v->y);
-    turn_rows(t, v->angles, 0, v->q_gain, v->k_gain, v->y, size);
+    turn_rows(t, v->angles, v->q_gain, v->k_gain, v->y, size);
     if (t->exact) memcpy(MAGNITUDES(linear_rotary, t)->y, size, (size_t)count * sizeof(double));
     free(size);
 }
@@ -2897,8 +2892,6 @@ static void turns_of_heads(void)
         s.model.d_model = s.model.heads * cases[number].width;
         s.model.d_ff = s.model.vocab = 8;
         s.model.dropout = cases[number].dropout;
-        s.model.positions = below(2) ? MTT_POSITIONS_ROTARY : MTT_POSITIONS_LEARNED;
-        s.model.rotary_interleaved = below(2);
         s.policy = (mtt_policy){.precision = number % 2 ? MTT_FP16 : MTT_BF16,
                                 .attention = MTT_ATTENTION_FLASH,
                                 .window = cases[number].window,
@@ -2922,8 +2915,6 @@ static void edges_of_tiles(void)
         s.model.d_model = s.model.heads * widths[number / 2 % 4];
         s.model.d_ff = s.model.vocab = 8;
         s.model.dropout = number / 72 ? 0.1f + 0.1f * (float)below(8) : 0;
-        s.model.positions = below(2) ? MTT_POSITIONS_ROTARY : MTT_POSITIONS_LEARNED;
-        s.model.rotary_interleaved = below(2);
         s.policy.precision = number % 2 ? MTT_FP16 : MTT_BF16;
         s.policy.attention = MTT_ATTENTION_FLASH;
         s.policy.loss = MTT_LOSS_FULL;
@@ -3123,7 +3114,7 @@ static void same_attention(lock_step *l, const mtt_op *device)
     mtt_tensor eight[2] = {*wanted[0], *(backward ? wanted[1] : wanted[0])};
     mtt_quantize then = {&alone, NULL, NULL, NULL, &eight[0], backward ? &eight[1] : NULL};
     mtt_flash forward_row = {f->qkv, f->control, &alone, f->lse, NULL};
-    mtt_flash_backward backward_row = {g->d_out, g->qkv, g->out, g->lse, g->control, NULL, &alone, NULL};
+    mtt_flash_backward backward_row = {g->d_out, g->qkv, g->out, g->lse, g->control, &alone, NULL};
     mtt_shape shape = *device->shape;
     mtt_op op = *device;
     op.operands = backward ? (mtt_tensor **)(void *)&backward_row : (mtt_tensor **)(void *)&forward_row;
@@ -3811,7 +3802,6 @@ static void full_windows(void)
             ops[which] = device;
             for (o = 0; o < host->inputs; o++) {
                 if (which && o > 0 && o < 4) continue; /* qkv, out and lse are the forward operation's */
-                if (!host->operands[o]) continue;
                 if (host->operands[o]->dtype != MTT_U8) fill_tensor(host->operands[o], 1, 0);
                 cuda.upload(l.context, device->operands[o]->data, host->operands[o]->data,
                             host->operands[o]->bytes);
@@ -3960,11 +3950,8 @@ static void whole_model(setup s, int number)
 static void whole_models(int setups, mtt_precision from)
 {
     int number, p;
-    for (number = 0; number < setups && from == MTT_FP32; number++) {
-        setup s = random_setup(number + 100 + number / 20);
-        if (number % 3 == 1) s.model.positions = MTT_POSITIONS_ROTARY, s.model.rotary_interleaved = below(2);
-        whole_model(s, number + 100 + number / 20);
-    }
+    for (number = 0; number < setups && from == MTT_FP32; number++)
+        whole_model(random_setup(number + 100 + number / 20), number + 100 + number / 20);
     for (number = 0; number < setups / 2 && eight; number++) {
         setup s = eight_setup(number);
         s.policy.accumulate = 2;

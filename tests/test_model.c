@@ -2701,8 +2701,8 @@ static void attention_eight(void)
                   alone = {&qkv, &of_control, &out_2, &lse, NULL};
         mtt_quantize then = {&out_2, NULL, NULL, NULL, &wanted, NULL},
                      d_then = {&d_16, NULL, NULL, NULL, &d_wanted, NULL};
-        mtt_flash_backward d_alone = {&d_out, &qkv, &out, &lse, &of_control, NULL, &d_16, NULL},
-                           d_both = {&d_out, &qkv, &out, &lse, &of_control, NULL, &d_8, &d_t};
+        mtt_flash_backward d_alone = {&d_out, &qkv, &out, &lse, &of_control, &d_16, NULL},
+                           d_both = {&d_out, &qkv, &out, &lse, &of_control, &d_8, &d_t};
         new_case();
         scales[1] = scales[0];
         out_8.recorded = wanted.recorded = 1;

@@ -683,8 +683,8 @@ static void check_cost(const configuration *c, const mtt_op *op, int which, cons
         {"attention_values_backward", 4 * S * D, E * (RO + S + RQ + S + RQ)},
         {"softmax_backward", 5 * S, E * 3 * S + control},
         {"attention_scores_backward", 4 * S * D, E * (S + RQ + RQ)},
-        {"flash_backward", 10 * z->pairs * D + (angles && !q_gain ? 3 * RQ : 0),
-         E * (RO + RQ + RO) + (last ? 2 : E) * RQ + lse + control + (q_gain ? 0 : angles)},
+        {"flash_backward", 10 * z->pairs * D,
+         E * (RO + RQ + RO) + (last ? 2 : E) * RQ + lse + control},
         {"embed_backward", RC, 3 * E * RC},
         {"grad_norm", 2 * P, 4 * P - (narrow ? 2 * z->matrices : 0) + control + counters},
         {"adamw", 16 * P, (4 + state) * P - (narrow ? 2 * z->matrices : 0) + control + counters}};
@@ -1925,34 +1925,6 @@ static void norms_round(void)
     }
 }
 
-/* flash_backward also rotates its gradients back, unless gains come between. */
-static void rotated_gradients(void)
-{
-    for (int way = 0; way < 2 * 2 * 4 * 5; way++) {
-        configuration c = known('A', 8);
-        mtt_schedule *s = NULL;
-        int counts[MTT_OP_KIND_COUNT] = {0}, fused = way % 4 == 1;
-        c.model.positions = MTT_POSITIONS_ROTARY, c.model.qk_norm = way % 4 / 2;
-        c.policy.attention = way % 2 ? MTT_ATTENTION_FLASH : MTT_ATTENTION_PLAIN;
-        c.policy.recompute = (mtt_recompute)(way / 4 % 4);
-        c.policy.precision = (mtt_precision)(way / 16);
-        describe(&c);
-        if (mtt_schedule_create(&env, &c.model, &c.policy, c.batch, c.seq_len, &s)) continue;
-        const mtt__program *p = &s->programs[MTT__TRAIN];
-        for (int i = 0; i < p->op_count; i++) {
-            const mtt_flash_backward *f = MTT_OPERANDS_OF(flash_backward, &p->ops[i]);
-            counts[p->ops[i].kind]++;
-            check(p->ops[i].kind != MTT_OP_flash_backward || f->angles == (fused ? p->angles : NULL),
-                  "%s: operation %d has %s angles", c.text, i, fused ? "no" : "unneeded");
-        }
-        check(counts[MTT_OP_flash_backward] == way % 2 * c.model.layers &&
-                  counts[MTT_OP_rotary_backward] == (fused ? 0 : c.model.layers),
-              "%s: %d flash_backward, %d rotary_backward", c.text, counts[MTT_OP_flash_backward],
-              counts[MTT_OP_rotary_backward]);
-        mtt_schedule_destroy(s);
-    }
-}
-
 /* In 16 bits, a product and its GELU are one operation with the FLOPs of both. So are a product and GELU's
    gradient. They stay apart where GELU alone is recomputed, and in segments. All other operations stay
    the same. */
@@ -2137,7 +2109,6 @@ int main(int argc, char **argv)
     attention_in_eight();
     merged();
     residual_norms();
-    rotated_gradients();
     norms_round();
     json();
     failing_allocations();
