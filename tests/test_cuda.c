@@ -3950,8 +3950,11 @@ static void whole_model(setup s, int number)
 static void whole_models(int setups, mtt_precision from)
 {
     int number, p;
-    for (number = 0; number < setups && from == MTT_FP32; number++)
-        whole_model(random_setup(number + 100 + number / 20), number + 100 + number / 20);
+    for (number = 0; number < setups && from == MTT_FP32; number++) {
+        setup s = random_setup(number + 100 + number / 20);
+        if (number % 3 == 1) s.model.positions = MTT_POSITIONS_ROTARY, s.model.rotary_interleaved = below(2);
+        whole_model(s, number + 100 + number / 20);
+    }
     for (number = 0; number < setups / 2 && eight; number++) {
         setup s = eight_setup(number);
         s.policy.accumulate = 2;
