@@ -77,6 +77,8 @@ CALL_MEMORY(cudaGraphInstantiate, (cudaGraphExec_t *exec, cudaGraph_t graph, uns
 CALL(cudaMemcpyAsync,
      (void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind, cudaStream_t stream),
      (to, from, bytes, kind, stream))
+CALL(cudaIpcGetMemHandle, (cudaIpcMemHandle_t *handle, void *block), (handle, block))
+CALL(cudaIpcOpenMemHandle, (void **block, cudaIpcMemHandle_t handle, unsigned flags), (block, handle, flags))
 CALL(cudaMemsetAsync, (void *to, int value, size_t bytes, cudaStream_t stream), (to, value, bytes, stream))
 CALL(cudaStreamSynchronize, (cudaStream_t stream), (stream))
 CALL(cudaStreamQuery, (cudaStream_t stream), (stream))
@@ -124,6 +126,7 @@ CALL_BLAS(cublasLtMatmul,
      (blas, desc, alpha, a, in_a, b, in_b, beta, c, in_c, d, in_d, algorithm, workspace, bytes, stream))
 CALL_END(cudaFree, (void *block), (block))
 CALL_END(cudaFreeHost, (void *block), (block))
+CALL_END(cudaIpcCloseMemHandle, (void *block), (block))
 CALL_END(cudaEventDestroy, (cudaEvent_t event), (event))
 CALL_END(cudaGraphDestroy, (cudaGraph_t graph), (graph))
 CALL_END(cudaGraphExecDestroy, (cudaGraphExec_t exec), (exec))
