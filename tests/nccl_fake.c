@@ -1,7 +1,8 @@
 /* nccl_fake.c - a stand-in for libnccl.so.2: the functions that mtt_kernels.cu calls, for ranks of one host
    that may share a GPU, which NCCL refuses. Bytes go through the host: they are copied to it, sent by a
    function of the stream, and copied to the other device. So transfers are work of their stream, in captured
-   graphs too, and one whose peer has died waits until ncclCommAbort, as NCCL's do.
+   graphs too, and one whose peer has died waits until ncclCommAbort, as NCCL's do. With NCCL_FAKE_REFUSES in
+   the environment nobody is connected: what works then works without NCCL.
 
       gcc -O2 -shared -fPIC -I/usr/local/cuda/include tests/nccl_fake.c -o libnccl.so.2 \
           -L/usr/local/cuda/lib64 -lcudart_static -ldl -lrt -lpthread -lm */
@@ -105,6 +106,7 @@ int ncclCommInitRank(comm **out, int ranks, id name, int rank)
     int listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0), right;
     comm *c = calloc(1, sizeof(*c));
     *out = NULL;
+    if (getenv("NCCL_FAKE_REFUSES")) return INVALID_USAGE;
     if (!c || listener < 0 || ranks > RANKS || rank < 0 || rank >= ranks) return INVALID_ARGUMENT;
     right = !bind(listener, (struct sockaddr *)&address, bytes) && !listen(listener, RANKS);
     c->rank = rank;

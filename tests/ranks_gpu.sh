@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # ranks_gpu.sh BUILD_DIR - ranks on GPUs: tests/test_together.c, runs of the trainer with one rank and with
 # two, and ranks that are stopped, killed, or hang. They copy from each other's memory; a third of the runs go
-# by NCCL. BUILD_DIR has test_together_cuda and train_cuda. With one GPU alone, which NCCL refuses to share,
-# tests/nccl_fake.c stands in for NCCL.
+# by NCCL. BUILD_DIR has test_together_cuda and train_cuda. NCCL refuses to share a GPU: where there is one
+# alone, tests/nccl_fake.c takes its place.
 here=$(cd "$(dirname "$0")" && pwd) || exit 1
 build=$(cd "$1" && pwd) || exit 1
 . "$here/lib.sh"

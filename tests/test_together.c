@@ -183,6 +183,7 @@ static void run(const job *j)
     if (pid == 0) {
         mtt_backend backend;
         mtt_ranks *ranks = NULL;
+        if (!j->policy.nccl) setenv("NCCL_FAKE_REFUSES", "1", 1); /* tests/nccl_fake.c: they must copy */
         outcome *o;
         if (j->ranks > 1 && mtt_ranks_fork(&env, j->ranks, 0, &ranks)) {
             outcomes[0].status = MTT_E_RANK;
