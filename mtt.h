@@ -616,13 +616,15 @@ MTTDEF mtt_status mtt_ranks_any(mtt_ranks *ranks, int *flag);
 /* Says to the others that this rank now does something long, such as writing a file. They wait for it without
    a limit until it takes part again. */
 MTTDEF mtt_status mtt_ranks_busy(mtt_ranks *ranks);
-/* Takes leave of the others and frees the handle. `reason` says why, in words for the errors of those who
-   still need this rank; NULL is a normal end. A handle that has failed passes on its first failure instead,
-   so that all ranks name the same cause. Takes up to 2 seconds if other ranks are not at an end; by MPI up to
-   the timeout, and longer for a busy one, since all ranks must end MPI. After mtt_ranks_fork, rank 0 then
-   waits up to the timeout for its children to exit, or up to 2 seconds if the handle has failed, and kills
-   those left. */
-MTTDEF void mtt_ranks_close(mtt_ranks *ranks, const char *reason);
+/* Says to the others that this rank cannot go on, and why, in words for the errors of those who still need
+   it. Call it before mtt_trainer_destroy if this rank has failed alone: the others may wait for it. Does
+   nothing if the handle has failed before, so that all ranks name the same cause. Takes up to 2 seconds. */
+MTTDEF void mtt_ranks_fail(mtt_ranks *ranks, const char *reason);
+/* Takes leave of the others and frees the handle. Takes up to 2 seconds if other ranks are not at an end; by
+   MPI up to the timeout, and longer for a busy one, since all ranks must end MPI. After mtt_ranks_fork,
+   rank 0 then waits up to the timeout for its children to exit, or up to 5 seconds if the handle has failed,
+   and kills those left. */
+MTTDEF void mtt_ranks_close(mtt_ranks *ranks);
 
 /* ------------------------------------------------------------------------------------------- trainer ---- */
 
@@ -665,6 +667,7 @@ typedef struct mtt_step_info {
 MTTDEF mtt_status mtt_trainer_create(mtt_env *env, const mtt_model_desc *model, const mtt_policy *policy,
                                      const mtt_optim_desc *optim, const mtt_backend *backend, int batch,
                                      int seq_len, mtt_trainer **out);
+/* GPUs of one host that copy from each other's memory wait here for the other ranks, up to their timeout. */
 MTTDEF void mtt_trainer_destroy(mtt_trainer *trainer);
 /* One optimizer step over accumulate * batch * seq_len tokens and targets, which are copied before it
    returns. A target of -1 does not count. MTT_E_NUMBERS: the loss or the gradient is not finite; the weights
@@ -3473,12 +3476,12 @@ static void mtt__farewell(mtt_ranks *r, const char *text)
     mtt_env *env = r->env;
     char waste[4096];
     int i, live;
+    if (r->stop.kind) return; /* it has been said */
     r->env = NULL; /* `text` may be its error, which stays */
     r->stop.kind = MTT__FRAME_STOP;
     r->stop.number = (uint32_t)r->status;
     r->stop.bytes = strlen(text) < sizeof(r->failure) ? strlen(text) : sizeof(r->failure) - 1;
     r->stop_text = text;
-    if (!r->status) r->status = MTT_E_RANK;
     r->transfer_count = 0;
 #ifdef MTT_MPI
     if (r->by_mpi) {
@@ -3656,12 +3659,19 @@ static void mtt__ranks_free(mtt_ranks *r)
     mtt__free(r->env, r);
 }
 
-MTTDEF void mtt_ranks_close(mtt_ranks *ranks, const char *reason)
+MTTDEF void mtt_ranks_fail(mtt_ranks *ranks, const char *reason)
+{
+    if (!ranks || ranks->status) return;
+    mtt__farewell(ranks, reason);
+    mtt__ranks_fail(ranks, ranks->rank, MTT_E_STOPPED, "stopped: %s", reason);
+}
+
+MTTDEF void mtt_ranks_close(mtt_ranks *ranks)
 {
     double patience = ranks ? ranks->timeout : 0;
     if (!ranks) return;
     if (ranks->status && patience > 5000) patience = 5000; /* a device takes seconds to close */
-    mtt__farewell(ranks, ranks->status ? ranks->failure : reason ? reason : "");
+    mtt__farewell(ranks, ranks->status ? ranks->failure : "");
     mtt__reap(ranks, patience);
     mtt__ranks_free(ranks);
 }
@@ -10070,6 +10080,7 @@ MTTDEF mtt_status mtt_trainer_create(mtt_env *env, const mtt_model_desc *model, 
     if (!status) status = mtt__bind(t);
     if (status == MTT_E_BUDGET && t->opened) status = mtt__refuse_memory(t, &p);
     if (!status) status = mtt__fill_state(t);
+    if (t->opened) status = mtt__all_agree(t, status, NULL);
     if (!status) *out = t;
     else mtt_trainer_destroy(t);
     return status;

@@ -5815,8 +5815,8 @@ static mtt_status mtt__cuda_flash_backward(mtt__cuda *c, const mtt_op *op)
    bytes. Either way works in a stream of its own, `wires`, and waits there for the other ranks for ever. So
    the ranks' sockets tell whether the others live. */
 
-/* Each rank's `bytes` of `all` for all of them: this one's are there before. Through the host. */
-static mtt_status mtt__tell_all(mtt__cuda *c, void *all, size_t bytes)
+/* Through the host: each rank's `bytes` of `all` for all of them. This one's are there before. */
+static mtt_status mtt__show_all(mtt__cuda *c, void *all, size_t bytes)
 {
     mtt_transfer *const list = (mtt_transfer *)mtt__host_alloc(c->env, (size_t)c->ranks * sizeof(*list));
     char *const at = (char *)all;
@@ -5898,6 +5898,7 @@ struct mtt__copies {
     cudaStream_t mouth;               /* says READY, while `wires` may still copy for earlier transfers */
     cudaEvent_t said;
     cudaStream_t rescue;              /* says the words of a rank that is lost */
+    int shared;                       /* 1 = other ranks may have memory of this one open */
     int open;                         /* transfers whose TAKEN was not waited for: each has a slot */
     mtt__late *late;                  /* weights, the latest first */
     int late_count;
@@ -6131,13 +6132,27 @@ static void mtt__forget_routes(mtt__cuda *c)
     }
 }
 
+/* Closes what is open of other ranks' memory, and waits until they have closed this one's: before that, CUDA
+   does not allow to free it. A rank that is lost is not waited for. */
+static void mtt__end_sharing(mtt__cuda *c)
+{
+    mtt__copies *const x = c->copies;
+    char closed[MTT__COPY_RANKS];
+    if (!x || !x->shared) return;
+    x->shared = 0;
+    mtt__forget_routes(c);
+    for (int peer = 0; peer < c->ranks; peer++)
+        if (peer != c->rank && x->words[peer]) cudaIpcCloseMemHandle(x->words[peer]);
+    cudaGetLastError();
+    memset(closed, 1, sizeof(closed));
+    if (!c->lost) mtt__show_all(c, closed, 1);
+}
+
 static void mtt__close_copies(mtt__cuda *c)
 {
     mtt__copies *const x = c->copies;
     if (!x) return;
-    mtt__forget_routes(c);
-    for (int peer = 0; peer < c->ranks; peer++)
-        if (peer != c->rank && x->words[peer]) cudaIpcCloseMemHandle(x->words[peer]);
+    mtt__end_sharing(c);
     if (x->mouth) cudaStreamDestroy(x->mouth);
     if (x->said) cudaEventDestroy(x->said);
     if (x->rescue) cudaStreamDestroy(x->rescue);
@@ -6192,7 +6207,8 @@ static mtt_status mtt__open_copies(mtt__cuda *c, int nccl)
     c->copies = (mtt__copies *)mtt__host_alloc(c->env, sizeof(*c->copies));
     if (!c->copies) return mtt__cuda_fail(c->env, MTT_E_MEMORY, "out of host memory: no room for copies");
     mtt__offer_copies(c, nccl, own);
-    status = mtt__tell_all(c, offers, sizeof(*offers));
+    status = mtt__show_all(c, offers, sizeof(*offers));
+    c->copies->shared = status == MTT_OK;
     able[c->rank] = 1;
     for (int i = 0; i < c->ranks && status == MTT_OK && able[c->rank]; i++) {
         void *words = NULL;
@@ -6204,7 +6220,7 @@ static mtt_status mtt__open_copies(mtt__cuda *c, int nccl)
         able[c->rank] = (char)right;
     }
     cudaGetLastError(); /* what failed is no fault of later operations */
-    if (status == MTT_OK) status = mtt__tell_all(c, able, 1);
+    if (status == MTT_OK) status = mtt__show_all(c, able, 1);
     if (status != MTT_OK || memchr(able, 0, (size_t)c->ranks)) mtt__close_copies(c);
     return status;
 }
@@ -6280,7 +6296,7 @@ static mtt_status mtt__open_nccl(mtt__cuda *c)
     if (status == MTT_OK) status = mtt__find_nccl(c, n);
     if (status == MTT_OK && c->rank == 0)
         status = mtt__nccl_checked(c, n->make_id(&ids[0]), "making an identifier");
-    if (status == MTT_OK) status = mtt__tell_all(c, ids, sizeof(*ids));
+    if (status == MTT_OK) status = mtt__show_all(c, ids, sizeof(*ids));
     if (status == MTT_OK)
         status = mtt__nccl_checked(c, n->join(&n->comm, c->ranks, ids[0], c->rank), "connecting the ranks");
     mtt__host_free(c->env, ids);
@@ -6421,6 +6437,7 @@ static mtt_status mtt__try_transfers(mtt__cuda *c)
                                     "what rank %d sends arrives changed: transfers between these GPUs do not "
                                     "work%s", peer, c->copies ? "; set the policy's nccl (--nccl)" : "");
     if (c->copies) mtt__forget_routes(c);
+    if (c->copies && status == MTT_OK) status = mtt__show_all(c, arrived, 1); /* all have closed `bytes` */
     cudaFree(bytes);
     mtt__host_free(c->env, list);
     return status;
@@ -6580,6 +6597,7 @@ static void mtt__cuda_release(void *context, void *block)
     if (!block) return;
     cudaSetDevice(c->device);
     mtt__wait(c); /* the caller's allocator may hand it out again at once */
+    mtt__end_sharing(c);
     if (c->backend.device_free) c->backend.device_free(c->backend.user, block);
     else cudaFree(block);
 }

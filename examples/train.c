@@ -88,6 +88,7 @@ static int report(mtt_status status)
     if (status != MTT_E_STOPPED && (!run_rank || (status != MTT_E_NUMBERS && status != MTT_E_MISMATCH)))
         fprintf(stderr, "train: %s%s%s\n", run_who(), env.error[0] ? env.error : mtt_status_string(status),
                 status == MTT_E_MEMORY ? remedy : "");
+    if (status != MTT_E_NUMBERS) mtt_ranks_fail(files.ranks, env.error);
     return codes[status] ? codes[status] : EXIT_DATA;
 }
 
@@ -257,7 +258,7 @@ static int execute(mtt_backend *backend, mtt_batches *batches, const mtt_dataset
     mtt_trainer *t = NULL;
     mtt_status status;
     int code;
-    set.optim.seed = (uint64_t)set.seed;
+    set.optim.seed = set.sampling.seed = (uint64_t)set.seed;
     set.optim.total_steps = set.steps;
     status = mtt_trainer_create(&env, &set.model, &set.policy, &set.optim, backend, set.batch, set.seq_len,
                                 &t);
@@ -268,9 +269,9 @@ static int execute(mtt_backend *backend, mtt_batches *batches, const mtt_dataset
     if (!status) code = finish(train(t, batches, data), t, batches, data);
     run_obey_signals(0); /* all is saved */
     if (!code && set.sample && !run_rank) {
+        mtt_ranks_busy(files.ranks); /* the others wait to end */
         fprintf(stderr, "\na sample of %d tokens:\n", set.sample);
         fputs(set.prompt, stdout);
-        set.sampling.seed = (uint64_t)set.seed;
         code = report(mtt_generate(t, data->tokenizer, set.prompt, set.sample, &set.sampling,
                                    result_write_text, stdout));
         putchar('\n');
@@ -294,7 +295,6 @@ int main(int argc, char **argv)
     if (!code) code = prepare(&data, &batches);
     if (!code && !set.dry_run) code = execute(&backend, &batches, &data);
     mtt_dataset_close(&data);
-    if (code == EXIT_DIVERGED || code == EXIT_INTERRUPTED) mtt_ranks_close(files.ranks, NULL); /* all know */
-    else mtt_ranks_close(files.ranks, code ? env.error : NULL);
+    mtt_ranks_close(files.ranks);
     return code;
 }

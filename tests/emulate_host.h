@@ -7,6 +7,7 @@
 #include <cudaTypedefs.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -56,8 +57,8 @@ struct shared_block {
     size_t bytes, begin; /* of the file, and where the block begins in it */
 };
 
-static std::map<void *, shared_block> shared_blocks;        /* this process's own that others may open, */
-static std::map<void *, std::pair<void *, size_t>> windows; /* and others' */
+static std::map<void *, shared_block> shared_blocks; /* this process's own that others may open, */
+static std::map<void *, shared_block> windows;       /* and others' */
 static std::vector<pollfd> owners;                          /* of those */
 
 static size_t whole(size_t bytes, size_t of) { return (bytes + of - 1) / of * of; }
@@ -89,7 +90,12 @@ cudaError_t cudaFree(void *at)
     munmap(found->second.first, whole(found->second.second, PAGE) + PAGE);
     used_bytes -= whole(found->second.second, 2 << 20);
     blocks.erase(found);
-    if (shared_blocks.count(at)) close(shared_blocks[at].file), shared_blocks.erase(at);
+    if (shared_blocks.count(at)) {
+        const int file = shared_blocks[at].file;
+        if (ftruncate(file, 0)) abort(); /* see cudaIpcCloseMemHandle */
+        close(file);
+        shared_blocks.erase(at);
+    }
     return cudaSuccess;
 }
 
@@ -183,11 +189,10 @@ cudaError_t cudaIpcOpenMemHandle(void **at, cudaIpcMemHandle_t handle, unsigned)
     snprintf(name, sizeof(name), "/proc/%d/fd/%d", (int)s.owner, s.file);
     const int file = open(name, O_RDWR | O_CLOEXEC);
     void *const pages = mmap(NULL, s.bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-    close(file);
     if (pages == MAP_FAILED) return answer(false, cudaErrorInvalidValue);
     owners.push_back({(int)syscall(SYS_pidfd_open, s.owner, 0), POLLIN, 0});
     *at = (char *)pages + s.begin;
-    windows[*at] = {pages, s.bytes};
+    windows[*at] = {s.owner, file, s.bytes, s.begin};
     return cudaSuccess;
 }
 
@@ -195,8 +200,14 @@ cudaError_t cudaIpcCloseMemHandle(void *at)
 {
     using namespace emulate;
     const auto found = windows.find(at);
+    struct stat now;
     if (found == windows.end()) return answer(false, cudaErrorInvalidValue);
-    munmap(found->second.first, found->second.second);
+    if (!getenv("EMULATE_LOST_RANK") && (fstat(found->second.file, &now) || !now.st_size)) {
+        fprintf(stderr, "memory was freed while another process had it open\n");
+        abort();
+    }
+    munmap((char *)at - found->second.begin, found->second.bytes);
+    close(found->second.file);
     windows.erase(found);
     return cudaSuccess;
 }

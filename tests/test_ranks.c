@@ -128,7 +128,8 @@ static void one_rank(mtt_ranks *r, double seconds, body_fn body)
     status = body(r);
     leave(rank, status);
     rough = 0;
-    mtt_ranks_close(r, status ? env.error : NULL);
+    if (status) mtt_ranks_fail(r, env.error);
+    mtt_ranks_close(r);
 }
 
 static pid_t start_rank(const mtt_ranks_desc *desc, body_fn body)
@@ -309,7 +310,8 @@ static void test_exchanges(void)
     check(!mtt_ranks_rank(NULL) && mtt_ranks_count(NULL) == 1, "no ranks");
     check(!mtt_ranks_agree(NULL, "x", 1) && !mtt_ranks_any(NULL, &flag) && flag == 1, "one rank agrees");
     check(!mtt_ranks_busy(NULL), "one rank is busy");
-    mtt_ranks_close(NULL, "why");
+    mtt_ranks_fail(NULL, "why");
+    mtt_ranks_close(NULL);
 }
 
 static mtt_status sockets_are_closed_on_exec(mtt_ranks *r)
@@ -564,8 +566,8 @@ static void test_fork_faults(void)
         fault_at = at;
         status = mtt_ranks_fork(&env, 4, 0, &r);
         fault_at = 0;
-        if (!status && r->rank) mtt_ranks_close(r, NULL), _exit(0);
-        if (!status) mtt_ranks_close(r, NULL);
+        if (!status && r->rank) mtt_ranks_close(r), _exit(0);
+        if (!status) mtt_ranks_close(r);
         check(!status || strstr(env.error, "cannot start rank "), "fault %d: %s", at, env.error);
         check(waitpid(-1, NULL, WNOHANG) < 0 && open_files() == before, "fault %d leaves something", at);
         new_case();
@@ -574,8 +576,8 @@ static void test_fork_faults(void)
     for (alloc_at = 1, status = MTT_E_MEMORY; alloc_at < 20 && status; alloc_at++) {
         allocs = 0;
         status = mtt_ranks_fork(&counting, 2, 0, &r);
-        if (!status && r->rank) mtt_ranks_close(r, NULL), _exit(0);
-        if (!status) mtt_ranks_close(r, NULL);
+        if (!status && r->rank) mtt_ranks_close(r), _exit(0);
+        if (!status) mtt_ranks_close(r);
         check(!status || status == MTT_E_MEMORY, "allocation %ld: %s", alloc_at, counting.error);
         check(waitpid(-1, NULL, WNOHANG) < 0 && open_files() == before, "it leaves something");
         new_case();

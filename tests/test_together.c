@@ -26,7 +26,7 @@ typedef struct job {
     char tokens[300];            /* a file to evaluate at the end */
     int begin;                 /* step of the data */
     int victim;                /* a rank that ... */
-    enum { NOTHING, OTHER_SEED, WRONG_TOKEN, DIES, WRONG_PLACE } fate;
+    enum { NOTHING, OTHER_SEED, WRONG_TOKEN, DIES, WRONG_PLACE, NO_MEMORY, GIVES_UP } fate;
 } job;
 
 /* What a run leaves: of all ranks, the hash of losses, norms and weights, and the outcome. */
@@ -67,6 +67,8 @@ static mtt_status train(const job *j, mtt_trainer *t, int rank, int step, outcom
         }
     if (j->fate == WRONG_TOKEN && rank == j->victim && step == 2) tokens[5] = j->model.vocab;
     if (j->fate == DIES && rank == j->victim && step == 2) raise(SIGKILL);
+    if (j->fate == GIVES_UP && rank == j->victim && step == 2)
+        return mtt__fail(&env, MTT_E_FILE, "its disk is full");
     status = mtt_train_step(t, tokens, targets, &info);
     if (status) return status;
     o->loss = info.loss;
@@ -108,6 +110,13 @@ static mtt_status evaluate(const job *j, mtt_trainer *t, int rank, outcome *o)
     return status == MTT_END && q.targets == j->ranks * BATCH * LENGTH ? MTT_OK : MTT_E_ARGUMENT;
 }
 
+static mtt_status no_memory(void *context, size_t bytes, void **block)
+{
+    (void)context;
+    *block = NULL;
+    return mtt__fail(&env, MTT_E_BUDGET, "no room for %zu bytes", bytes);
+}
+
 static mtt_status run_rank(const job *j, mtt_backend *backend, outcome *o)
 {
     mtt_optim_desc optim = {.lr = 1e-3f, .seed = 5};
@@ -118,6 +127,7 @@ static mtt_status run_rank(const job *j, mtt_backend *backend, outcome *o)
     int rank = mtt_ranks_rank(backend->ranks), i;
     mtt_status status;
     optim.seed += j->fate == OTHER_SEED && rank == j->victim;
+    if (j->fate == NO_MEMORY && rank == j->victim) backend->alloc = no_memory;
     status = mtt_trainer_create(&env, &j->model, &policy, &optim, backend, BATCH, LENGTH, &t);
     if (!status && *j->resume) status = mtt_resume(t, j->resume, NULL);
     if (!status && *j->load) status = mtt_model_open(&env, j->load, &model);
@@ -141,6 +151,7 @@ static mtt_status run_rank(const job *j, mtt_backend *backend, outcome *o)
         mtt_schedule_report(mtt_trainer_schedule(t), &plan);
         o->arena = backend->device == MTT_DEVICE_CPU ? mtt_trainer_device_bytes(t) : plan.arena_bytes;
     }
+    if (j->fate == GIVES_UP && rank == j->victim) mtt_ranks_fail(backend->ranks, env.error);
     mtt_trainer_destroy(t);
     return status;
 }
@@ -184,6 +195,8 @@ static void run(const job *j)
         mtt_backend backend;
         mtt_ranks *ranks = NULL;
         if (!j->policy.nccl) setenv("NCCL_FAKE_REFUSES", "1", 1); /* tests/nccl_fake.c: they must copy */
+        if (j->fate == DIES || j->fate == GIVES_UP) /* tests/emulate_host.h: nobody waits to free */
+            setenv("EMULATE_LOST_RANK", "1", 1);
         outcome *o;
         if (j->ranks > 1 && mtt_ranks_fork(&env, j->ranks, 0, &ranks)) {
             outcomes[0].status = MTT_E_RANK;
@@ -197,7 +210,7 @@ static void run(const job *j)
             o->status = run_rank(j, &backend, o);
         }
         if (o->status) snprintf(o->error, sizeof(o->error), "%s", env.error);
-        mtt_ranks_close(ranks, o->status ? env.error : NULL);
+        mtt_ranks_close(ranks);
         _exit(0);
     }
     check(pid > 0 && waitpid(pid, NULL, 0) == pid, "a process does not start");
@@ -415,6 +428,8 @@ static void failures(void)
         {WRONG_TOKEN, MTT_E_ARGUMENT, MTT_E_STOPPED, "the vocabulary has ids"},
         {DIES, MTT_E_RANK, MTT_E_RANK, "rank 1"},
         {WRONG_PLACE, MTT_E_FILE, MTT_E_STOPPED, "missing/folder"},
+        {NO_MEMORY, MTT_E_BUDGET, MTT_E_STOPPED, "no room for"},
+        {GIVES_UP, MTT_E_FILE, MTT_E_STOPPED, "its disk is full"},
     };
     for (size_t i = 0; i < MTT__LENGTH(CASES); i++)
         for (int shard = 0; shard < 3; shard++) {

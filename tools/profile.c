@@ -60,7 +60,8 @@ static mtt_env env;
 static int fail(mtt_ranks *ranks)
 {
     fprintf(stderr, "profile: %s\n", env.error);
-    mtt_ranks_close(ranks, env.error);
+    mtt_ranks_fail(ranks, env.error);
+    mtt_ranks_close(ranks);
     return 1;
 }
 
@@ -294,7 +295,7 @@ int main(int argc, char **argv)
                count * mtt_ranks_count(ranks) / step_ms * 1e3, (double)info.arena_bytes / 1048576);
     }
     mtt_trainer_destroy(t);
-    mtt_ranks_close(ranks, NULL);
+    mtt_ranks_close(ranks);
     free(tokens);
     return 0;
 }
