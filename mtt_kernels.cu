@@ -25,7 +25,7 @@
    >>backend state  contexts, errors, launches            >>optimizer    gradient norm, AdamW
    >>elementwise    GELU, SwiGLU, residuals, sums         >>attention    scores, softmax, values
    >>norm           LayerNorm, RMSNorm, gradients         >>flash        attention without the scores
-   >>eight bits     operands of FP8's products            >>ranks        NCCL, and the wait for other ranks
+   >>eight bits     operands of FP8's products            >>ranks        copies between GPUs, NCCL
    >>embedding      and its gradient                      >>backend      memory, graphs, run
    >>products       linear layers, by cuBLASLt            >>hopper       the same, faster, on H100 and H200
 

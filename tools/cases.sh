@@ -24,13 +24,14 @@ benchmark b64 compile "model B, 64 x 512" flash,fp8_flash,flash_selective_chunke
 benchmark d32 compile "model D, 32 x 1024" \
   flash,fp8_flash,flash_selective_chunked,flash_checkpointing_chunked $d --batch-size 32
 benchmark d32_dropout compile "model D, 32 x 1024, dropout 0.1" flash $d --batch-size 32 --dropout 0.1
-benchmark gpt2_16 graphs "GPT-2 124M, 16 x 1024" flash,fp8_flash,$best $gpt2 --batch-size 16
+benchmark gpt2_16 graphs "GPT-2 124M, 16 x 1024" flash,fp8_flash,fp8_flash_compact,$best $gpt2 --batch-size 16
 benchmark gpt2_16_dropout graphs "GPT-2 124M, 16 x 1024, dropout 0.1" flash \
   $gpt2 --batch-size 16 --dropout 0.1
 benchmark gpt2_16_fp8 compile "GPT-2 124M, 16 x 1024, PyTorch in FP8 (torchao)" fp8_flash \
   $gpt2 --batch-size 16
-benchmark gpt2_64 compile "GPT-2 124M, 64 x 1024" flash,fp8_flash,$best $gpt2 --batch-size 64
-benchmark gpt2m_16 compile "GPT-2 355M, 16 x 1024" flash,fp8_flash,flash_selective_chunked \
+benchmark gpt2_64 compile "GPT-2 124M, 64 x 1024" flash,fp8_flash,fp8_flash_compact,$best \
+  $gpt2 --batch-size 64
+benchmark gpt2m_16 compile "GPT-2 355M, 16 x 1024" flash,fp8_flash,fp8_flash_compact,flash_selective_chunked \
   --layers 24 --heads 16 --d-model 1024 $head --seq-len 1024 --batch-size 16
 ranks="--ranks 2 --shard gradients"
 benchmark gpt2_16_ranks2 compile "GPT-2 124M, 16 x 1024 on each of 2 GPUs" flash,fp8_flash \
@@ -39,8 +40,9 @@ benchmark gpt2_64_ranks2 compile "GPT-2 124M, 64 x 1024 on each of 2 GPUs" flash
   $gpt2 --batch-size 64 $ranks
 benchmark gpt2m_16_ranks2 compile "GPT-2 355M, 16 x 1024 on each of 2 GPUs" flash \
   --layers 24 --heads 16 --d-model 1024 $head --seq-len 1024 --batch-size 16 $ranks
+eight=fp8_flash_checkpointing_chunked_compact
 benchmark gpt2xl_8 "" "GPT-2 1.5B, 8 x 1024" \
-  flash_checkpointing_chunked_compact,fp8_flash_checkpointing_chunked_compact \
+  flash_checkpointing_chunked_compact,flash_segments_chunked_compact_early,$eight \
   --layers 48 --heads 25 --d-model 1600 $head --seq-len 1024 --batch-size 8
 benchmark long compile "GPT-2 124M, 1 x 32768" flash,flash_checkpointing_chunked_compact \
   $gpt2 --seq-len 32768 --batch-size 1

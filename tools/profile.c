@@ -115,7 +115,7 @@ static int by_time(const void *a, const void *b)
 static mtt_status train(const mtt_backend *backend, const int32_t *tokens, const int32_t *targets,
                         mtt_trainer **t, double *ms, mtt_step_info *info)
 {
-    const mtt_optim_desc optim = {0};
+    const mtt_optim_desc optim = {.clip = set.policy.early_update ? -1.0f : 0};
     const int half = set.steps / 2;
     mtt_status status;
     double start = 0;
