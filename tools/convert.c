@@ -559,7 +559,7 @@ static void put_tokenizer(void)
     put_number("tokenizer.ggml.bos_token_id", begin_of_text);
     put_number("tokenizer.ggml.eos_token_id", end_of_text);
     put_key("tokenizer.ggml.add_bos_token", BOOL);
-    put(begin_of_text == end_of_text ? "\0" : "\1", 1);
+    put(mtt_tokenizer_begin_of_text(tokenizer) < 0 ? "\0" : "\1", 1);
 }
 
 static void write_gguf(void)
