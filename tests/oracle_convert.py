@@ -6,13 +6,23 @@ usage: python3 tests/oracle_convert.py BUILD_DIR      in the repository root, af
 Trains small models of each family. Their folders must load in from_pretrained with all keys, and give mtt's logits. In
 GGUF every tensor must have the bytes that the package gguf makes, and llama.cpp must give the log-probabilities
 of transformers for the same weights.
+
+Random models with the other pre-tokenizers follow. llama.cpp must give transformers' ids of random texts, with and
+without special tokens. The texts avoid the known differences of llama.cpp:
+- It does not bring text to form NFC, so the texts for Qwen are in that form.
+- Its classes of characters are those of Unicode 15.1. tokenizers 0.23 knows the letters and digits of Unicode 16.
+- After an apostrophe, \u017f (long s) is a letter like others. In transformers (?i:'s) matches it.
+- Where added tokens overlap, it takes the longest. transformers takes those with "normalized": false, then the first.
+- Pieces with names such as </s> and <|im_end|> are special tokens, even if they are not among the added tokens.
+- With GPT-2's, SmolLM's and Qwen's patterns it ignores "ignore_merges": true.
 """
 
-import os, random, subprocess, sys, tempfile
+import json, os, random, subprocess, sys, tempfile, unicodedata, urllib.request
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 import gguf, gguf.quants, numpy, torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 try:
     import xllamacpp
@@ -34,6 +44,25 @@ MODELS = {
 }
 TYPES = {"f32": "F32", "f16": "F16", "bf16": "BF16", "q8_0": "Q8_0"}
 SEQ = 64
+LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+PRE_TOKENIZERS = {  # llama.cpp's name: Digits or the regular expression, and the token before a text
+    "gpt-2": (r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+", None),
+    "smollm": (None, "<|endoftext|>"),
+    "llama-bpe": (LLAMA3, "<|begin_of_text|>"),
+    "dbrx": (LLAMA3, None),  # llama-bpe without ignore_merges
+    "qwen2": (LLAMA3.replace("{1,3}", ""), None),
+}
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|begin_of_text|>"]
+PARTS = SPECIAL + list(
+    " \n\r\t'\"aeszLRTMDVE019.,!?_-<>|{}\0\x1c\x7f\x85\u00a0\u1680\u180e\u200b\u2003\u2028\u3000\ufeff\u0301½Ⅻ²٣éżółćęśąźń"
+    "жшقאहिไทย日本語カ한국🤗👩\u200d🔬\U0010ffff\U00020000"
+) + [
+    "  ", "   ", "\r\n", "\n\n", " \n ", "\t\n", "!\n\n", " ?\r\n", "\t!", "'s", "'re", "'LL", "'Ll", "'VE", "''s", " the", "_a",
+    "Zażółć", "2024", "12345", " 7", "½½½½", "<think>", "</think>", "<|end", "<thi", "😀\ufe0f", "मे\u093cनू", "Vie\u0323\u0302t",
+]  # fmt: skip
 
 
 def run(*command):
@@ -103,14 +132,25 @@ def like_llama(model):
 
 
 def llama_top(server, prompt):
-    answer = server.handle_completions(
-        {"prompt": prompt, "n_predict": 1, "n_probs": 5, "temperature": 1.0, "cache_prompt": False}
-    )
+    options = {"n_predict": 1, "n_probs": 5, "temperature": 1.0, "cache_prompt": False}
+    bias = [[1, 1000.0]]  # generates ! or ": there is no answer after the end of text or a part of a character
+    answer = server.handle_completions({"prompt": prompt, "logit_bias": bias, **options})
     top = answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
     return {entry["id"]: entry["logprob"] for entry in top}
 
 
-def check_llama(file, prompts, text, text_ids, ids, same, exact):
+def check_ids(server, texts, tokenizer):
+    """llama.cpp must give the tokenizer's ids, first with special tokens, then with their names as text."""
+    for special in (True, False):
+        want = tokenizer(texts, add_special_tokens=special, split_special_tokens=not special)["input_ids"]
+        for text, ids in zip(texts, want):
+            body = json.dumps({"content": text, "add_special": special, "parse_special": special}).encode()
+            request = urllib.request.Request(server.listening_address + "/tokenize", body)
+            got = json.load(urllib.request.urlopen(request))["tokens"]
+            assert got == ids, f"llama.cpp has other ids: {text!a}: {got}, not {ids}"
+
+
+def check_llama(file, prompts, texts, tokenizer, ids, same, exact):
     """The largest error of a top-5 log-probability: against the same rounding, and against FP32."""
     p = xllamacpp.CommonParams()
     p.model.path, p.n_ctx, p.n_parallel, p.verbosity = file, SEQ, 1, -1
@@ -123,9 +163,54 @@ def check_llama(file, prompts, text, text_ids, ids, same, exact):
         assert len(top) == 5, top
         for k, reference in enumerate((same, exact)):
             errors[k] = max([errors[k]] + [abs(reference[count - 1][i] - p) for i, p in top.items()])
-    assert llama_top(server, text) == llama_top(server, text_ids), "llama.cpp has other ids"
+    check_ids(server, texts, tokenizer)
     del server
     return errors
+
+
+def random_texts(count):
+    """Three of four parts are from the list, the others characters of Unicode 3.2, which all programs know."""
+    known = [chr(c) for c in range(0x110000) if unicodedata.ucd_3_2_0.category(chr(c)) not in ("Cn", "Cs")]
+    known.remove("\u017f")
+    pick = lambda: rng.choice(PARTS if rng.random() < 0.75 else known)
+    return ["".join(pick() for _ in range(rng.randrange(1, 24))) for _ in range(count)]
+
+
+def make_tokenizer(pre, file):
+    """Writes a tokenizer in the form of a family. Its merges cross words, so each wrong cut changes ids."""
+    pattern, begin = PRE_TOKENIZERS[pre]
+    bytes_of = lambda regex: pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=regex)
+    cut = pre_tokenizers.Split(Regex(pattern), "isolated") if pattern else pre_tokenizers.Digits(True)
+    hf = Tokenizer(models.BPE())
+    hf.pre_tokenizer, hf.decoder = bytes_of(False), decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=3000, initial_alphabet=alphabet, show_progress=False)
+    hf.train_from_iterator(random_texts(3000), trainer)
+    hf.pre_tokenizer = pre_tokenizers.Sequence([cut, bytes_of(not pattern)])
+    hf.add_special_tokens(SPECIAL)
+    if begin:
+        ids = [(begin, hf.token_to_id(begin))]
+        hf.post_processor = processors.TemplateProcessing(single=f"{begin} $A", special_tokens=ids)
+    if pre == "qwen2":
+        hf.normalizer = normalizers.NFC()
+        hf.add_tokens(["<think>", "</think>"])
+    form = json.loads(hf.to_str())
+    form["model"]["ignore_merges"] = pre == "llama-bpe"
+    if pattern and "{1,3}" in pattern:  # pieces that no merge makes: ignore_merges changes ids
+        form["model"]["merges"] = [m for i, m in enumerate(form["model"]["merges"]) if i % 7]
+    json.dump(form, open(file, "w"))
+
+
+def make_model(pre, folder):
+    """Writes a random model of the family. Its large weights give sharp probabilities."""
+    config = AutoConfig.for_model(
+        "qwen3" if pre == "qwen2" else "llama", vocab_size=3020, hidden_size=64, intermediate_size=96,
+        num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+        max_position_embeddings=256, initializer_range=0.2,
+    )  # fmt: skip
+    torch.manual_seed(5)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    make_tokenizer(pre, f"{folder}/tokenizer.json")
 
 
 rng = random.Random(5)
@@ -172,9 +257,31 @@ for name, options in MODELS.items():
             line += "; so does the folder"
         if xllamacpp:
             same, exact_p = log_probabilities(logits_of(like_llama(rounded), ids)), log_probabilities(exact)
-            errors = check_llama(path, (1, 2, 7, 20, 63), text, text_ids, ids, same, exact_p)
+            errors = check_llama(path, (1, 2, 7, 20, 63), [text], tokenizer, ids, same, exact_p)
             line += f"; llama.cpp's top 5 differ by {errors[0]:.5f}, from FP32 by {errors[1]:.5f}"
             failed |= errors[0] > 0.005
         print(line)
+for pre in PRE_TOKENIZERS:
+    folder, path = f"{work}/{pre}", f"{work}/{pre}.gguf"
+    make_model(pre, folder)
+    run(f"{build}/convert", folder, path)
+    run(f"{build}/convert", folder, f"{folder}_again")
+    texts = random_texts(1000)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=f"{folder}/tokenizer.json")
+    again = AutoTokenizer.from_pretrained(f"{folder}_again", model_max_length=1 << 20)
+    assert again(texts)["input_ids"] == tokenizer(texts)["input_ids"], pre
+    assert gguf.GGUFReader(path).get_field("tokenizer.ggml.pre").contents() == pre
+    rounded = check_bytes(path, "f16", folder)
+    line = f"{pre}: transformers reads the folder with the ids of {len(texts)} texts"
+    if xllamacpp:
+        ids = sum(tokenizer(texts)["input_ids"], [])[:SEQ]
+        exact_p = log_probabilities(logits_of(AutoModelForCausalLM.from_pretrained(folder), ids))
+        same = log_probabilities(logits_of(like_llama(rounded), ids))
+        if pre == "qwen2":
+            texts = [unicodedata.normalize("NFC", text) for text in texts]
+        errors = check_llama(path, (1, 2, 7, 20, 63), texts, tokenizer, ids, same, exact_p)
+        line += f"; llama.cpp gives the same ids; its top 5 differ by {errors[0]:.5f}, from FP32 by {errors[1]:.5f}"
+        failed |= errors[0] > 0.005
+    print(line)
 if failed:
     sys.exit("a top-5 log-probability is off by more than 0.005")

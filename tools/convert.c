@@ -185,6 +185,7 @@ static void read_words(mtt_slice file)
 {
     mtt_slice bpe = value_of(file, "model"), added = value_of(file, "added_tokens");
     mtt_slice cut = value_of(file, "pre_tokenizer"), vocab = value_of(bpe, "vocab"), key;
+    int whole = mtt_slice_is(value_of(bpe, "ignore_merges"), "true"); /* in llama.cpp: llama-bpe, not dbrx */
     char pattern[2048];
     mtt_json j;
     uint64_t id;
@@ -193,7 +194,8 @@ static void read_words(mtt_slice file)
         fail(EXIT_DATA, "a GGUF file can have byte-level BPE only: convert to a folder, or pass --tokenizer "
              "none");
     snprintf(pattern, sizeof(pattern), "%.*s", (int)cut.size, cut.at);
-    if (strstr(pattern, "Split")) cut_name = strstr(pattern, "{1,3}") ? "llama-bpe" : "qwen2";
+    if (strstr(pattern, "Split"))
+        cut_name = !strstr(pattern, "{1,3}") ? "qwen2" : whole ? "llama-bpe" : "dbrx";
     if (strstr(pattern, "Digits")) cut_name = "smollm";
     tokens = allocate((size_t)model.vocab, sizeof(*tokens));
     kinds = allocate((size_t)model.vocab, 1);
@@ -559,7 +561,7 @@ static void put_tokenizer(void)
     put_number("tokenizer.ggml.bos_token_id", begin_of_text);
     put_number("tokenizer.ggml.eos_token_id", end_of_text);
     put_key("tokenizer.ggml.add_bos_token", BOOL);
-    put(begin_of_text == end_of_text ? "\0" : "\1", 1);
+    put(mtt_tokenizer_begin_of_text(tokenizer) < 0 ? "\0" : "\1", 1);
 }
 
 static void write_gguf(void)
