@@ -7052,7 +7052,7 @@ static mtt_status mtt__fit_budget(mtt_schedule *s)
     if (arena > budget)
         return mtt__fail(s->env, MTT_E_BUDGET,
                          "the budget is %zu bytes, the smallest plan takes %zu: %zu too many; "
-                         "lower the batch or seq_len, or use the chunked loss and flash attention",
+                         "lower the batch or seq_len, or use the chunked loss, flash attention, or segments",
                          budget, s->least, s->least - budget);
     q.budget = budget;
     status = mtt__fewest(&q, 0, 0, 0, 1, layers, &fewest);
