@@ -90,8 +90,8 @@ done
 check "a run that starts over keeps the earlier adapters" \
   [ -d more/adapted_fp32.old/adapted_fp32_adapter -a \
     -f more/adapted_fp32.old/adapted_fp32_merged.safetensors ]
-expect 0 'without --init trains adapters of random weights' --data text.txt --dataset random $model --steps 1 \
-  --lora-rank 8
+expect 0 'without --init trains adapters of random weights' --data text.txt --dataset random $model \
+  --steps 1 --lora-rank 8
 expect 2 '--d-model has another value than the model in folder: leave it out' --data text.txt --init folder \
   --d-model 64
 expect 2 'has its own model: leave out --model' --dry-run --init folder --model gpt2
