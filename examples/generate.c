@@ -11,7 +11,8 @@
 #include "../tools/wordpiece.h"
 #include "../tools/options.h"
 
-enum { EXIT_DATA = 3, EXIT_MEMORY = 4, MOST_CONTEXT = 4096 /* unless --context asks for more */ };
+enum { EXIT_DATA = 3, EXIT_MEMORY = 4, EXIT_DEVICE = 6 };
+enum { MOST_CONTEXT = 4096 }; /* unless --context asks for more */
 
 static void write_token(void *unused, int number, int32_t id, const char *text, size_t bytes)
 {
@@ -32,7 +33,7 @@ static const option options[] = {
     INT("count", &job.count, 0, "tokens to write, at most"),
     TEXT("stop", &stop, "end before this text"),
     TEXT("tokenizer", &tokenizer_path, "tokenizer.json, vocab.bpe or vocab.txt; default: the model's"),
-    REAL("temperature", &job.sampling.temperature, 0, "0: always the most likely token"),
+    REAL("temperature", &job.sampling.temperature, 0, "0, the default: always the most likely token"),
     INT("top-k", &job.sampling.top_k, 0, "draw from the N most likely tokens; 0: all"),
     OPTION("top-p", MTT_FIELD_FLOAT, &job.sampling.top_p, 0, 0, 1, "draw from the top X of probability"),
     OPTION("min-p", MTT_FIELD_FLOAT, &job.sampling.min_p, 0, 0, 1, "and from X of the likeliest one's up"),
@@ -76,6 +77,8 @@ static mtt_status generate(const char *path)
     job.prompts = &prompts, job.sizes = &size, job.stops = &stop, job.stop_count = stop != NULL;
     if (!status) fputs(prompt, stdout), status = mtt_generator_run(generator, tokenizer, &job);
     if (!status) putchar('\n');
+    if (!status && (fflush(stdout) || ferror(stdout)))
+        status = MTT_E_FILE, strcpy(env.error, "cannot write all of standard output: check where it goes");
     mtt_generator_destroy(generator);
     mtt_tokenizer_destroy(tokenizer);
     mtt_model_close(model);
@@ -96,5 +99,6 @@ int main(int argc, char **argv)
     status = generate(path);
     if (status) fprintf(stderr, "generate: %s\n", env.error[0] ? env.error : mtt_status_string(status));
     if (status == MTT_E_MEMORY || status == MTT_E_BUDGET) return EXIT_MEMORY;
+    if (status == MTT_E_DEVICE) return EXIT_DEVICE;
     return status == MTT_E_ARGUMENT ? OPTION_ERROR : status ? EXIT_DATA : 0;
 }

@@ -287,13 +287,13 @@ int main(int argc, char **argv)
     mtt_batches batches = {0};
     int code = read_options(argc, argv);
     if (code) return code == OPTION_HELP ? 0 : code;
-    signal(SIGXFSZ, SIG_IGN); /* a limit on file sizes fails the write, not the run */
     if (!set.dry_run) code = report(run_join(&files, &env, &set.policy));
     if (!code && !set.dry_run && set.policy.device == MTT_DEVICE_CUDA)
         code = report(run_find_device(&files, &backend));
     backend.ranks = files.ranks;
     if (!code) code = prepare(&data, &batches);
     if (!code && !set.dry_run) code = execute(&backend, &batches, &data);
+    if (!code) code = report(run_close_output(&files));
     mtt_dataset_close(&data);
     mtt_ranks_close(files.ranks);
     return code;

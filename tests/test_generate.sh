@@ -41,6 +41,10 @@ check "--stop ends the text before it" \
 expect 0 'parameters [0-9]+, arena [0-9]+ bytes' $model --plan --count 1
 expect 0 'GFLOP a chunk of prompts, [0-9.e-]+ a token of each sequence' $model --plan --count 1
 expect 0 'usage: generate MODEL' --help
+if [ -c /dev/full ]; then
+  "$build/generate" $model > /dev/full 2> err; code=$?
+  check "text that is lost is a failure" [ $code = 3 ]
+fi
 expect 2 'the model comes first'
 expect 2 'did you mean --prompt' $model --promt x
 expect 2 'precision is fp16, a generator computes in fp32 or bf16' $model --precision fp16

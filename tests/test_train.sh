@@ -87,12 +87,28 @@ run --data text.txt --dataset adapted --results-dir more --init folder --seq-len
 for file in adapter/adapter_model.safetensors merged.safetensors; do
   check "two ranks have the same $file" cmp more/together_fp32_zero2_$file more/adapted_fp32_$file
 done
+check "a run that starts over keeps the earlier adapters" \
+  [ -d more/adapted_fp32.old/adapted_fp32_adapter -a \
+    -f more/adapted_fp32.old/adapted_fp32_merged.safetensors ]
+expect 0 'without --init trains adapters of random weights' --data text.txt --dataset random $model \
+  --steps 1 --lora-rank 8
 expect 2 '--d-model has another value than the model in folder: leave it out' --data text.txt --init folder \
   --d-model 64
 expect 2 'has its own model: leave out --model' --dry-run --init folder --model gpt2
 rm folder/tokenizer.json
 expect 2 'no tokenizer beside folder: pass --tokenizer' --data text.txt --init folder
 expect 3 'cannot open it' --data text.txt --init absent
+
+# standard streams
+if [ -c /dev/full ]; then
+  "$train" --dry-run > /dev/full 2> err; code=$?
+  check "output that is lost is a failure" [ $code = 3 ]
+fi
+{ "$train" --data text.txt --dataset pipe $model --steps 3 2>&1; echo $? > code; } < /dev/null | true
+check "a run survives its closed pipe, and says so" [ "$(cat code)" = 3 -a -f results/pipe_fp32_metrics.json ]
+"$train" --data text.txt --dataset closed --results-dir closed $model --steps 1 >&- 2> err < /dev/null
+check "no file gets the text of a closed stream" [ $? = 0 -a ! -s closed/.lock ]
+expect 3 'write to the folder text.txt: Not a directory' --data text.txt --results-dir text.txt
 
 # the command line
 expect 2 'did you mean --steps\?' --stepz 3
@@ -542,6 +558,9 @@ check "weights after SIGINT and --resume are those of an uninterrupted run" \
   cmp results/cut_fp32_step800.safetensors results/whole_fp32_step800.safetensors
 check "log after SIGINT and --resume is that of an uninterrupted run" \
   same_log results/cut_fp32.jsonl results/whole_fp32.jsonl
+once HUP results/hung_fp32.jsonl $long --dataset hung
+check "SIGHUP ends with $code and a checkpoint, not 130" eval \
+  '[ $code = 130 ] && ls results/hung_fp32_step*.safetensors > /dev/null'
 once KILL results/killed_fp32.jsonl $long --dataset killed
 check "kill -9 ends with $code, not 137" [ $code = 137 ]
 expect 0 'step 800/800' $long --dataset killed --resume

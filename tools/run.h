@@ -108,11 +108,33 @@ static void run_on_signal(int number)
     signal(number, SIG_DFL);
 }
 
-/* 1: the first SIGINT or SIGTERM sets run_stop, the second one ends the program. 0: the first one does. */
+/* 1: the first SIGINT, SIGTERM or SIGHUP sets run_stop, the second one ends the program. 0: the first one
+   does. nohup ignores SIGHUP; that stays. */
 static void run_obey_signals(int gently)
 {
     signal(SIGINT, gently ? run_on_signal : SIG_DFL);
     signal(SIGTERM, gently ? run_on_signal : SIG_DFL);
+    if (signal(SIGHUP, SIG_IGN) != SIG_IGN) signal(SIGHUP, gently ? run_on_signal : SIG_DFL);
+}
+
+/* Before the first file. A limit on file sizes and a closed pipe fail the write, not the run: Ctrl-C also
+   ends the `tee` that reads its messages. A standard stream that is closed becomes /dev/null, so that no file
+   of the run takes its number and gets its text. */
+static void run_guard_streams(void)
+{
+    int fd;
+    signal(SIGXFSZ, SIG_IGN);
+    signal(SIGPIPE, SIG_IGN);
+    do fd = open("/dev/null", O_RDWR | O_CLOEXEC);
+    while (fd >= 0 && fd < 3);
+    if (fd >= 0) close(fd);
+}
+
+/* The last act. What standard output did not take, as on a full disk, is a failure. */
+static mtt_status run_close_output(run *r)
+{
+    if (run_rank || (!fflush(stdout) && !ferror(stdout))) return MTT_OK;
+    return run_fail(r, MTT_E_FILE, "cannot write all of standard output: check where it goes");
 }
 
 /* ---- ranks ---- */
@@ -125,6 +147,7 @@ static mtt_status run_join(run *r, mtt_env *env, mtt_policy *policy)
     mtt_status status = mtt_ranks_environment(env, &here);
     int ranks = policy->ranks;
     r->env = env;
+    run_guard_streams();
     r->has_adapters = policy->lora_rank > 0;
     here.timeout = (double)r->timeout;
     if (!status && here.ranks > 1 && ranks && ranks != here.ranks)
@@ -180,7 +203,8 @@ static mtt_status run_make_folder(run *r)
         snprintf(part, sizeof(part), "%.*s", (int)i, r->folder);
         if (mkdir(part, 0777) && errno != EEXIST) return run_cannot(r, "make the folder", part);
     }
-    return access(r->folder, W_OK | X_OK) ? run_cannot(r, "write to the folder", r->folder) : MTT_OK;
+    if (!access(result_path(r->folder, "", "."), W_OK | X_OK)) return MTT_OK; /* a file has no /. */
+    return run_cannot(r, "write to the folder", r->folder);
 }
 
 /* Names the run. The dataset is `chosen`, or the data's file name with _ for letters that names must not
@@ -628,8 +652,8 @@ static mtt_status run_save_last(run *r, mtt_trainer *t, const mtt_batches *batch
 
 static int run_has_file(const run *r, const char *file)
 {
-    static const char *const endings[] = {RESULT_METRICS, RESULT_MEMORY, RESULT_LOG, "_best.safetensors",
-                                          ".csv",         "_tensorboard"};
+    static const char *const endings[] = {RESULT_METRICS, RESULT_MEMORY,  RESULT_LOG, "_best.safetensors",
+                                          ".csv",         "_tensorboard", "_adapter", "_merged.safetensors"};
     size_t size = strlen(r->name), i;
     if (run_step_of(r, file) >= 0) return 1;
     for (i = 0; i < sizeof(endings) / sizeof(endings[0]); i++)
@@ -672,6 +696,8 @@ static mtt_status run_begin(run *r, mtt_trainer *t, mtt_batches *batches, int of
     int evaluated;
     if (!status) status = resume ? run_resume(r, t, batches) : run_set_aside(r);
     if (!status && !resume && r->model) status = mtt_trainer_load(t, r->model);
+    if (!status && !resume && !r->model && r->has_adapters)
+        run_say("note: --lora-rank without --init trains adapters of random weights, which stay random\n");
     mtt_model_close(r->model);
     r->model = NULL;
     if (!status) status = run_open_log(r, mtt_trainer_step(t));
