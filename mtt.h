@@ -6185,7 +6185,8 @@ static void mtt__add_all_state(mtt__builder *b)
     else if (frozen == p->parameter_count || (b->policy->freeze && !frozen))
         b->status = mtt__fail(b->env, MTT_E_ARGUMENT, "freeze is %s, which is the name of %s parameter%s",
                               b->policy->freeze, frozen ? "every" : "no",
-                              frozen ? ": leave some to train" : ": mtt_parameter lists the names");
+                              frozen ? ": leave some to train"
+                                     : ": mtt_parameter lists the names, as in h.0.attn.c_attn.weight");
     if (b->status) return;
     mtt__divide(b);
     if (!b->schedule->chunk) mtt__add_kept(b);
@@ -7275,8 +7276,8 @@ MTTDEF mtt_status mtt_plan_max_batch(mtt_env *env, const mtt_model_desc *model, 
             if (next == 1 && status) return status;
             if (next == 1)
                 return mtt__fail(env, MTT_E_BUDGET,
-                                 "the budget is %zu bytes, a batch of one sequence takes %zu", budget_bytes,
-                                 report.arena_bytes);
+                                 "the budget is %zu bytes, a batch of one sequence takes %zu: raise it, "
+                                 "shorten the sequences or recompute more", budget_bytes, report.arena_bytes);
             high = next - 1;
         }
         next = high == 1 << 20 && low < 1 << 19 ? 2 * low : low + (high - low + 1) / 2;
@@ -13239,8 +13240,9 @@ static mtt_status mtt__st_open(mtt_env *env, const char *path, mtt__st *st)
     if (status) return status;
     if (st->map.bytes >= 8) memcpy(&size, st->map.data, 8);
     if (st->map.bytes < 8 || size > st->map.bytes - 8)
-        status = mtt__fail(env, MTT_E_FORMAT, "%s: a header of %llu bytes does not fit a file of %zu; "
-                           MTT__ST_REMEDY, path, (unsigned long long)size, st->map.bytes);
+        status = mtt__fail(env, MTT_E_FORMAT, "%s: a header of %llu bytes does not fit a file of %zu; it is "
+                           "cut off (copy or save it again), or not safetensors: GGUF and PyTorch's .bin are "
+                           "not read", path, (unsigned long long)size, st->map.bytes);
     else if ((st->header = (char *)mtt__alloc_raw(env, (size_t)size + 1)) == NULL) status = MTT_E_MEMORY;
     else {
         st->data = (const unsigned char *)st->map.data + 8 + size;
@@ -13954,7 +13956,7 @@ MTTDEF mtt_status mtt_form_family(mtt_env *env, const mtt_model_desc *model, con
     if (!strcmp(*family, "llama") && m.d_model % m.heads)
         return mtt__fail(env, MTT_E_MISMATCH, "d_model is %d, but in transformers' llama it is a multiple of "
                          "the %d heads: train with one, or with qk_norm", m.d_model, m.heads);
-    return mtt__model_compare(env, model, &m, *family, "other programs have that only; train with it");
+    return mtt__model_compare(env, model, &m, *family, "other programs have only the second: train with it");
 }
 
 /* ---- opening ---- */

@@ -566,9 +566,9 @@ static mtt_status run_check_room(run *r, uint64_t bytes, int often, int resumed)
     if (statvfs(r->folder, &disk)) return run_cannot(r, "look at", r->folder);
     room = (uint64_t)disk.f_bavail * disk.f_frsize;
     if (room / count >= bytes) return MTT_OK;
-    return run_fail(r, MTT_E_FILE, "%s has %.1f MiB free, but checkpoints take %d times %.1f MiB: free some "
+    return run_fail(r, MTT_E_FILE, "%s has %.1f MiB free, too few for %d checkpoint%s of %.1f MiB: free some "
                     "space, or use another --results-dir, a lower --keep, or --no-checkpoint", r->folder,
-                    (double)room / 1048576, (int)count, (double)bytes / 1048576);
+                    (double)room / 1048576, (int)count, count > 1 ? "s" : "", (double)bytes / 1048576);
 }
 
 /* Continues from the newest checkpoint that is whole. */

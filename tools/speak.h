@@ -53,16 +53,21 @@ static const char *speak_time(double seconds)
 
 /* ---- before the first step ---- */
 
+static const char *speak_input(const mtt_prepare_desc *job)
+{
+    return strcmp(job->input, "-") ? job->input : "standard input";
+}
+
 static void speak_preparing(const mtt_prepare_desc *job)
 {
     int vocab = job->vocab ? job->vocab : 10000;
     if (result_has_tokens(job->output))
-        run_say("comparing %s with the tokens of an earlier run ...\n", job->input);
+        run_say("comparing %s with the tokens of an earlier run ...\n", speak_input(job));
     else if (job->tokenizer)
-        run_say("encoding %s with the tokenizer %s ...\n", job->input, job->tokenizer);
+        run_say("encoding %s with the tokenizer %s ...\n", speak_input(job), job->tokenizer);
     else
         run_say("training a BPE tokenizer, %s ids, on %s ...\n", speak_count((uint64_t)vocab),
-                job->input);
+                speak_input(job));
 }
 
 static void speak_dataset(const mtt_prepare_desc *job, const mtt_prepare_report *made)
@@ -70,8 +75,8 @@ static void speak_dataset(const mtt_prepare_desc *job, const mtt_prepare_report 
     static const char *const names[] = {"train", "validation", "test"};
     const uint64_t *documents = made->documents, *bytes = made->bytes;
     int k;
-    if (made->reused) run_say("the tokens of %s are reused from an earlier run\n", job->input);
-    run_say("%s: %s documents, %s bytes, %s ids\n", job->input,
+    if (made->reused) run_say("the tokens of %s are reused from an earlier run\n", speak_input(job));
+    run_say("%s: %s documents, %s bytes, %s ids\n", speak_input(job),
             speak_count(documents[MTT_TRAIN] + documents[MTT_VALID] + documents[MTT_TEST]),
             speak_count(bytes[MTT_TRAIN] + bytes[MTT_VALID] + bytes[MTT_TEST]),
             speak_count((uint64_t)made->vocab));
