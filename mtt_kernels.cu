@@ -6357,6 +6357,7 @@ static mtt_status mtt__gather_weights(mtt__cuda *c, const mtt_op *ops, int count
         late->waited = 0;
         status = mtt__checked(c, cudaEventRecord(late->arrived, c->wires), "gathering weights");
     }
+    if (status != MTT_OK) c->travelling = 1; /* mtt__join_transfers then waits for those that have begun */
     return status;
 }
 
@@ -6418,6 +6419,7 @@ static mtt_status mtt__try_transfers(mtt__cuda *c)
     mtt_transfer *const list = (mtt_transfer *)mtt__host_alloc(c->env, ranks * (sizeof(*list) + 1));
     char *bytes = NULL, *const arrived = (char *)(list + ranks);
     int k = 0;
+    mtt_status joined, ended;
     mtt_status status = mtt__checked(c, cudaMalloc((void **)&bytes, 2 * ranks), "taking memory");
     if (!list) status = mtt__cuda_fail(c->env, MTT_E_MEMORY, "out of host memory: %d ranks", c->ranks);
     if (status == MTT_OK)
@@ -6425,8 +6427,9 @@ static mtt_status mtt__try_transfers(mtt__cuda *c)
     for (int peer = 0; peer < c->ranks && status == MTT_OK; peer++)
         if (peer != c->rank) list[k++] = {peer, bytes + peer, 1, bytes + ranks + peer, 1};
     if (status == MTT_OK) status = mtt__start_transfers(c, list, k);
-    if (status == MTT_OK) status = mtt__join_transfers(c);
-    if (status == MTT_OK) status = mtt__wait_for_ranks(c);
+    joined = mtt__join_transfers(c); /* after a failure, too: cudaFree waits for what has begun, for ever */
+    ended = mtt__wait_for_ranks(c);
+    if (status == MTT_OK) status = joined != MTT_OK ? joined : ended;
     if (status == MTT_OK)
         status = mtt__checked(c, cudaMemcpyAsync(arrived, bytes + ranks, ranks, cudaMemcpyDeviceToHost,
                                                  c->stream), "reading memory");
@@ -6638,7 +6641,7 @@ static mtt_status mtt__cuda_download(void *context, void *to, const void *from, 
 
 static mtt_status mtt__run_each(mtt__cuda *c, const mtt_op *ops, int count)
 {
-    mtt_status status = MTT_OK;
+    mtt_status status = MTT_OK, joined;
     int late = 0;
     for (int i = 0; i < count && status == MTT_OK; i++) {
         mtt__function run = mtt__hopper_function(c, &ops[i]);
@@ -6651,7 +6654,8 @@ static mtt_status mtt__run_each(mtt__cuda *c, const mtt_op *ops, int count)
         if (status == MTT_OK) status = run ? run(c, &ops[i]) : mtt__cuda_functions[ops[i].kind](c, &ops[i]);
     }
     if (status == MTT_OK && late) status = mtt__gather_weights(c, ops, count);
-    return status == MTT_OK ? mtt__join_transfers(c) : status;
+    joined = mtt__join_transfers(c); /* after a failure, too: mtt__wait must see transfers that have begun */
+    return status != MTT_OK ? status : joined;
 }
 
 /* The entry of a list of operations; NULL if the list is short or all entries are taken. Lists and the
