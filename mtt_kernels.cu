@@ -6092,6 +6092,17 @@ static int mtt__has_late(const mtt_op *op, const mtt_op *gather)
     return 0;
 }
 
+/* Whether an address lies in weights that arrive late. */
+static int mtt__is_late(const mtt__cuda *c, const void *at)
+{
+    for (const mtt__late *w = c->copies ? c->copies->late : NULL; w; w = w->next)
+        for (int p = 0; p < w->op->parameters; p++) {
+            const mtt_tensor *const t = w->op->weights[p];
+            if ((uintptr_t)at - (uintptr_t)t->data < t->bytes) return 1;
+        }
+    return 0;
+}
+
 /* Before an operation, or before all (NULL): waits for its weights, a transfer for all. */
 static mtt_status mtt__await_weights(mtt__cuda *c, const mtt_op *op)
 {
@@ -6609,6 +6620,7 @@ static mtt_status mtt__cuda_upload(void *context, void *to, const void *from, si
 {
     mtt__cuda *c = (mtt__cuda *)context;
     mtt_status status = mtt__checked(c, cudaSetDevice(c->device), "selecting it");
+    if (status == MTT_OK && mtt__is_late(c, to)) status = mtt__await_weights(c, NULL);
     for (size_t at = 0; at < bytes && status == MTT_OK;) {
         size_t n = bytes - at < MTT__STAGING_BYTES ? bytes - at : MTT__STAGING_BYTES;
         if (c->staging_used + n > MTT__STAGING_BYTES) status = mtt__wait(c);
