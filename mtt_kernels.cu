@@ -6056,7 +6056,12 @@ static mtt_status mtt__copy_list(mtt__cuda *c, const mtt_transfer *transfers, in
 static mtt_status mtt__copy_all(mtt__cuda *c, const mtt_transfer *transfers, int count)
 {
     mtt__copies *const x = c->copies;
-    mtt_status status = x->open == MTT__SLOTS ? mtt__end_copies(c) : MTT_OK;
+    mtt_status status = MTT_OK;
+    if (x->open == MTT__SLOTS) { /* READY of a slot is said again only after the others' TAKEN */
+        status = mtt__end_copies(c);
+        cudaError_t error = cudaEventRecord(c->ready, c->wires);
+        if (status == MTT_OK) status = mtt__checked(c, error, "waiting for other ranks");
+    }
     if (status == MTT_OK) status = mtt__meet(c, MTT__READY + x->open);
     if (status == MTT_OK) status = mtt__copy_list(c, transfers, count);
     return status == MTT_OK ? mtt__tell(c, c->wires, MTT__TAKEN + x->open++) : status;
