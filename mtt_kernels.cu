@@ -6575,7 +6575,10 @@ static mtt_status mtt__cuda_open(mtt_env *env, const mtt_backend *backend, const
     }
     if (status == MTT_OK) status = mtt__join_ranks(c, policy);
     if (status == MTT_OK) *context = c;
-    else mtt__cuda_close(c);
+    else {
+        c->lost = 1; /* the others may be in the midst of opening: they are not waited for */
+        mtt__cuda_close(c);
+    }
     return status;
 }
 
