@@ -9925,7 +9925,7 @@ static mtt_status mtt__refuse_memory(mtt_trainer *t, const mtt_policy *policy)
                      "seq_len, recompute more, or use the chunked loss", reason, batch, s->seq_len);
 }
 
-/* Other ranks that have failed may fail this, too. The error stays that of the call before, which says why. */
+/* Closing may fail, too, if other ranks have. env->error stays that of the failure before, which says why. */
 MTTDEF void mtt_trainer_destroy(mtt_trainer *t)
 {
     char error[sizeof(t->env->error)];

@@ -437,7 +437,7 @@ static void failures(void)
         {WRONG_PLACE, MTT_E_FILE, MTT_E_STOPPED, "missing/folder"},
         {NO_MEMORY, MTT_E_BUDGET, MTT_E_STOPPED, "no room for"},
         {GIVES_UP, MTT_E_FILE, MTT_E_STOPPED, "its disk is full"},
-        {BREAKS, MTT_E_DEVICE, MTT_E_STOPPED, "its device is broken"}, /* the others are in their first step */
+        {BREAKS, MTT_E_DEVICE, MTT_E_STOPPED, "its device is broken"}, /* the others begin a step */
     };
     for (size_t i = 0; i < MTT__LENGTH(CASES); i++)
         for (int shard = 0; shard < 3; shard++) {
