@@ -9926,13 +9926,17 @@ static mtt_status mtt__refuse_memory(mtt_trainer *t, const mtt_policy *policy)
                      "seq_len, recompute more, or use the chunked loss", reason, batch, s->seq_len);
 }
 
+/* Closing may fail, too, if other ranks have. env->error stays that of the failure before, which says why. */
 MTTDEF void mtt_trainer_destroy(mtt_trainer *t)
 {
+    char error[sizeof(t->env->error)];
     if (!t) return;
+    if (t->env) memcpy(error, t->env->error, sizeof(error));
     if (t->opened) {
         mtt__unbind(t);
         t->backend.close(t->context);
     }
+    if (t->env) memcpy(t->env->error, error, sizeof(error));
     mtt_schedule_destroy(t->schedule);
     mtt__free(t->env, t->travels);
     mtt__free(t->env, t->messages);

@@ -5811,12 +5811,12 @@ static mtt_status mtt__cuda_flash_backward(mtt__cuda *c, const mtt_op *op)
    >>ranks
    -------------------------------------------------------------------------------------------------------- */
 
-/* GPUs of one host copy from each other's memory. Where they cannot, or are on several hosts, NCCL moves the
-   bytes. Either way works in a stream of its own, `wires`, and waits there for the other ranks for ever. So
-   the ranks' sockets tell whether the others live. */
+/* GPUs of one host copy from each other's memory. If they cannot, or if there are several hosts, NCCL moves
+   the bytes. Both work in a stream of their own, `wires`, which waits for other ranks without a limit. So the
+   host watches the ranks' sockets, and ends these waits if a rank is lost: see mtt__wait_for_ranks. */
 
-/* Through the host: each rank's `bytes` of `all` for all of them. This one's are there before. */
-static mtt_status mtt__show_all(mtt__cuda *c, void *all, size_t bytes)
+/* An all-gather by the ranks' sockets. `all` has `bytes` for each rank; the caller has filled in its own. */
+static mtt_status mtt__exchange_all(mtt__cuda *c, void *all, size_t bytes)
 {
     mtt_transfer *const list = (mtt_transfer *)mtt__host_alloc(c->env, (size_t)c->ranks * sizeof(*list));
     char *const at = (char *)all;
@@ -5832,7 +5832,7 @@ static mtt_status mtt__show_all(mtt__cuda *c, void *all, size_t bytes)
     return status;
 }
 
-/* The transfers' stream goes first where both have work, since operations wait for it. */
+/* `wires` has the higher priority, because operations wait for transfers. */
 static mtt_status mtt__open_wires(mtt__cuda *c)
 {
     int least = 0, greatest = 0;
@@ -5845,30 +5845,31 @@ static mtt_status mtt__open_wires(mtt__cuda *c)
 
 /* ---- copies between GPUs of one host ---- */
 
-/* The copy engines move the bytes, so no processor is held meanwhile. NCCL's kernels hold some, and a product
-   whose blocks are as many as the processors ends only after them.
+/* Copy engines move the bytes, so all multiprocessors stay free for operations. NCCL's kernels occupy some. A
+   product with one block for each multiprocessor then ends only after them.
 
-   Ranks speak by words in memory, each of which one rank sets to 1 in another's. For a transfer, a rank says
-   READY to all others when what it sends is made. When a peer's READY is there it copies, and says TAKEN.
-   Before operations go on that may overwrite what was sent, it waits for the others' TAKEN. So transfers
-   follow each other without waiting for answers. A word that was waited for is set back to 0, so that a
-   captured graph can be replayed. Nobody sets it again too early: a rank uses the words of a slot again after
-   all others' TAKEN, for which they had to see its READY.
+   Ranks signal each other by words in device memory. A word has one writer, which sets it to 1 in the memory
+   of its one reader. The reader waits for the 1 and sets the word back to 0, so that a captured graph can be
+   replayed. A transfer has a slot of two words for each pair of ranks:
+     READY  the writer's data is complete. A rank says it to all others. When all have said it, it copies.
+     TAKEN  the writer has copied. A rank waits for it before operations that may overwrite what it sent.
+   So transfers follow each other without waiting for TAKEN. A rank uses a slot again only after TAKEN of all
+   others. Each of them has then reset READY, which it saw before.
 
-   Weights that other ranks have updated arrive late: while the next forward pass runs, whose operations wait
-   for their own weights alone. A rank says UPDATED once, after all updates: each wait for a word delays short
-   kernels of other streams, too, by some 50 us. Nobody says TAKEN: before a rank says READY for the first
-   transfer after them, it waits for all of them. */
+   Updated weights arrive late: during the next forward pass, in which an operation waits only for its own
+   weights. A rank says UPDATED once, after all updates, because each wait for a word delays short kernels of
+   other streams by some 50 us. TAKEN is not needed. A rank says READY for its next transfer only after all
+   weights have arrived, and nobody updates weights before it has heard that READY. */
 enum { MTT__COPY_RANKS = 16, MTT__SLOTS = 32 };
 enum { MTT__READY = 0, MTT__TAKEN = MTT__SLOTS, MTT__UPDATED = 2 * MTT__SLOTS, MTT__WORDS };
 
-/* A place in the memory of a rank, for others. */
-struct mtt__spot {
+/* An address in the memory of a rank, as other processes can use it. */
+struct mtt__remote_address {
     cudaIpcMemHandle_t block;
     uint64_t offset;
 };
 
-/* A block of another rank, in the addresses of this process. */
+/* A block of another rank that this process has mapped. */
 struct mtt__window {
     mtt__window *next;
     int peer;
@@ -5876,31 +5877,31 @@ struct mtt__window {
     char *data;
 };
 
-/* Where transfers copy from: made when their list first runs. */
+/* The source addresses of a list of transfers, found when the list first runs. */
 struct mtt__route {
     mtt__route *next;
     const mtt_transfer *transfers;
     const char **from;
 };
 
-/* Weights that arrive late. */
-struct mtt__late {
-    mtt__late *next;
+/* Weights of one all_gather, which arrive late. */
+struct mtt__late_weights {
+    mtt__late_weights *next;
     const mtt_op *op; /* the all_gather */
     cudaEvent_t arrived;
-    int waited;       /* 1 = what is run from now on begins after they have arrived */
+    int waited;       /* 1 = `stream` already waits for `arrived` */
 };
 
 struct mtt__copies {
     PFN_cuStreamBatchMemOp_v11070 run_words;
     PFN_cuMemGetAddressRange_v3020 find_block;
-    uint32_t *words[MTT__COPY_RANKS]; /* [WORDS, ranks], in each rank's memory, by who says it */
-    cudaStream_t mouth;               /* says READY, while `wires` may still copy for earlier transfers */
-    cudaEvent_t said;
-    cudaStream_t rescue;              /* says the words of a rank that is lost */
+    uint32_t *words[MTT__COPY_RANKS]; /* of each reader, in its memory: [MTT__WORDS, writers] */
+    cudaStream_t signals;             /* says READY and UPDATED while `wires` still copies */
+    cudaEvent_t signalled;            /* `signals` has said all */
+    cudaStream_t rescue;              /* sets the words of a lost rank, so that waits for them end */
     int shared;                       /* 1 = other ranks may have memory of this one open */
-    int open;                         /* transfers whose TAKEN was not waited for: each has a slot */
-    mtt__late *late;                  /* weights, the latest first */
+    int open;                         /* slots in use: transfers whose TAKEN was not waited for */
+    mtt__late_weights *late;          /* the newest entry first */
     int late_count;
     mtt__window *windows;
     mtt__route *routes;
@@ -5968,7 +5969,7 @@ static mtt_status mtt__open_window(mtt__cuda *c, int peer, const cudaIpcMemHandl
 }
 
 /* Describes an address for other ranks. */
-static mtt_status mtt__spot_of(mtt__cuda *c, const void *at, mtt__spot *place)
+static mtt_status mtt__remote_address_of(mtt__cuda *c, const void *at, mtt__remote_address *place)
 {
     CUdeviceptr base = 0;
     cudaError_t error = (cudaError_t)c->copies->find_block(&base, NULL, (CUdeviceptr)at);
@@ -5977,12 +5978,12 @@ static mtt_status mtt__spot_of(mtt__cuda *c, const void *at, mtt__spot *place)
     return mtt__checked(c, error, "sharing memory with other ranks");
 }
 
-/* Learns from the other ranks where transfers copy from. They list matching ones: each says where its own
-   lie. */
+/* Exchanges source addresses with the other ranks, whose lists of transfers match this one. */
 static mtt_status mtt__make_route(mtt__cuda *c, const mtt_transfer *transfers, int count, mtt__route **made)
 {
     const size_t n = (size_t)count;
-    mtt__spot *const places = (mtt__spot *)mtt__host_alloc(c->env, 2 * n * sizeof(*places) + 1);
+    const size_t bytes = 2 * n * sizeof(mtt__remote_address) + 1;
+    mtt__remote_address *const places = (mtt__remote_address *)mtt__host_alloc(c->env, bytes);
     mtt_transfer *const list = (mtt_transfer *)mtt__host_alloc(c->env, n * sizeof(*list) + 1);
     mtt__route *const route = (mtt__route *)mtt__host_alloc(c->env, sizeof(*route) + n * sizeof(char *));
     mtt_status status = MTT_OK;
@@ -5990,7 +5991,7 @@ static mtt_status mtt__make_route(mtt__cuda *c, const mtt_transfer *transfers, i
         status = mtt__cuda_fail(c->env, MTT_E_MEMORY, "out of host memory: no room for %d transfers", count);
     for (int i = 0; i < count && status == MTT_OK; i++) {
         list[i] = {transfers[i].peer, &places[i], sizeof(*places), &places[n + i], sizeof(*places)};
-        if (transfers[i].send_bytes) status = mtt__spot_of(c, transfers[i].send, &places[i]);
+        if (transfers[i].send_bytes) status = mtt__remote_address_of(c, transfers[i].send, &places[i]);
     }
     if (status == MTT_OK) status = c->backend.exchange(c->backend.ranks, list, count);
     if (status == MTT_OK) route->from = (const char **)(route + 1);
@@ -6010,24 +6011,24 @@ static mtt_status mtt__make_route(mtt__cuda *c, const mtt_transfer *transfers, i
     return status;
 }
 
-/* Waits in `wires` until the others have taken all. */
+/* Waits in `wires` until the others have copied all that this rank has sent. Frees all slots. */
 static mtt_status mtt__end_copies(mtt__cuda *c)
 {
     mtt__copies *const x = c->copies;
-    cudaError_t error = cudaEventRecord(x->said, x->mouth);
-    if (!error) error = cudaStreamWaitEvent(c->wires, x->said, 0);
+    cudaError_t error = cudaEventRecord(x->signalled, x->signals);
+    if (!error) error = cudaStreamWaitEvent(c->wires, x->signalled, 0);
     mtt_status status = mtt__checked(c, error, "telling other ranks");
     for (int slot = 0; slot < x->open && status == MTT_OK; slot++) status = mtt__hear(c, MTT__TAKEN + slot);
     x->open = 0;
     return status;
 }
 
-/* Says a word to all when operations have made what this rank sends, and lets `wires` wait for theirs. */
+/* After event `ready`, says a word to all other ranks. `wires` waits until they have said it, too. */
 static mtt_status mtt__meet(mtt__cuda *c, int word)
 {
-    cudaError_t error = cudaStreamWaitEvent(c->copies->mouth, c->ready, 0);
+    cudaError_t error = cudaStreamWaitEvent(c->copies->signals, c->ready, 0);
     mtt_status status = mtt__checked(c, error, "telling other ranks");
-    if (status == MTT_OK) status = mtt__tell(c, c->copies->mouth, word);
+    if (status == MTT_OK) status = mtt__tell(c, c->copies->signals, word);
     return status == MTT_OK ? mtt__hear(c, word) : status;
 }
 
@@ -6056,21 +6057,26 @@ static mtt_status mtt__copy_list(mtt__cuda *c, const mtt_transfer *transfers, in
 static mtt_status mtt__copy_all(mtt__cuda *c, const mtt_transfer *transfers, int count)
 {
     mtt__copies *const x = c->copies;
-    mtt_status status = x->open == MTT__SLOTS ? mtt__end_copies(c) : MTT_OK;
+    mtt_status status = MTT_OK;
+    if (x->open == MTT__SLOTS) { /* READY of a slot is said again only after the others' TAKEN */
+        status = mtt__end_copies(c);
+        cudaError_t error = cudaEventRecord(c->ready, c->wires);
+        if (status == MTT_OK) status = mtt__checked(c, error, "waiting for other ranks");
+    }
     if (status == MTT_OK) status = mtt__meet(c, MTT__READY + x->open);
     if (status == MTT_OK) status = mtt__copy_list(c, transfers, count);
     return status == MTT_OK ? mtt__tell(c, c->wires, MTT__TAKEN + x->open++) : status;
 }
 
-/* The weights that an operation gathers. */
-static mtt_status mtt__find_late(mtt__cuda *c, const mtt_op *op, mtt__late **found)
+/* The entry of an all_gather's weights, which is made at the first call. */
+static mtt_status mtt__find_late(mtt__cuda *c, const mtt_op *op, mtt__late_weights **found)
 {
     mtt__copies *const x = c->copies;
-    mtt__late *late = x->late;
+    mtt__late_weights *late = x->late;
     cudaError_t error;
     while (late && late->op != op) late = late->next;
     if (!late) {
-        late = (mtt__late *)mtt__host_alloc(c->env, sizeof(*late));
+        late = (mtt__late_weights *)mtt__host_alloc(c->env, sizeof(*late));
         if (!late)
             return mtt__cuda_fail(c->env, MTT_E_MEMORY, "out of host memory: %zu bytes", sizeof(*late));
         error = cudaEventCreateWithFlags(&late->arrived, cudaEventDisableTiming);
@@ -6083,7 +6089,7 @@ static mtt_status mtt__find_late(mtt__cuda *c, const mtt_op *op, mtt__late **fou
     return MTT_OK;
 }
 
-/* Whether an operation has tensors that arrive late. */
+/* Whether an operation uses weights that `gather` brings. */
 static int mtt__has_late(const mtt_op *op, const mtt_op *gather)
 {
     for (int i = 0; i < op->inputs + op->outputs; i++)
@@ -6092,11 +6098,22 @@ static int mtt__has_late(const mtt_op *op, const mtt_op *gather)
     return 0;
 }
 
-/* Before an operation, or before all (NULL): waits for its weights, a transfer for all. */
+/* Whether an address lies in weights that arrive late. */
+static int mtt__is_late(const mtt__cuda *c, const void *at)
+{
+    for (const mtt__late_weights *w = c->copies ? c->copies->late : NULL; w; w = w->next)
+        for (int p = 0; p < w->op->parameters; p++) {
+            const mtt_tensor *const t = w->op->weights[p];
+            if ((uintptr_t)at - (uintptr_t)t->data < t->bytes) return 1;
+        }
+    return 0;
+}
+
+/* Lets `stream` wait for the late weights that an operation uses. Transfers wait for all, as does NULL. */
 static mtt_status mtt__await_weights(mtt__cuda *c, const mtt_op *op)
 {
     cudaError_t error = cudaSuccess;
-    for (mtt__late *w = c->copies ? c->copies->late : NULL; w && !error; w = w->next) {
+    for (mtt__late_weights *w = c->copies ? c->copies->late : NULL; w && !error; w = w->next) {
         if (w->waited || (op && !mtt__is_transfer(op) && !mtt__has_late(op, w->op))) continue;
         w->waited = 1;
         error = cudaStreamWaitEvent(c->stream, w->arrived, c->capturing ? cudaEventWaitExternal : 0);
@@ -6104,15 +6121,15 @@ static mtt_status mtt__await_weights(mtt__cuda *c, const mtt_op *op)
     return mtt__checked(c, error, "waiting for weights");
 }
 
-/* So that operations wait for all late weights again. Returns how many there are. */
+/* Operations wait again for all late weights. Returns the number of all_gathers that bring them. */
 static int mtt__forget_waits(mtt__cuda *c)
 {
     if (!c->copies) return 0;
-    for (mtt__late *w = c->copies->late; w; w = w->next) w->waited = 0;
+    for (mtt__late_weights *w = c->copies->late; w; w = w->next) w->waited = 0;
     return c->copies->late_count;
 }
 
-/* Forgets routes, the blocks that were opened for them, and late weights. */
+/* Frees routes, the blocks that were mapped for them, and the list of late weights. */
 static void mtt__forget_routes(mtt__cuda *c)
 {
     mtt__copies *const x = c->copies;
@@ -6125,15 +6142,15 @@ static void mtt__forget_routes(mtt__cuda *c)
         x->routes = r->next;
         mtt__host_free(c->env, r);
     }
-    while (mtt__late *const w = x->late) {
+    while (mtt__late_weights *const w = x->late) {
         x->late = w->next;
         cudaEventDestroy(w->arrived);
         mtt__host_free(c->env, w);
     }
 }
 
-/* Closes what is open of other ranks' memory, and waits until they have closed this one's: before that, CUDA
-   does not allow to free it. A rank that is lost is not waited for. */
+/* Unmaps other ranks' memory, and waits until they have unmapped this one's. CUDA does not allow a block to
+   be freed before that. If a rank is lost, nobody is waited for. */
 static void mtt__end_sharing(mtt__cuda *c)
 {
     mtt__copies *const x = c->copies;
@@ -6145,7 +6162,7 @@ static void mtt__end_sharing(mtt__cuda *c)
         if (peer != c->rank && x->words[peer]) cudaIpcCloseMemHandle(x->words[peer]);
     cudaGetLastError();
     memset(closed, 1, sizeof(closed));
-    if (!c->lost) mtt__show_all(c, closed, 1);
+    if (!c->lost) mtt__exchange_all(c, closed, 1);
 }
 
 static void mtt__close_copies(mtt__cuda *c)
@@ -6153,8 +6170,8 @@ static void mtt__close_copies(mtt__cuda *c)
     mtt__copies *const x = c->copies;
     if (!x) return;
     mtt__end_sharing(c);
-    if (x->mouth) cudaStreamDestroy(x->mouth);
-    if (x->said) cudaEventDestroy(x->said);
+    if (x->signals) cudaStreamDestroy(x->signals);
+    if (x->signalled) cudaEventDestroy(x->signalled);
     if (x->rescue) cudaStreamDestroy(x->rescue);
     cudaFree(x->words[c->rank]);
     cudaGetLastError();
@@ -6162,9 +6179,9 @@ static void mtt__close_copies(mtt__cuda *c)
     c->copies = NULL;
 }
 
-/* What a rank tells the others first. */
+/* What each rank tells the others about copies. */
 struct mtt__offer {
-    char host[64];             /* of this start of the system; empty: unknown */
+    char host[64];             /* Linux's boot id, which no two hosts share; empty: unknown */
     cudaIpcMemHandle_t words;  /* its own */
     int able;                  /* 1 = it can copy, as far as it knows */
 };
@@ -6184,8 +6201,8 @@ static void mtt__offer_copies(mtt__cuda *c, int nccl, mtt__offer *own)
         error = cudaGetDriverEntryPointByVersion("cuMemGetAddressRange", &find_block, 3020, cudaEnableDefault,
                                                  &found);
     if (!error) error = cudaStreamCreateWithFlags(&x->rescue, cudaStreamNonBlocking);
-    if (!error) error = cudaStreamCreateWithFlags(&x->mouth, cudaStreamNonBlocking);
-    if (!error) error = cudaEventCreateWithFlags(&x->said, cudaEventDisableTiming);
+    if (!error) error = cudaStreamCreateWithFlags(&x->signals, cudaStreamNonBlocking);
+    if (!error) error = cudaEventCreateWithFlags(&x->signalled, cudaEventDisableTiming);
     if (!error) error = cudaMalloc(&words, bytes);
     x->run_words = (PFN_cuStreamBatchMemOp_v11070)run_words;
     x->find_block = (PFN_cuMemGetAddressRange_v3020)find_block;
@@ -6196,8 +6213,8 @@ static void mtt__offer_copies(mtt__cuda *c, int nccl, mtt__offer *own)
     own->able = !error && run_words && find_block && *own->host && !c->backend.device_alloc && !nccl;
 }
 
-/* Sets c->copies if all ranks are on one host and reach each other's memory, and nobody asks for NCCL. The
-   memory of a caller's own allocator may be of a kind that cannot be shared. */
+/* Leaves c->copies NULL unless all ranks are on one host, can map each other's memory, and do not ask for
+   NCCL. Memory of a caller's own allocator is not tried: it may be of a kind that cannot be shared. */
 static mtt_status mtt__open_copies(mtt__cuda *c, int nccl)
 {
     mtt__offer offers[MTT__COPY_RANKS] = {}, *const own = &offers[c->rank];
@@ -6207,7 +6224,7 @@ static mtt_status mtt__open_copies(mtt__cuda *c, int nccl)
     c->copies = (mtt__copies *)mtt__host_alloc(c->env, sizeof(*c->copies));
     if (!c->copies) return mtt__cuda_fail(c->env, MTT_E_MEMORY, "out of host memory: no room for copies");
     mtt__offer_copies(c, nccl, own);
-    status = mtt__show_all(c, offers, sizeof(*offers));
+    status = mtt__exchange_all(c, offers, sizeof(*offers));
     c->copies->shared = status == MTT_OK;
     able[c->rank] = 1;
     for (int i = 0; i < c->ranks && status == MTT_OK && able[c->rank]; i++) {
@@ -6220,7 +6237,7 @@ static mtt_status mtt__open_copies(mtt__cuda *c, int nccl)
         able[c->rank] = (char)right;
     }
     cudaGetLastError(); /* what failed is no fault of later operations */
-    if (status == MTT_OK) status = mtt__show_all(c, able, 1);
+    if (status == MTT_OK) status = mtt__exchange_all(c, able, 1);
     if (status != MTT_OK || memchr(able, 0, (size_t)c->ranks)) mtt__close_copies(c);
     return status;
 }
@@ -6256,7 +6273,8 @@ static mtt_status mtt__nccl_checked(mtt__cuda *c, int result, const char *what)
                           c->nccl->error_string(result));
 }
 
-/* Loads NCCL. It would set memory for NVLink's multicast aside, which transfers do not use. */
+/* Loads NCCL. NCCL_NVLS_ENABLE=0 saves the memory that it sets aside for NVLink multicast, which sends and
+   receives do not use. */
 static mtt_status mtt__find_nccl(mtt__cuda *c, mtt__nccl *n)
 {
     const struct {
@@ -6285,8 +6303,8 @@ static mtt_status mtt__find_nccl(mtt__cuda *c, mtt__nccl *n)
     return MTT_OK;
 }
 
-/* All ranks tell each other an identifier, and take that of rank 0. So none waits inside of NCCL for one that
-   has failed before. */
+/* All ranks exchange identifiers and use that of rank 0. So all have come this far before any waits inside
+   NCCL, where a rank that has failed would not be noticed. */
 static mtt_status mtt__open_nccl(mtt__cuda *c)
 {
     mtt__nccl_id *const ids = (mtt__nccl_id *)mtt__host_alloc(c->env, (size_t)c->ranks * sizeof(*ids));
@@ -6296,7 +6314,7 @@ static mtt_status mtt__open_nccl(mtt__cuda *c)
     if (status == MTT_OK) status = mtt__find_nccl(c, n);
     if (status == MTT_OK && c->rank == 0)
         status = mtt__nccl_checked(c, n->make_id(&ids[0]), "making an identifier");
-    if (status == MTT_OK) status = mtt__show_all(c, ids, sizeof(*ids));
+    if (status == MTT_OK) status = mtt__exchange_all(c, ids, sizeof(*ids));
     if (status == MTT_OK)
         status = mtt__nccl_checked(c, n->join(&n->comm, c->ranks, ids[0], c->rank), "connecting the ranks");
     mtt__host_free(c->env, ids);
@@ -6319,7 +6337,7 @@ static mtt_status mtt__send_all(mtt__cuda *c, const mtt_transfer *transfers, int
 
 /* ---- either way ---- */
 
-/* `wires` goes on when what operations have made so far is there. */
+/* Lets `wires` wait for all operations so far. */
 static mtt_status mtt__follow(mtt__cuda *c)
 {
     cudaError_t error = cudaEventRecord(c->ready, c->stream);
@@ -6329,7 +6347,7 @@ static mtt_status mtt__follow(mtt__cuda *c)
     return MTT_OK;
 }
 
-/* Starts transfers when what they send has been made. */
+/* Starts transfers. They begin when all operations so far have ended. */
 static mtt_status mtt__start_transfers(mtt__cuda *c, const mtt_transfer *transfers, int count)
 {
     mtt_status status = mtt__follow(c);
@@ -6343,13 +6361,13 @@ static int mtt__gathers_late(const mtt__cuda *c, const mtt_op *op)
     return c->copies && op->kind == MTT_OP_all_gather && op->weights;
 }
 
-/* Gathers the weights of all operations of a list that do so. */
+/* Starts all late gathers of a list of operations. */
 static mtt_status mtt__gather_weights(mtt__cuda *c, const mtt_op *ops, int count)
 {
     mtt_status status = mtt__follow(c);
     if (status == MTT_OK) status = mtt__meet(c, MTT__UPDATED);
     for (int i = 0; i < count && status == MTT_OK; i++) {
-        mtt__late *late = NULL;
+        mtt__late_weights *late = NULL;
         if (!mtt__gathers_late(c, &ops[i])) continue;
         status = mtt__find_late(c, &ops[i], &late);
         if (status == MTT_OK) status = mtt__copy_list(c, ops[i].transfers, ops[i].transfer_count);
@@ -6357,10 +6375,11 @@ static mtt_status mtt__gather_weights(mtt__cuda *c, const mtt_op *ops, int count
         late->waited = 0;
         status = mtt__checked(c, cudaEventRecord(late->arrived, c->wires), "gathering weights");
     }
+    if (status != MTT_OK) c->travelling = 1; /* mtt__join_transfers then waits for those that have begun */
     return status;
 }
 
-/* What operations do next begins when all transfers have ended. */
+/* Lets operations from now on wait for all transfers, but not for late weights. */
 static mtt_status mtt__join_transfers(mtt__cuda *c)
 {
     if (!c->travelling) return MTT_OK;
@@ -6371,7 +6390,8 @@ static mtt_status mtt__join_transfers(mtt__cuda *c)
     return status != MTT_OK ? status : mtt__checked(c, error, "waiting for transfers");
 }
 
-/* Ends transfers that wait for a rank that is lost. */
+/* A rank is lost: ends all waits for it. Each wait resets its word, so words are set again until no stream is
+   left waiting. */
 static void mtt__abandon(mtt__cuda *c)
 {
     c->lost = 1;
@@ -6394,7 +6414,7 @@ static mtt_status mtt__wait_for_ranks(mtt__cuda *c)
     int64_t turns;
     for (turns = 0; (error = cudaStreamQuery(c->stream)) == cudaErrorNotReady; turns++) {
         int result = 0;
-        if (turns > 20000) nanosleep(&pause, NULL); /* a step is shorter: the processor is worth it */
+        if (turns > 20000) nanosleep(&pause, NULL); /* busy waiting covers a short step */
         if (turns && turns % (turns > 20000 ? 10 : 500)) continue;
         status = c->backend.watch(c->backend.ranks, turns == 0);
         if (status == MTT_OK && c->nccl && c->nccl->comm) c->nccl->state(c->nccl->comm, &result);
@@ -6410,14 +6430,15 @@ static mtt_status mtt__wait_for_ranks(mtt__cuda *c)
     return status != MTT_OK ? status : mtt__checked(c, error, "waiting for operations");
 }
 
-/* Sends a byte to all ranks. NCCL makes connections, and takes memory for them, when they are first used. So
-   what is measured later does not change. */
+/* Sends a byte to all ranks and checks what arrives. NCCL takes memory for a connection at its first use: it
+   does so here, before free memory is measured. */
 static mtt_status mtt__try_transfers(mtt__cuda *c)
 {
     const size_t ranks = (size_t)c->ranks;
     mtt_transfer *const list = (mtt_transfer *)mtt__host_alloc(c->env, ranks * (sizeof(*list) + 1));
     char *bytes = NULL, *const arrived = (char *)(list + ranks);
     int k = 0;
+    mtt_status joined, ended;
     mtt_status status = mtt__checked(c, cudaMalloc((void **)&bytes, 2 * ranks), "taking memory");
     if (!list) status = mtt__cuda_fail(c->env, MTT_E_MEMORY, "out of host memory: %d ranks", c->ranks);
     if (status == MTT_OK)
@@ -6425,8 +6446,9 @@ static mtt_status mtt__try_transfers(mtt__cuda *c)
     for (int peer = 0; peer < c->ranks && status == MTT_OK; peer++)
         if (peer != c->rank) list[k++] = {peer, bytes + peer, 1, bytes + ranks + peer, 1};
     if (status == MTT_OK) status = mtt__start_transfers(c, list, k);
-    if (status == MTT_OK) status = mtt__join_transfers(c);
-    if (status == MTT_OK) status = mtt__wait_for_ranks(c);
+    joined = mtt__join_transfers(c); /* after a failure, too: cudaFree waits for what has begun, for ever */
+    ended = mtt__wait_for_ranks(c);
+    if (status == MTT_OK) status = joined != MTT_OK ? joined : ended;
     if (status == MTT_OK)
         status = mtt__checked(c, cudaMemcpyAsync(arrived, bytes + ranks, ranks, cudaMemcpyDeviceToHost,
                                                  c->stream), "reading memory");
@@ -6437,8 +6459,8 @@ static mtt_status mtt__try_transfers(mtt__cuda *c)
                                     "what rank %d sends arrives changed: transfers between these GPUs do not "
                                     "work%s", peer, c->copies ? "; set the policy's nccl (--nccl)" : "");
     if (c->copies) mtt__forget_routes(c);
-    if (c->copies && status == MTT_OK) status = mtt__show_all(c, arrived, 1); /* all have closed `bytes` */
-    cudaFree(bytes);
+    if (c->copies && status == MTT_OK) status = mtt__exchange_all(c, arrived, 1);
+    cudaFree(bytes); /* all have closed it */
     mtt__host_free(c->env, list);
     return status;
 }
@@ -6556,7 +6578,10 @@ static mtt_status mtt__cuda_open(mtt_env *env, const mtt_backend *backend, const
     }
     if (status == MTT_OK) status = mtt__join_ranks(c, policy);
     if (status == MTT_OK) *context = c;
-    else mtt__cuda_close(c);
+    else {
+        c->lost = 1; /* the others may be in the midst of opening: they are not waited for */
+        mtt__cuda_close(c);
+    }
     return status;
 }
 
@@ -6606,6 +6631,7 @@ static mtt_status mtt__cuda_upload(void *context, void *to, const void *from, si
 {
     mtt__cuda *c = (mtt__cuda *)context;
     mtt_status status = mtt__checked(c, cudaSetDevice(c->device), "selecting it");
+    if (status == MTT_OK && mtt__is_late(c, to)) status = mtt__await_weights(c, NULL);
     for (size_t at = 0; at < bytes && status == MTT_OK;) {
         size_t n = bytes - at < MTT__STAGING_BYTES ? bytes - at : MTT__STAGING_BYTES;
         if (c->staging_used + n > MTT__STAGING_BYTES) status = mtt__wait(c);
@@ -6638,7 +6664,7 @@ static mtt_status mtt__cuda_download(void *context, void *to, const void *from, 
 
 static mtt_status mtt__run_each(mtt__cuda *c, const mtt_op *ops, int count)
 {
-    mtt_status status = MTT_OK;
+    mtt_status status = MTT_OK, joined;
     int late = 0;
     for (int i = 0; i < count && status == MTT_OK; i++) {
         mtt__function run = mtt__hopper_function(c, &ops[i]);
@@ -6651,7 +6677,8 @@ static mtt_status mtt__run_each(mtt__cuda *c, const mtt_op *ops, int count)
         if (status == MTT_OK) status = run ? run(c, &ops[i]) : mtt__cuda_functions[ops[i].kind](c, &ops[i]);
     }
     if (status == MTT_OK && late) status = mtt__gather_weights(c, ops, count);
-    return status == MTT_OK ? mtt__join_transfers(c) : status;
+    joined = mtt__join_transfers(c); /* after a failure, too: mtt__wait must see transfers that have begun */
+    return status != MTT_OK ? status : joined;
 }
 
 /* The entry of a list of operations; NULL if the list is short or all entries are taken. Lists and the

@@ -26,7 +26,7 @@ typedef struct job {
     char tokens[300];            /* a file to evaluate at the end */
     int begin;                 /* step of the data */
     int victim;                /* a rank that ... */
-    enum { NOTHING, OTHER_SEED, WRONG_TOKEN, DIES, WRONG_PLACE, NO_MEMORY, GIVES_UP } fate;
+    enum { NOTHING, OTHER_SEED, WRONG_TOKEN, DIES, WRONG_PLACE, NO_MEMORY, GIVES_UP, BREAKS } fate;
 } job;
 
 /* What a run leaves: of all ranks, the hash of losses, norms and weights, and the outcome. */
@@ -117,6 +117,12 @@ static mtt_status no_memory(void *context, size_t bytes, void **block)
     return mtt__fail(&env, MTT_E_BUDGET, "no room for %zu bytes", bytes);
 }
 
+static mtt_status broken(void *context, const mtt_op *ops, int count)
+{
+    (void)context, (void)ops, (void)count;
+    return mtt__fail(&env, MTT_E_DEVICE, "its device is broken");
+}
+
 static mtt_status run_rank(const job *j, mtt_backend *backend, outcome *o)
 {
     mtt_optim_desc optim = {.lr = 1e-3f, .seed = 5};
@@ -128,6 +134,7 @@ static mtt_status run_rank(const job *j, mtt_backend *backend, outcome *o)
     mtt_status status;
     optim.seed += j->fate == OTHER_SEED && rank == j->victim;
     if (j->fate == NO_MEMORY && rank == j->victim) backend->alloc = no_memory;
+    if (j->fate == BREAKS && rank == j->victim) backend->run = broken;
     status = mtt_trainer_create(&env, &j->model, &policy, &optim, backend, BATCH, LENGTH, &t);
     if (!status && *j->resume) status = mtt_resume(t, j->resume, NULL);
     if (!status && *j->load) status = mtt_model_open(&env, j->load, &model);
@@ -151,7 +158,7 @@ static mtt_status run_rank(const job *j, mtt_backend *backend, outcome *o)
         mtt_schedule_report(mtt_trainer_schedule(t), &plan);
         o->arena = backend->device == MTT_DEVICE_CPU ? mtt_trainer_device_bytes(t) : plan.arena_bytes;
     }
-    if (j->fate == GIVES_UP && rank == j->victim) mtt_ranks_fail(backend->ranks, env.error);
+    if (j->fate >= GIVES_UP && rank == j->victim) mtt_ranks_fail(backend->ranks, env.error);
     mtt_trainer_destroy(t);
     return status;
 }
@@ -195,7 +202,7 @@ static void run(const job *j)
         mtt_backend backend;
         mtt_ranks *ranks = NULL;
         if (!j->policy.nccl) setenv("NCCL_FAKE_REFUSES", "1", 1); /* tests/nccl_fake.c: they must copy */
-        if (j->fate == DIES || j->fate == GIVES_UP) /* tests/emulate_host.h: nobody waits to free */
+        if (j->fate == DIES || j->fate >= GIVES_UP) /* tests/emulate_host.h: nobody waits to free */
             setenv("EMULATE_LOST_RANK", "1", 1);
         outcome *o;
         if (j->ranks > 1 && mtt_ranks_fork(&env, j->ranks, 0, &ranks)) {
@@ -430,6 +437,7 @@ static void failures(void)
         {WRONG_PLACE, MTT_E_FILE, MTT_E_STOPPED, "missing/folder"},
         {NO_MEMORY, MTT_E_BUDGET, MTT_E_STOPPED, "no room for"},
         {GIVES_UP, MTT_E_FILE, MTT_E_STOPPED, "its disk is full"},
+        {BREAKS, MTT_E_DEVICE, MTT_E_STOPPED, "its device is broken"}, /* the others begin a step */
     };
     for (size_t i = 0; i < MTT__LENGTH(CASES); i++)
         for (int shard = 0; shard < 3; shard++) {
