@@ -40,9 +40,9 @@ benchmark gpt2_64_ranks2 compile "GPT-2 124M, 64 x 1024 on each of 2 GPUs" flash
   $gpt2 --batch-size 64 $ranks
 benchmark gpt2m_16_ranks2 compile "GPT-2 355M, 16 x 1024 on each of 2 GPUs" flash \
   --layers 24 --heads 16 --d-model 1024 $head --seq-len 1024 --batch-size 16 $ranks
-eight=fp8_flash_checkpointing_chunked_compact
+least=checkpointing_chunked_compact
 benchmark gpt2xl_8 "" "GPT-2 1.5B, 8 x 1024" \
-  ${eight#fp8_},flash_segments_chunked_compact_early,$eight \
+  flash_$least,flash_segments_chunked_compact_early,fp8_flash_$least \
   --layers 48 --heads 25 --d-model 1600 $head --seq-len 1024 --batch-size 8
 benchmark long compile "GPT-2 124M, 1 x 32768" flash,flash_checkpointing_chunked_compact \
   $gpt2 --seq-len 32768 --batch-size 1
