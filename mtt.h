@@ -3026,6 +3026,7 @@ typedef struct mtt__peer {
     int stopped;       /* 1 = it has sent its last frame */
     uint32_t note;     /* kind of a frame to send before further data, or 0 */
     double since;      /* ms: when data last moved, it first said that it waits, or the exchange began */
+    double heard;      /* ms: when its last frame came */
     mtt__flow in, out;
     char reason[512];  /* text of its stop */
 } mtt__peer;
@@ -3137,7 +3138,8 @@ static mtt_status mtt__frame_end(mtt_ranks *r, int rank)
     mtt__peer *p = &r->peers[rank];
     const mtt__frame *head = &p->in.head;
     p->in.done = 0;
-    if (!p->waiting) p->since = mtt__now_ms();
+    p->heard = mtt__now_ms();
+    if (!p->waiting) p->since = p->heard;
     r->busy_peers += (head->kind == MTT__FRAME_BUSY) - p->busy;
     p->busy = head->kind == MTT__FRAME_BUSY;
     p->waiting = head->kind == MTT__FRAME_WAITING;
@@ -3255,12 +3257,13 @@ static mtt_status mtt__silent(mtt_ranks *r, int rank, double ms)
                            "the timeout", ms / 1e3);
 }
 
-/* Fails if a peer was waited for too long. One that itself waits gets twice the time, and while any rank is
-   busy its time does not run. So the culprit is named by those who wait for it, before others name them. */
+/* Fails if a peer was waited for too long. One that itself waits, and goes on saying so, gets twice the time,
+   and while any rank is busy its time does not run. So the culprit is named by those who wait for it, before
+   others name them. */
 static mtt_status mtt__patience(mtt_ranks *r, int rank, double now)
 {
     mtt__peer *p = &r->peers[rank];
-    double limit = p->waiting ? 2 * r->timeout : r->timeout;
+    double limit = p->waiting && now - p->heard <= r->timeout ? 2 * r->timeout : r->timeout;
     if (p->busy || (p->waiting && r->busy_peers)) p->since = now;
     if (p->stopped)
         return mtt__ranks_fail(r, rank, MTT_E_RANK, "has ended its run, but rank %d goes on: give all the "
@@ -4042,6 +4045,7 @@ static mtt_status mtt__join(mtt_ranks *r, const char *address, int port, const m
     if (status) return status;
     mtt__socket_name(r->peers[0].fd, 1, zero);
     r->peers[0].waiting = 1; /* it may wait as long as this rank, and then says who is absent */
+    r->peers[0].heard = mtt__now_ms() + r->timeout; /* until then it says nothing */
     status = mtt__share_sites(r);
     for (i = 1; i < r->rank && !status; i++) {
         const mtt__site *to = &r->sites[i];
@@ -13638,7 +13642,8 @@ static mtt_status mtt__checkpoint_read(void *user, size_t index, size_t offset, 
     if (index == c->kept) return mtt__move_scales(t, MTT__GET, at, count, (float *)buffer);
     status = mtt__move_kept(t, MTT__GET, q, c->kinds[index] % MTT__KEPT_KINDS, at, count, (float *)buffer);
     if (!status && c->merged) status = mtt__add_adapter(t, q, at, count, (float *)buffer);
-    if (!status) status = mtt_ranks_busy(t->backend.ranks); /* the writer may take long before it reads on */
+    if (!status && !t->schedule->policy.rank)
+        status = mtt_ranks_busy(t->backend.ranks); /* it may take long before it reads on */
     return status;
 }
 

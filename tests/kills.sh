@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # kills.sh BUILD_DIR [COUNT [saving|ranks]] - kills train COUNT times (kill -9) at random moments, from the
 # preparation of the text to the last evaluation. With `saving`, runs save after each step. With `ranks`, runs
-# have 1 to 4 ranks, a random one is killed, and the others must end within 30 s and name it; then one hangs.
+# have 1 to 4 ranks, a random one is killed, and the others must end within 30 s and name it. Then, in ten
+# runs, a rank that does not save hangs at a random moment, which the others must find in the same way.
 # After each kill the run continues with --resume, or starts from the text if there is no checkpoint yet.
 # Nothing may be lost: the newest step never falls, every start succeeds, and a run that ends has the bits of
 # one that was never killed.
@@ -51,8 +52,8 @@ left() { # PID...: are some of them there, and no zombies?
   for id in "$@"; do grep -q '^State:[[:space:]]*[^ZX]' /proc/$id/status 2> /dev/null && return; done
   return 1
 }
-await() { # PID...: until they have ended, for at most 30 s
-  local start; start=$(date +%s%N)
+await() { # SINCE PID...: until they have ended, for at most 30 s from a time in ns
+  local start=$1; shift
   while left "$@" && [ $(($(date +%s%N) - start)) -lt 30000000000 ]; do sleep 0.02; done
   took=$((($(date +%s%N) - start) / 1000000))
   [ $took -le $slowest ] || slowest=$took
@@ -68,7 +69,7 @@ while [ $kills -lt "$count" ]; do
   all=($(family $id)) victim=$id
   if [ $ranks -gt 1 ]; then random ${#all[@]}; victim=${all[drawn]}; fi
   kill -9 "$victim" 2> /dev/null
-  { [ $ranks = 1 ] || await "${all[@]}"; wait $id; } 2> /dev/null
+  { [ $ranks = 1 ] || await "$(date +%s%N)" "${all[@]}"; wait $id; } 2> /dev/null
   code=$?
   case $code in
     137 | 7)
@@ -88,14 +89,26 @@ echo "$kills kills, $saving of them during a save, $ends runs to the end"
 check "runs to the end" [ $ends -gt 0 ]
 if [ "$mode" = ranks ]; then
   echo "after a kill, the other ranks ended within $slowest ms"
-  "$train" "${options[@]}" --ranks 3 --accumulate 4 --steps 100000 --results-dir hang > out 2> err & id=$!
-  until [ -s hang/$run.jsonl ]; do sleep 0.1; done
-  all=($(family $id))
-  kill -STOP "${all[1]}"
-  slowest=0; await "${all[@]}"
-  wait $id; code=$?
-  echo "when one hung, after $slowest ms"
-  check "a rank that hangs: exit $code, $(tail -n 1 err)" [ $code = 7 ]
-  check "a rank that hangs is named" says err '^train: rank [12] \(host .*\) has been silent for 20 seconds'
+  slowest=0 hung=() families=() stopped=()
+  for i in {0..9}; do
+    "$train" "${options[@]}" --ranks 3 --accumulate 4 --steps 100000 --save-every $((i % 2 * 4 + 1)) \
+      --results-dir hang$i > out$i 2> err$i & id=$!
+    until [ -s hang$i/$run.jsonl ] || ! left $id; do sleep 0.02; done
+    random 300
+    sleep "$(awk -v ms=$drawn 'BEGIN { print ms / 1000 }')"
+    all=($(family $id)) hung+=($id) families+=("$(family $id)")
+    random 2
+    kill -STOP "${all[1 + drawn]}"
+    stopped+=("$(date +%s%N)")
+  done
+  for i in "${!hung[@]}"; do
+    await "${stopped[i]}" ${families[i]}
+    ! left ${families[i]} || kill -9 ${families[i]}
+    wait "${hung[i]}"; code=$?
+    check "a rank that hangs: exit $code, $(tail -n 1 err$i)" [ $code = 7 ]
+    check "a rank that hangs is named: $(tail -n 1 err$i)" \
+      says err$i '^train: rank [12] \(host .*\) has been silent for 20 seconds'
+  done
+  echo "after a rank hung, the others ended within $slowest ms"
 fi
 closing_line

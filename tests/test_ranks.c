@@ -480,6 +480,19 @@ static mtt_status busy_once(mtt_ranks *r)
     return status ? status : mtt_ranks_agree(r, "it", 1);
 }
 
+/* The last rank stops after the word that it waits. The others do not give it twice the time. */
+static mtt_status stop_waiting(mtt_ranks *r)
+{
+    mtt_status status = mtt_ranks_agree(r, "the begin", 1);
+    if (r->rank == r->count - 1) {
+        mtt__note_all(r, MTT__FRAME_WAITING);
+        if (!status) status = mtt__exchange(r, NULL, 0);
+        shared->victim = r->rank;
+        raise(SIGSTOP);
+    }
+    return status ? status : mtt_ranks_agree(r, "it", 1);
+}
+
 static mtt_status wait_for_each_other(mtt_ranks *r)
 {
     char byte;
@@ -522,6 +535,8 @@ static void test_silence(void)
         run(tcp, 4, 0.5, chain);
         all_say(4, 3, MTT_E_RANK, "rank 3 (host ", "chain");
         all_say(4, 3, MTT_E_RANK, ") has been silent for 0.5 seconds", "chain");
+        run(tcp, 3, 0.5, stop_waiting);
+        all_say(3, 2, MTT_E_RANK, ") has been silent for 0.5 seconds", "stop waiting");
         run(tcp, 4, 0.5, busy_chain);
         all_say(4, -1, MTT_OK, "", "busy");
         run(tcp, 2, 0.5, busy_once);
