@@ -6129,7 +6129,7 @@ static int mtt__forget_waits(mtt__cuda *c)
     return c->copies->late_count;
 }
 
-/* Frees routes, the blocks that were mapped for them, and the list of late weights. */
+/* Frees routes, and the blocks that were mapped for them. */
 static void mtt__forget_routes(mtt__cuda *c)
 {
     mtt__copies *const x = c->copies;
@@ -6141,11 +6141,6 @@ static void mtt__forget_routes(mtt__cuda *c)
     while (mtt__route *const r = x->routes) {
         x->routes = r->next;
         mtt__host_free(c->env, r);
-    }
-    while (mtt__late_weights *const w = x->late) {
-        x->late = w->next;
-        cudaEventDestroy(w->arrived);
-        mtt__host_free(c->env, w);
     }
 }
 
@@ -6170,6 +6165,11 @@ static void mtt__close_copies(mtt__cuda *c)
     mtt__copies *const x = c->copies;
     if (!x) return;
     mtt__end_sharing(c);
+    while (mtt__late_weights *const w = x->late) {
+        x->late = w->next;
+        cudaEventDestroy(w->arrived);
+        mtt__host_free(c->env, w);
+    }
     if (x->signals) cudaStreamDestroy(x->signals);
     if (x->signalled) cudaEventDestroy(x->signalled);
     if (x->rescue) cudaStreamDestroy(x->rescue);
