@@ -13783,6 +13783,8 @@ MTTDEF mtt_status mtt_resume(mtt_trainer *t, const char *path, mtt_batches *batc
     if (!status) status = mtt__st_verify(&st);
     if (!status) status = mtt__checkpoint_values(&c);
     status = mtt__all_agree(t, status, NULL);
+    if (!status) /* the metadata have the checksums of all tensors */
+        status = mtt_ranks_agree(t->backend.ranks, "the checkpoint", st.metadata_crc);
     for (i = 0; i < c.kept && !status; i++) /* the trainer changes from here on */
         status = mtt__move_kept(t, MTT__PUT, &p->parameters[c.kinds[i] / MTT__KEPT_KINDS],
                                 c.kinds[i] % MTT__KEPT_KINDS, 0,
@@ -14385,7 +14387,10 @@ MTTDEF mtt_status mtt_trainer_load(mtt_trainer *t, mtt_model *m)
     int64_t shape[2], most = 0, count;
     const char *name;
     float *values;
+    uint32_t crc = 0;
+    mtt__crc_table table;
     int i, setting;
+    mtt__crc_init(&table);
     for (i = 0; mtt_parameter(t, i, shape); i++) {
         count = shape[0] * (shape[1] ? shape[1] : 1);
         most = count > most ? count : most;
@@ -14397,8 +14402,11 @@ MTTDEF mtt_status mtt_trainer_load(mtt_trainer *t, mtt_model *m)
             if (mtt__is_adapter(t->schedule->programs[0].parameters[i].kind)) continue;
             status = mtt_model_read(m, name, values);
             if (!status && setting) status = mtt_parameter_set(t, i, values);
+            if (!status && !setting)
+                crc = mtt__crc32(&table, crc, values, (size_t)(shape[0] * (shape[1] ? shape[1] : 1)) * 4);
         }
         if (!setting) status = mtt__all_agree(t, status, NULL);
+        if (!setting && !status) status = mtt_ranks_agree(t->backend.ranks, "the first weights", crc);
         if (!setting && !status && !t->schedule->chunk) status = mtt__fill_state(t);
     }
     if (!status) t->step = t->micro_batch = t->measured = 0;
