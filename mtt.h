@@ -3392,11 +3392,13 @@ static mtt_status mtt__mpi_transfer_all(mtt_ranks *r)
 }
 
 /* Says the last word, and waits for those of the others. At a normal end it has the patience of an exchange:
-   mpirun counts a rank that ends without MPI_Finalize as failed, and kills the others. */
+   mpirun counts a rank that ends without MPI_Finalize as failed, and kills the others. MPI_Finalize waits for
+   all ranks without a limit. So the barrier shows first that none hangs after its last word. */
 static void mtt__mpi_farewell(mtt_ranks *r, const char *text, double end)
 {
     char note[sizeof(mtt__frame) + sizeof(r->failure)];
     int left, busy, lost = 0, bytes = (int)(sizeof(r->stop) + r->stop.bytes), i;
+    MPI_Request barrier;
     memcpy(note, &r->stop, sizeof(r->stop));
     memcpy(note + sizeof(r->stop), text, (size_t)r->stop.bytes);
     for (i = 0; i < r->count; i++)
@@ -3410,7 +3412,10 @@ static void mtt__mpi_farewell(mtt_ranks *r, const char *text, double end)
         }
         poll(NULL, 0, left ? 1 : 0);
     } while (left && (busy || mtt__now_ms() < end));
-    r->clean = !left && !lost && !r->stop.number; /* else MPI_Finalize could wait forever */
+    r->clean = !left && !lost && !r->stop.number;
+    if (!r->clean || MPI_Ibarrier(r->world, &barrier)) return;
+    for (r->clean = 0, end = mtt__now_ms() + r->timeout; !r->clean && mtt__now_ms() < end; poll(NULL, 0, 1))
+        if (MPI_Test(&barrier, &r->clean, MPI_STATUS_IGNORE)) return;
 }
 
 static mtt_status mtt__mpi_watch(mtt_ranks *r, double now)
@@ -3441,8 +3446,9 @@ static void mtt__note_all(mtt_ranks *r, uint32_t note)
     for (i = 0; i < r->count; i++) r->peers[i].note = note;
 }
 
-/* Until all is sent and received. Who waits for long says so, again and again, because data that it sends
-   afterwards takes it back. */
+/* Until all is sent and received. A rank that waits for long says so, again and again, because data that it
+   sends afterwards takes it back. Then it tries all sockets: if it was stopped itself, the others have said
+   so, and it must not blame them. */
 static mtt_status mtt__transfer_all(mtt_ranks *r)
 {
     double now = mtt__now_ms(), told = now;
@@ -3457,15 +3463,15 @@ static mtt_status mtt__transfer_all(mtt_ranks *r)
     }
     for (;; now = mtt__now_ms()) {
         mtt_status status = MTT_OK;
-        int owed = 0;
+        int owed = 0, late = now - told > r->timeout / 8;
+        if (late) told = now, mtt__note_all(r, MTT__FRAME_WAITING);
         for (i = 0; i < r->count && !status; i++) {
-            if (r->polls[i].revents) status = mtt__peer_send(r, i);
-            if (r->polls[i].revents && !status) status = mtt__peer_receive(r, i);
+            if (late || r->polls[i].revents) status = mtt__peer_send(r, i);
+            if ((late || r->polls[i].revents) && !status) status = mtt__peer_receive(r, i);
         }
         for (i = 0; i < r->count && !status; i++)
             if (mtt__due(r, i, 0) || mtt__due(r, i, 1)) owed = 1, status = mtt__patience(r, i, now);
         if (status || !owed) return status;
-        if (now - told > r->timeout / 8) told = now, mtt__note_all(r, MTT__FRAME_WAITING);
         mtt__ranks_poll(r);
     }
 }
@@ -4044,9 +4050,9 @@ static mtt_status mtt__join(mtt_ranks *r, const char *address, int port, const m
     status = mtt__reach(r, 0, address, port, own);
     if (status) return status;
     mtt__socket_name(r->peers[0].fd, 1, zero);
-    r->peers[0].waiting = 1; /* it may wait as long as this rank, and then says who is absent */
-    r->peers[0].heard = mtt__now_ms() + r->timeout; /* until then it says nothing */
+    r->timeout *= 1.25; /* rank 0 may wait for the timeout, in silence, and then says who is absent */
     status = mtt__share_sites(r);
+    r->timeout /= 1.25;
     for (i = 1; i < r->rank && !status; i++) {
         const mtt__site *to = &r->sites[i];
         /* Rank 0 sees a rank on its own host at an address that means nothing elsewhere. */
@@ -14535,7 +14541,7 @@ MTTDEF mtt_status mtt_adapter_save(mtt_trainer *t, const char *folder)
     if (!tensors) return MTT_E_MEMORY;
     entries = (mtt__st_entry *)(void *)(tensors + most);
     count = mtt__peft_list(t, tensors, entries, &status);
-    if (!status) status = mtt_ranks_busy(t->backend.ranks);
+    if (!status && t->schedule->policy.rank == 0) status = mtt_ranks_busy(t->backend.ranks);
     if (!status && t->schedule->policy.rank == 0)
         status = mtt__peft_write(t, folder, tensors, count, entries);
     for (i = 0; i < count; i++) mtt__free(t->env, tensors[i].values);
