@@ -592,7 +592,7 @@ typedef struct mtt_ranks_desc {
    listens at all addresses of its host, or at 127.0.0.1 alone if that or localhost is the address. The other
    ranks listen, too, at ports that the system chooses: firewalls between the hosts must let them pass. With
    `mpi` the ranks are those of MPI_COMM_WORLD, and address, port and run do not matter. MPI is started if
-   nobody has done so, and then ended by mtt_ranks_close, unless ranks are lost. */
+   nobody has done so, without a timeout, and then ended by mtt_ranks_close, unless ranks are lost. */
 MTTDEF mtt_status mtt_ranks_connect(mtt_env *env, const mtt_ranks_desc *desc, mtt_ranks **out);
 
 /* Describes this rank by the variables of its launcher. The first of these that is there counts:
@@ -621,7 +621,7 @@ MTTDEF mtt_status mtt_ranks_busy(mtt_ranks *ranks);
    nothing if the handle has failed before, so that all ranks name the same cause. Takes up to 2 seconds. */
 MTTDEF void mtt_ranks_fail(mtt_ranks *ranks, const char *reason);
 /* Takes leave of the others and frees the handle. Takes up to 2 seconds if other ranks are not at an end; by
-   MPI up to the timeout, and longer for a busy one, since all ranks must end MPI. After mtt_ranks_fork,
+   MPI up to twice the timeout, and longer for a busy one, since all ranks must end MPI. After mtt_ranks_fork,
    rank 0 then waits up to the timeout for its children to exit, or up to 5 seconds if the handle has failed,
    and kills those left. */
 MTTDEF void mtt_ranks_close(mtt_ranks *ranks);
@@ -839,7 +839,7 @@ MTTDEF uint64_t mtt_checkpoint_bytes(const mtt_trainer *trainer);
    differ; the seed is the file's. A file that is older than a field of the model means its default. The file
    holds FP32 in either state: the compact state's values exactly, and a compact trainer rounds those of a
    full one. A file that is damaged, without checksums, or with weights or moments that are not finite is
-   refused before anything changes. */
+   refused before anything changes, and so are different files on different ranks. */
 MTTDEF mtt_status mtt_resume(mtt_trainer *trainer, const char *path, mtt_batches *batches);
 
 /* -------------------------------------------------------------------------------------------- models ---- */
@@ -864,7 +864,7 @@ MTTDEF void mtt_model_training(const mtt_model *model, int *window, int *seq_len
 MTTDEF mtt_status mtt_model_read(mtt_model *model, const char *name, float *values);
 /* Sets all weights of a trainer of the same description, dropout aside. Everything else is as after
    mtt_trainer_create: new adapters, no moments, step 0. MTT_E_MISMATCH names the field that differs. All
-   ranks call it. */
+   ranks call it, with the same weights. */
 MTTDEF mtt_status mtt_trainer_load(mtt_trainer *trainer, mtt_model *model);
 /* The same for a generator. */
 MTTDEF mtt_status mtt_generator_load(mtt_generator *generator, mtt_model *model);
@@ -3210,7 +3210,7 @@ enum { MTT__NO_SIGNAL = MSG_NOSIGNAL };
 enum { MTT__NO_SIGNAL = 0 }; /* SO_NOSIGPIPE does it */
 #endif
 
-/* Sends to a peer what its socket takes. A peer that has closed it may have said why before. */
+/* Sends to a peer what its socket takes. If the peer has closed it, its last words may still be there. */
 static mtt_status mtt__peer_send(mtt_ranks *r, int rank)
 {
     mtt__peer *p = &r->peers[rank];
@@ -3250,7 +3250,7 @@ static void mtt__ranks_poll(mtt_ranks *r)
     poll(r->polls, (nfds_t)r->count, 50);
 }
 
-/* Rank `rank` has not been heard of for too long. */
+/* Fails because a rank has been silent for too long. */
 static mtt_status mtt__silent(mtt_ranks *r, int rank, double ms)
 {
     return mtt__ranks_fail(r, rank, MTT_E_RANK, "has been silent for %g seconds: check its host, or raise "
@@ -3273,8 +3273,8 @@ static mtt_status mtt__patience(mtt_ranks *r, int rank, double now)
 }
 
 #ifdef MTT_MPI
-/* A wing: the same by MPI, for ranks that mpirun has started. Notes and data have tags of their own. MPI
-   tells nobody that a rank has died: mpirun then ends the others. */
+/* The same by MPI, for ranks that mpirun has started. Notes and data have tags of their own. MPI does not
+   report the death of a rank. mpirun then ends the others. */
 enum { MTT__TAG_DATA = 1, MTT__TAG_NOTE = 2 };
 
 typedef struct mtt__message_under_way {
@@ -3466,8 +3466,9 @@ static mtt_status mtt__transfer_all(mtt_ranks *r)
         int owed = 0, late = now - told > r->timeout / 8;
         if (late) told = now, mtt__note_all(r, MTT__FRAME_WAITING);
         for (i = 0; i < r->count && !status; i++) {
-            if (late || r->polls[i].revents) status = mtt__peer_send(r, i);
-            if ((late || r->polls[i].revents) && !status) status = mtt__peer_receive(r, i);
+            if (!late && !r->polls[i].revents) continue;
+            status = mtt__peer_send(r, i);
+            if (!status) status = mtt__peer_receive(r, i);
         }
         for (i = 0; i < r->count && !status; i++)
             if (mtt__due(r, i, 0) || mtt__due(r, i, 1)) owed = 1, status = mtt__patience(r, i, now);
@@ -3523,7 +3524,7 @@ static mtt_status mtt__exchange(mtt_ranks *r, const mtt_transfer *transfers, int
 {
     mtt_status status;
     if (!r) return MTT_OK;
-    if (r->status) return mtt__ranks_fail(r, -1, r->status, "%s", r->failure);
+    if (r->status) return mtt__fail(r->env, r->status, "%s", r->failure);
     if (r->busy && count) mtt__note_all(r, MTT__FRAME_WAITING), r->busy = 0;
     r->transfers = transfers;
     r->transfer_count = count;
@@ -3542,9 +3543,9 @@ enum { MTT__CLOSED = POLLHUP | POLLERR | POLLRDHUP };
 enum { MTT__CLOSED = POLLHUP | POLLERR };
 #endif
 
-/* Takes what a peer says while this rank waits for its device. Any word shows that it lives. One that has
-   sent data already waits for this rank: its words are behind the data, which stay in the socket, but its end
-   is seen. A normal end is none of a failure: the device may work for this rank alone. */
+/* Reads what a peer says while this rank waits for its device. Any frame shows that the peer lives. A peer
+   that has sent data waits for this rank. Its later frames are behind the data, which stay in the socket, but
+   a closed socket is seen. A normal end is no failure: the device may work for this rank alone. */
 static mtt_status mtt__watch_peer(mtt_ranks *r, int rank, double now)
 {
     mtt__peer *p = &r->peers[rank];
@@ -3571,7 +3572,7 @@ static mtt_status mtt__watch(mtt_ranks *r, int begins)
     mtt_status status = MTT_OK;
     int i;
     if (!r) return MTT_OK;
-    if (r->status) return mtt__ranks_fail(r, -1, r->status, "%s", r->failure);
+    if (r->status) return mtt__fail(r->env, r->status, "%s", r->failure);
     if (begins) r->told = now;
     for (i = 0; i < r->count && begins; i++) r->peers[i].since = now;
     if (now - r->told > r->timeout / 8) r->told = now, mtt__note_all(r, MTT__FRAME_WAITING);
@@ -3729,7 +3730,7 @@ static void mtt__socket_prepare(int fd)
 #endif
 }
 
-/* Makes rank `rank`, with its sockets to rank 0 and to the ranks after it. Those before it made theirs.
+/* Makes rank `rank` and its sockets to rank 0 and to the ranks after it; those before it have made theirs.
    ends[i * count + j] is rank i's end of its socket to rank j. Returns in the child, too. */
 static mtt_status mtt__fork_one(mtt_ranks *r, int *ends, int rank)
 {
@@ -3784,7 +3785,7 @@ MTTDEF mtt_status mtt_ranks_fork(mtt_env *env, int ranks, double timeout, mtt_ra
     return status;
 }
 
-/* What a rank says first to one that it connects to. */
+/* The first bytes on a connection, from the rank that makes it. */
 typedef struct mtt__hello {
     char magic[8]; /* with a version */
     int32_t rank, ranks, port;
@@ -3804,8 +3805,8 @@ static int mtt__is_local(const char *address)
     return !strncmp(address, "127.", 4) || !strcmp(address, "::1");
 }
 
-/* The numbers of one end of a connection: its address in 64 bytes, without the prefix of IPv4 in IPv6, and
-   its port. */
+/* Writes the numeric address of one end of a connection to 64 bytes, without the prefix of IPv4 in IPv6.
+   Returns its port. */
 static int mtt__socket_name(int fd, int peer, char *address)
 {
     struct sockaddr_storage name;
@@ -3832,8 +3833,8 @@ static int mtt__resolve(const char *address, int port, int family, struct addrin
     return getaddrinfo(address, service, &hints, list);
 }
 
-/* Listens at a port, 0 = a free one, of all addresses of this host, or only of a local one that is given. A
-   socket for IPv6 takes connections by IPv4, too. Returns -1 with errno set. */
+/* Listens at a port (0: a free one) of all addresses of this host, or of `address` alone if that is local. A
+   socket for IPv6 also takes connections by IPv4. Returns -1 with errno set. */
 static int mtt__listen(const char *address, int port)
 {
     int fd = -1, on = 1, off = 0, error = EADDRNOTAVAIL, v6;
@@ -3881,7 +3882,7 @@ static int mtt__connect_to(const struct addrinfo *to, int ms)
     return fd;
 }
 
-/* Sends the first bytes on a socket: so few that its buffer takes them. */
+/* Sends the first bytes on a socket, which are so few that its buffer takes them. */
 static int mtt__say(int fd, const void *data, size_t bytes)
 {
     ptrdiff_t n = 0;
@@ -3891,7 +3892,7 @@ static int mtt__say(int fd, const void *data, size_t bytes)
     return done == bytes;
 }
 
-/* Fails if a rank that has connected ends before all have: the others may fail with it, and never come. */
+/* Fails if a rank that has connected ends before all have: the missing ones may never come. */
 static mtt_status mtt__watch_connected(mtt_ranks *r)
 {
     double now = mtt__now_ms();
@@ -4040,7 +4041,7 @@ static mtt_status mtt__share_sites(mtt_ranks *r)
     return status;
 }
 
-/* The others go to rank 0, learn where all are, and connect to those before them. */
+/* Connects a rank other than 0 to rank 0, which says where all are, and then to the ranks before it. */
 static mtt_status mtt__join(mtt_ranks *r, const char *address, int port, const mtt__hello *own)
 {
     char zero[64];
@@ -4139,14 +4140,14 @@ MTTDEF mtt_status mtt_ranks_connect(mtt_env *env, const mtt_ranks_desc *desc, mt
 
 /* ---- launchers ---- */
 
-/* The variables by which a launcher describes a rank. `sign` is there only if it started this process; NULL:
-   one of the next two is. */
+/* The variables by which a launcher describes a rank. `sign` is set only if it started this process. Where
+   `sign` is NULL, `rank` or `ranks` shows that. */
 typedef struct mtt__launcher {
     const char *sign, *rank, *ranks, *local, *locals, *run, *hosts;
     int mpi; /* 1 = an mpirun */
 } mtt__launcher;
 
-/* Those that srun may have started come before it. */
+/* Launchers that srun may have started come before it. */
 static const mtt__launcher mtt__launchers[] = {
     {NULL, "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID", "", 0},
     {NULL, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
@@ -4156,7 +4157,8 @@ static const mtt__launcher mtt__launchers[] = {
      "SLURM_STEP_NODELIST", 0},
 };
 
-/* A number of low..high. A variable that is not set is a fault if `need` is, and otherwise leaves *value. */
+/* Reads a number of low..high. A variable that is not set leaves *value, but fails if there is a `need`: the
+   variable that is set and needs it. */
 static mtt_status mtt__variable(mtt_env *env, const char *name, const char *need, int low, int high,
                                 int *value)
 {
@@ -4190,7 +4192,7 @@ static mtt_status mtt__first_host(mtt_env *env, const char *name, char *host, si
                      "rank 0", name, getenv(name));
 }
 
-/* The host of rank 0. If all ranks are on this one, the default does. */
+/* Finds the host of rank 0. If all ranks are on this one, the default will do. */
 static mtt_status mtt__find_host(mtt_env *env, const mtt__launcher *l, mtt_ranks_desc *desc)
 {
     const char *address = getenv("MASTER_ADDR"), *hosts = getenv(l->hosts) ? l->hosts : "SLURM_JOB_NODELIST";

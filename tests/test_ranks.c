@@ -553,11 +553,11 @@ static void test_silence(void)
 {
     int tcp;
     for (tcp = 0; tcp < 2; tcp++) {
-        run(tcp, 4, 0.5, chain);
+        run(tcp, 4, 0.4, chain);
         all_say(4, 3, MTT_E_RANK, "rank 3 (host ", "chain");
-        all_say(4, 3, MTT_E_RANK, ") has been silent for 0.5 seconds", "chain");
-        run(tcp, 3, 0.5, stop_waiting);
-        all_say(3, 2, MTT_E_RANK, ") has been silent for 0.5 seconds", "stop waiting");
+        all_say(4, 3, MTT_E_RANK, ") has been silent for 0.4 seconds", "chain");
+        run(tcp, 3, 0.4, stop_waiting);
+        all_say(3, 2, MTT_E_RANK, ") has been silent for 0.4 seconds", "stop waiting");
         run(tcp, 3, 0.15, stopped_once);
         all_say(3, -1, MTT_E_RANK, "rank 2 (host ", "stopped once");
         run(tcp, 4, 0.5, busy_chain);
