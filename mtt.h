@@ -592,7 +592,7 @@ typedef struct mtt_ranks_desc {
    listens at all addresses of its host, or at 127.0.0.1 alone if that or localhost is the address. The other
    ranks listen, too, at ports that the system chooses: firewalls between the hosts must let them pass. With
    `mpi` the ranks are those of MPI_COMM_WORLD, and address, port and run do not matter. MPI is started if
-   nobody has done so, and then ended by mtt_ranks_close, unless ranks are lost. */
+   nobody has done so, without a timeout, and then ended by mtt_ranks_close, unless ranks are lost. */
 MTTDEF mtt_status mtt_ranks_connect(mtt_env *env, const mtt_ranks_desc *desc, mtt_ranks **out);
 
 /* Describes this rank by the variables of its launcher. The first of these that is there counts:
@@ -621,7 +621,7 @@ MTTDEF mtt_status mtt_ranks_busy(mtt_ranks *ranks);
    nothing if the handle has failed before, so that all ranks name the same cause. Takes up to 2 seconds. */
 MTTDEF void mtt_ranks_fail(mtt_ranks *ranks, const char *reason);
 /* Takes leave of the others and frees the handle. Takes up to 2 seconds if other ranks are not at an end; by
-   MPI up to the timeout, and longer for a busy one, since all ranks must end MPI. After mtt_ranks_fork,
+   MPI up to twice the timeout, and longer for a busy one, since all ranks must end MPI. After mtt_ranks_fork,
    rank 0 then waits up to the timeout for its children to exit, or up to 5 seconds if the handle has failed,
    and kills those left. */
 MTTDEF void mtt_ranks_close(mtt_ranks *ranks);
@@ -839,7 +839,7 @@ MTTDEF uint64_t mtt_checkpoint_bytes(const mtt_trainer *trainer);
    differ; the seed is the file's. A file that is older than a field of the model means its default. The file
    holds FP32 in either state: the compact state's values exactly, and a compact trainer rounds those of a
    full one. A file that is damaged, without checksums, or with weights or moments that are not finite is
-   refused before anything changes. */
+   refused before anything changes, and so are different files on different ranks. */
 MTTDEF mtt_status mtt_resume(mtt_trainer *trainer, const char *path, mtt_batches *batches);
 
 /* -------------------------------------------------------------------------------------------- models ---- */
@@ -864,7 +864,7 @@ MTTDEF void mtt_model_training(const mtt_model *model, int *window, int *seq_len
 MTTDEF mtt_status mtt_model_read(mtt_model *model, const char *name, float *values);
 /* Sets all weights of a trainer of the same description, dropout aside. Everything else is as after
    mtt_trainer_create: new adapters, no moments, step 0. MTT_E_MISMATCH names the field that differs. All
-   ranks call it. */
+   ranks call it, with the same weights. */
 MTTDEF mtt_status mtt_trainer_load(mtt_trainer *trainer, mtt_model *model);
 /* The same for a generator. */
 MTTDEF mtt_status mtt_generator_load(mtt_generator *generator, mtt_model *model);
@@ -3210,7 +3210,7 @@ enum { MTT__NO_SIGNAL = MSG_NOSIGNAL };
 enum { MTT__NO_SIGNAL = 0 }; /* SO_NOSIGPIPE does it */
 #endif
 
-/* Sends to a peer what its socket takes. A peer that has closed it may have said why before. */
+/* Sends to a peer what its socket takes. If the peer has closed it, its last words may still be there. */
 static mtt_status mtt__peer_send(mtt_ranks *r, int rank)
 {
     mtt__peer *p = &r->peers[rank];
@@ -3250,7 +3250,7 @@ static void mtt__ranks_poll(mtt_ranks *r)
     poll(r->polls, (nfds_t)r->count, 50);
 }
 
-/* Rank `rank` has not been heard of for too long. */
+/* Fails because a rank has been silent for too long. */
 static mtt_status mtt__silent(mtt_ranks *r, int rank, double ms)
 {
     return mtt__ranks_fail(r, rank, MTT_E_RANK, "has been silent for %g seconds: check its host, or raise "
@@ -3273,8 +3273,8 @@ static mtt_status mtt__patience(mtt_ranks *r, int rank, double now)
 }
 
 #ifdef MTT_MPI
-/* A wing: the same by MPI, for ranks that mpirun has started. Notes and data have tags of their own. MPI
-   tells nobody that a rank has died: mpirun then ends the others. */
+/* The same by MPI, for ranks that mpirun has started. Notes and data have tags of their own. MPI does not
+   report the death of a rank. mpirun then ends the others. */
 enum { MTT__TAG_DATA = 1, MTT__TAG_NOTE = 2 };
 
 typedef struct mtt__message_under_way {
@@ -3392,11 +3392,13 @@ static mtt_status mtt__mpi_transfer_all(mtt_ranks *r)
 }
 
 /* Says the last word, and waits for those of the others. At a normal end it has the patience of an exchange:
-   mpirun counts a rank that ends without MPI_Finalize as failed, and kills the others. */
+   mpirun counts a rank that ends without MPI_Finalize as failed, and kills the others. MPI_Finalize waits for
+   all ranks without a limit. So the barrier shows first that none hangs after its last word. */
 static void mtt__mpi_farewell(mtt_ranks *r, const char *text, double end)
 {
     char note[sizeof(mtt__frame) + sizeof(r->failure)];
     int left, busy, lost = 0, bytes = (int)(sizeof(r->stop) + r->stop.bytes), i;
+    MPI_Request barrier;
     memcpy(note, &r->stop, sizeof(r->stop));
     memcpy(note + sizeof(r->stop), text, (size_t)r->stop.bytes);
     for (i = 0; i < r->count; i++)
@@ -3410,7 +3412,10 @@ static void mtt__mpi_farewell(mtt_ranks *r, const char *text, double end)
         }
         poll(NULL, 0, left ? 1 : 0);
     } while (left && (busy || mtt__now_ms() < end));
-    r->clean = !left && !lost && !r->stop.number; /* else MPI_Finalize could wait forever */
+    r->clean = !left && !lost && !r->stop.number;
+    if (!r->clean || MPI_Ibarrier(r->world, &barrier)) return;
+    for (r->clean = 0, end = mtt__now_ms() + r->timeout; !r->clean && mtt__now_ms() < end; poll(NULL, 0, 1))
+        if (MPI_Test(&barrier, &r->clean, MPI_STATUS_IGNORE)) return;
 }
 
 static mtt_status mtt__mpi_watch(mtt_ranks *r, double now)
@@ -3441,8 +3446,9 @@ static void mtt__note_all(mtt_ranks *r, uint32_t note)
     for (i = 0; i < r->count; i++) r->peers[i].note = note;
 }
 
-/* Until all is sent and received. Who waits for long says so, again and again, because data that it sends
-   afterwards takes it back. */
+/* Until all is sent and received. A rank that waits for long says so, again and again, because data that it
+   sends afterwards takes it back. Then it tries all sockets: if it was stopped itself, the others have said
+   so, and it must not blame them. */
 static mtt_status mtt__transfer_all(mtt_ranks *r)
 {
     double now = mtt__now_ms(), told = now;
@@ -3457,15 +3463,16 @@ static mtt_status mtt__transfer_all(mtt_ranks *r)
     }
     for (;; now = mtt__now_ms()) {
         mtt_status status = MTT_OK;
-        int owed = 0;
+        int owed = 0, late = now - told > r->timeout / 8;
+        if (late) told = now, mtt__note_all(r, MTT__FRAME_WAITING);
         for (i = 0; i < r->count && !status; i++) {
-            if (r->polls[i].revents) status = mtt__peer_send(r, i);
-            if (r->polls[i].revents && !status) status = mtt__peer_receive(r, i);
+            if (!late && !r->polls[i].revents) continue;
+            status = mtt__peer_send(r, i);
+            if (!status) status = mtt__peer_receive(r, i);
         }
         for (i = 0; i < r->count && !status; i++)
             if (mtt__due(r, i, 0) || mtt__due(r, i, 1)) owed = 1, status = mtt__patience(r, i, now);
         if (status || !owed) return status;
-        if (now - told > r->timeout / 8) told = now, mtt__note_all(r, MTT__FRAME_WAITING);
         mtt__ranks_poll(r);
     }
 }
@@ -3517,7 +3524,7 @@ static mtt_status mtt__exchange(mtt_ranks *r, const mtt_transfer *transfers, int
 {
     mtt_status status;
     if (!r) return MTT_OK;
-    if (r->status) return mtt__ranks_fail(r, -1, r->status, "%s", r->failure);
+    if (r->status) return mtt__fail(r->env, r->status, "%s", r->failure);
     if (r->busy && count) mtt__note_all(r, MTT__FRAME_WAITING), r->busy = 0;
     r->transfers = transfers;
     r->transfer_count = count;
@@ -3536,9 +3543,9 @@ enum { MTT__CLOSED = POLLHUP | POLLERR | POLLRDHUP };
 enum { MTT__CLOSED = POLLHUP | POLLERR };
 #endif
 
-/* Takes what a peer says while this rank waits for its device. Any word shows that it lives. One that has
-   sent data already waits for this rank: its words are behind the data, which stay in the socket, but its end
-   is seen. A normal end is none of a failure: the device may work for this rank alone. */
+/* Reads what a peer says while this rank waits for its device. Any frame shows that the peer lives. A peer
+   that has sent data waits for this rank. Its later frames are behind the data, which stay in the socket, but
+   a closed socket is seen. A normal end is no failure: the device may work for this rank alone. */
 static mtt_status mtt__watch_peer(mtt_ranks *r, int rank, double now)
 {
     mtt__peer *p = &r->peers[rank];
@@ -3565,7 +3572,7 @@ static mtt_status mtt__watch(mtt_ranks *r, int begins)
     mtt_status status = MTT_OK;
     int i;
     if (!r) return MTT_OK;
-    if (r->status) return mtt__ranks_fail(r, -1, r->status, "%s", r->failure);
+    if (r->status) return mtt__fail(r->env, r->status, "%s", r->failure);
     if (begins) r->told = now;
     for (i = 0; i < r->count && begins; i++) r->peers[i].since = now;
     if (now - r->told > r->timeout / 8) r->told = now, mtt__note_all(r, MTT__FRAME_WAITING);
@@ -3723,7 +3730,7 @@ static void mtt__socket_prepare(int fd)
 #endif
 }
 
-/* Makes rank `rank`, with its sockets to rank 0 and to the ranks after it. Those before it made theirs.
+/* Makes rank `rank` and its sockets to rank 0 and to the ranks after it; those before it have made theirs.
    ends[i * count + j] is rank i's end of its socket to rank j. Returns in the child, too. */
 static mtt_status mtt__fork_one(mtt_ranks *r, int *ends, int rank)
 {
@@ -3778,7 +3785,7 @@ MTTDEF mtt_status mtt_ranks_fork(mtt_env *env, int ranks, double timeout, mtt_ra
     return status;
 }
 
-/* What a rank says first to one that it connects to. */
+/* The first bytes on a connection, from the rank that makes it. */
 typedef struct mtt__hello {
     char magic[8]; /* with a version */
     int32_t rank, ranks, port;
@@ -3798,8 +3805,8 @@ static int mtt__is_local(const char *address)
     return !strncmp(address, "127.", 4) || !strcmp(address, "::1");
 }
 
-/* The numbers of one end of a connection: its address in 64 bytes, without the prefix of IPv4 in IPv6, and
-   its port. */
+/* Writes the numeric address of one end of a connection to 64 bytes, without the prefix of IPv4 in IPv6.
+   Returns its port. */
 static int mtt__socket_name(int fd, int peer, char *address)
 {
     struct sockaddr_storage name;
@@ -3826,8 +3833,8 @@ static int mtt__resolve(const char *address, int port, int family, struct addrin
     return getaddrinfo(address, service, &hints, list);
 }
 
-/* Listens at a port, 0 = a free one, of all addresses of this host, or only of a local one that is given. A
-   socket for IPv6 takes connections by IPv4, too. Returns -1 with errno set. */
+/* Listens at a port (0: a free one) of all addresses of this host, or of `address` alone if that is local. A
+   socket for IPv6 also takes connections by IPv4. Returns -1 with errno set. */
 static int mtt__listen(const char *address, int port)
 {
     int fd = -1, on = 1, off = 0, error = EADDRNOTAVAIL, v6;
@@ -3875,7 +3882,7 @@ static int mtt__connect_to(const struct addrinfo *to, int ms)
     return fd;
 }
 
-/* Sends the first bytes on a socket: so few that its buffer takes them. */
+/* Sends the first bytes on a socket, which are so few that its buffer takes them. */
 static int mtt__say(int fd, const void *data, size_t bytes)
 {
     ptrdiff_t n = 0;
@@ -3885,7 +3892,7 @@ static int mtt__say(int fd, const void *data, size_t bytes)
     return done == bytes;
 }
 
-/* Fails if a rank that has connected ends before all have: the others may fail with it, and never come. */
+/* Fails if a rank that has connected ends before all have: the missing ones may never come. */
 static mtt_status mtt__watch_connected(mtt_ranks *r)
 {
     double now = mtt__now_ms();
@@ -4034,7 +4041,7 @@ static mtt_status mtt__share_sites(mtt_ranks *r)
     return status;
 }
 
-/* The others go to rank 0, learn where all are, and connect to those before them. */
+/* Connects a rank other than 0 to rank 0, which says where all are, and then to the ranks before it. */
 static mtt_status mtt__join(mtt_ranks *r, const char *address, int port, const mtt__hello *own)
 {
     char zero[64];
@@ -4044,9 +4051,9 @@ static mtt_status mtt__join(mtt_ranks *r, const char *address, int port, const m
     status = mtt__reach(r, 0, address, port, own);
     if (status) return status;
     mtt__socket_name(r->peers[0].fd, 1, zero);
-    r->peers[0].waiting = 1; /* it may wait as long as this rank, and then says who is absent */
-    r->peers[0].heard = mtt__now_ms() + r->timeout; /* until then it says nothing */
+    r->timeout *= 1.25; /* rank 0 may wait for the timeout, in silence, and then says who is absent */
     status = mtt__share_sites(r);
+    r->timeout /= 1.25;
     for (i = 1; i < r->rank && !status; i++) {
         const mtt__site *to = &r->sites[i];
         /* Rank 0 sees a rank on its own host at an address that means nothing elsewhere. */
@@ -4133,14 +4140,14 @@ MTTDEF mtt_status mtt_ranks_connect(mtt_env *env, const mtt_ranks_desc *desc, mt
 
 /* ---- launchers ---- */
 
-/* The variables by which a launcher describes a rank. `sign` is there only if it started this process; NULL:
-   one of the next two is. */
+/* The variables by which a launcher describes a rank. `sign` is set only if it started this process. Where
+   `sign` is NULL, `rank` or `ranks` shows that. */
 typedef struct mtt__launcher {
     const char *sign, *rank, *ranks, *local, *locals, *run, *hosts;
     int mpi; /* 1 = an mpirun */
 } mtt__launcher;
 
-/* Those that srun may have started come before it. */
+/* Launchers that srun may have started come before it. */
 static const mtt__launcher mtt__launchers[] = {
     {NULL, "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID", "", 0},
     {NULL, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
@@ -4150,7 +4157,8 @@ static const mtt__launcher mtt__launchers[] = {
      "SLURM_STEP_NODELIST", 0},
 };
 
-/* A number of low..high. A variable that is not set is a fault if `need` is, and otherwise leaves *value. */
+/* Reads a number of low..high. A variable that is not set leaves *value, but fails if there is a `need`: the
+   variable that is set and needs it. */
 static mtt_status mtt__variable(mtt_env *env, const char *name, const char *need, int low, int high,
                                 int *value)
 {
@@ -4184,7 +4192,7 @@ static mtt_status mtt__first_host(mtt_env *env, const char *name, char *host, si
                      "rank 0", name, getenv(name));
 }
 
-/* The host of rank 0. If all ranks are on this one, the default does. */
+/* Finds the host of rank 0. If all ranks are on this one, the default will do. */
 static mtt_status mtt__find_host(mtt_env *env, const mtt__launcher *l, mtt_ranks_desc *desc)
 {
     const char *address = getenv("MASTER_ADDR"), *hosts = getenv(l->hosts) ? l->hosts : "SLURM_JOB_NODELIST";
@@ -13783,6 +13791,8 @@ MTTDEF mtt_status mtt_resume(mtt_trainer *t, const char *path, mtt_batches *batc
     if (!status) status = mtt__st_verify(&st);
     if (!status) status = mtt__checkpoint_values(&c);
     status = mtt__all_agree(t, status, NULL);
+    if (!status) /* the metadata have the checksums of all tensors */
+        status = mtt_ranks_agree(t->backend.ranks, "the checkpoint", st.metadata_crc);
     for (i = 0; i < c.kept && !status; i++) /* the trainer changes from here on */
         status = mtt__move_kept(t, MTT__PUT, &p->parameters[c.kinds[i] / MTT__KEPT_KINDS],
                                 c.kinds[i] % MTT__KEPT_KINDS, 0,
@@ -14385,7 +14395,10 @@ MTTDEF mtt_status mtt_trainer_load(mtt_trainer *t, mtt_model *m)
     int64_t shape[2], most = 0, count;
     const char *name;
     float *values;
+    uint32_t crc = 0;
+    mtt__crc_table table;
     int i, setting;
+    mtt__crc_init(&table);
     for (i = 0; mtt_parameter(t, i, shape); i++) {
         count = shape[0] * (shape[1] ? shape[1] : 1);
         most = count > most ? count : most;
@@ -14397,8 +14410,11 @@ MTTDEF mtt_status mtt_trainer_load(mtt_trainer *t, mtt_model *m)
             if (mtt__is_adapter(t->schedule->programs[0].parameters[i].kind)) continue;
             status = mtt_model_read(m, name, values);
             if (!status && setting) status = mtt_parameter_set(t, i, values);
+            if (!status && !setting)
+                crc = mtt__crc32(&table, crc, values, (size_t)(shape[0] * (shape[1] ? shape[1] : 1)) * 4);
         }
         if (!setting) status = mtt__all_agree(t, status, NULL);
+        if (!setting && !status) status = mtt_ranks_agree(t->backend.ranks, "the first weights", crc);
         if (!setting && !status && !t->schedule->chunk) status = mtt__fill_state(t);
     }
     if (!status) t->step = t->micro_batch = t->measured = 0;
@@ -14527,7 +14543,7 @@ MTTDEF mtt_status mtt_adapter_save(mtt_trainer *t, const char *folder)
     if (!tensors) return MTT_E_MEMORY;
     entries = (mtt__st_entry *)(void *)(tensors + most);
     count = mtt__peft_list(t, tensors, entries, &status);
-    if (!status) status = mtt_ranks_busy(t->backend.ranks);
+    if (!status && t->schedule->policy.rank == 0) status = mtt_ranks_busy(t->backend.ranks);
     if (!status && t->schedule->policy.rank == 0)
         status = mtt__peft_write(t, folder, tensors, count, entries);
     for (i = 0; i < count; i++) mtt__free(t->env, tensors[i].values);

@@ -14,8 +14,6 @@
 #include "../tools/run.h"
 #include "../tools/speak.h"
 
-enum { EXIT_DATA = 3, EXIT_MEMORY, EXIT_DIVERGED, EXIT_DEVICE, EXIT_RANK, EXIT_INTERRUPTED = 130 };
-
 static struct {
     mtt_model_desc model;
     mtt_policy policy;
@@ -75,21 +73,12 @@ static const option options[] = {
     FIELDS("Optimizer:", mtt_optim_fields, &set.optim),
 };
 
-/* Prints why a call failed, if it did; returns the exit code. What all ranks know, rank 0 prints; a rank that
-   has stopped has said why. */
+/* After a failure that ends the run, of which other ranks may not know. Returns the exit code. */
 static int report(mtt_status status)
 {
-    static const int codes[MTT_STATUS_COUNT] = {
-        [MTT_E_ARGUMENT] = OPTION_ERROR, [MTT_E_MEMORY] = EXIT_MEMORY, [MTT_E_BUDGET] = EXIT_MEMORY,
-        [MTT_E_NUMBERS] = EXIT_DIVERGED, [MTT_E_DEVICE] = EXIT_DEVICE, [MTT_E_RANK] = EXIT_RANK,
-        [MTT_E_STOPPED] = EXIT_RANK};
-    const char *remedy = ": --find-max-batch --memory-budget 8G prints the batch that fits 8 GiB";
-    if (!status) return 0;
-    if (status != MTT_E_STOPPED && (!run_rank || (status != MTT_E_NUMBERS && status != MTT_E_MISMATCH)))
-        fprintf(stderr, "train: %s%s%s\n", run_who(), env.error[0] ? env.error : mtt_status_string(status),
-                status == MTT_E_MEMORY ? remedy : "");
-    if (status != MTT_E_NUMBERS) mtt_ranks_fail(files.ranks, env.error);
-    return codes[status] ? codes[status] : EXIT_DATA;
+    int code = run_tell(&files, status);
+    if (code && status != MTT_E_NUMBERS) mtt_ranks_fail(files.ranks, env.error);
+    return code;
 }
 
 static int read_options(int argc, char **argv)
@@ -176,7 +165,7 @@ static mtt_status evaluate(mtt_trainer *t, const mtt_batches *batches, const mtt
     mtt_status status = run_evaluate(&files, t, data, set.eval_batches, q, &better);
     if (status || files.stopped) return status;
     if (mtt_trainer_step(t) < set.steps) speak_quality(q); /* after the last step the summary has it */
-    if (better && set.save_every >= 0) report(run_save_best(&files, t, batches));
+    if (better && set.save_every >= 0) run_tell(&files, run_save_best(&files, t, batches));
     return MTT_OK;
 }
 
@@ -201,7 +190,7 @@ static mtt_status train(mtt_trainer *t, mtt_batches *batches, const mtt_dataset 
         run_log_step(&files, &info, session.tokens);
         speak_step(&session, &info);
         if (set.save_every > 0 && info.step % set.save_every == 0 && info.step < set.steps)
-            report(run_save(&files, t, batches));
+            run_tell(&files, run_save(&files, t, batches));
     }
     free(tokens);
     return status;
@@ -212,7 +201,7 @@ static int finish(mtt_status status, mtt_trainer *t, mtt_batches *batches, const
 {
     mtt_quality q = {NAN, NAN, NAN, NAN, 0};
     int code = report(status), saved = 0;
-    if (!status && set.save_every >= 0) saved = report(run_save_last(&files, t, batches));
+    if (!status && set.save_every >= 0) saved = run_tell(&files, run_save_last(&files, t, batches));
     if (!status && !files.stopped) code = report(evaluate(t, batches, data, &q));
     if (!code && files.stopped) {
         run_say("train: stopped after step %lld%s\n", (long long)mtt_trainer_step(t),
@@ -262,6 +251,8 @@ static int execute(mtt_backend *backend, mtt_batches *batches, const mtt_dataset
     set.optim.total_steps = set.steps;
     status = mtt_trainer_create(&env, &set.model, &set.policy, &set.optim, backend, set.batch, set.seq_len,
                                 &t);
+    if (!status)
+        status = run_check_settings(&files, set.eval_every, set.eval_batches, set.save_every, set.resume);
     if (!status) status = run_begin(&files, t, batches, set.save_every, set.resume);
     if (!status) speak_begin(&session, batches, mtt_trainer_step(t), set.steps, set.policy.accumulate);
     code = report(status);

@@ -15,8 +15,9 @@
 #include "test.h"
 
 /* Call number fault_at of fork or socketpair fails. With `rough` set, sends and receives are interrupted and
-   cut short. The first receive waits for `first_receive` ms. */
-static int fault_at, fault_calls, rough, first_receive;
+   cut short. The first receive waits for `first_receive` ms. The next poll takes `sleep_in_poll` ms and finds
+   nothing, as in a process that is stopped and continued. */
+static int fault_at, fault_calls, rough, first_receive, sleep_in_poll;
 
 static int fault(void)
 {
@@ -57,17 +58,25 @@ static ssize_t rough_recv(int fd, void *at, size_t bytes, int flags)
     if (ms) poll(NULL, 0, ms);
     return some || !bytes ? recv(fd, at, some, flags) : -1;
 }
+static int sleepy_poll(struct pollfd *fds, nfds_t count, int ms)
+{
+    int sleep_ms = sleep_in_poll;
+    sleep_in_poll = 0;
+    return sleep_ms ? poll(NULL, 0, sleep_ms) : poll(fds, count, ms);
+}
 
 #define fork() faulty_fork()
 #define socketpair(domain, type, protocol, pair) faulty_socketpair(domain, type, protocol, pair)
 #define send(fd, at, bytes, flags) rough_send(fd, at, bytes, flags)
 #define recv(fd, at, bytes, flags) rough_recv(fd, at, bytes, flags)
+#define poll(fds, count, ms) sleepy_poll(fds, count, ms)
 #define MTT_IMPLEMENTATION
 #include "../mtt.h"
 #undef fork
 #undef socketpair
 #undef send
 #undef recv
+#undef poll
 
 enum { MOST = 5 };
 static mtt_env env;
@@ -454,7 +463,7 @@ static mtt_status busy_chain(mtt_ranks *r)
     mtt_status status = mtt_ranks_agree(r, "the begin", 1);
     if (r->rank == r->count - 1) {
         if (!status) status = mtt_ranks_busy(r);
-        pause_ms(1500);
+        pause_ms(1200);
     }
     if (!status && r->rank < r->count - 1) status = mtt__exchange(r, t, 1);
     if (!status && r->rank) status = mtt__exchange(r, t + 1, 1);
@@ -500,6 +509,18 @@ static mtt_status wait_for_each_other(mtt_ranks *r)
     return mtt__exchange(r, &t, 1);
 }
 
+/* The last rank is stopped while it waits, and continued after the others have given up. It says their words
+   and does not blame them. */
+static mtt_status stopped_once(mtt_ranks *r)
+{
+    char byte;
+    int last = r->rank == r->count - 1;
+    mtt_transfer t = {last ? 0 : r->count - 1, NULL, 0, &byte, 1};
+    mtt_status status = mtt_ranks_agree(r, "the begin", 1);
+    if (last) sleep_in_poll = 400;
+    return status ? status : mtt__exchange(r, &t, 1);
+}
+
 /* Rank 2 stops while the others are in an exchange without it. */
 static mtt_status last_words(mtt_ranks *r)
 {
@@ -532,17 +553,19 @@ static void test_silence(void)
 {
     int tcp;
     for (tcp = 0; tcp < 2; tcp++) {
-        run(tcp, 4, 0.5, chain);
+        run(tcp, 4, 0.4, chain);
         all_say(4, 3, MTT_E_RANK, "rank 3 (host ", "chain");
-        all_say(4, 3, MTT_E_RANK, ") has been silent for 0.5 seconds", "chain");
-        run(tcp, 3, 0.5, stop_waiting);
-        all_say(3, 2, MTT_E_RANK, ") has been silent for 0.5 seconds", "stop waiting");
+        all_say(4, 3, MTT_E_RANK, ") has been silent for 0.4 seconds", "chain");
+        run(tcp, 3, 0.4, stop_waiting);
+        all_say(3, 2, MTT_E_RANK, ") has been silent for 0.4 seconds", "stop waiting");
+        run(tcp, 3, 0.15, stopped_once);
+        all_say(3, -1, MTT_E_RANK, "rank 2 (host ", "stopped once");
         run(tcp, 4, 0.5, busy_chain);
         all_say(4, -1, MTT_OK, "", "busy");
         run(tcp, 2, 0.5, busy_once);
         all_say(2, 1, MTT_E_RANK, ") has been silent", "busy once");
-        run(tcp, 2, 0.3, wait_for_each_other);
-        all_say(2, -1, MTT_E_RANK, ") has been silent for 0.6 seconds", "deadlock");
+        run(tcp, 2, 0.2, wait_for_each_other);
+        all_say(2, -1, MTT_E_RANK, ") has been silent for 0.4 seconds", "deadlock");
         run(tcp, 3, 5, last_words);
         all_say(3, 2, MTT_E_STOPPED, "rank 2 (host ", "last words");
         all_say(3, 2, MTT_E_STOPPED, ") stopped: out of memory, 0000", "last words");
@@ -699,14 +722,17 @@ static void test_rendezvous(void)
     check(mtt_ranks_connect(&env, &desc, &r) == MTT_E_ARGUMENT && !r, "a port in use");
     snprintf(text, sizeof(text), "cannot listen at port %d", port);
     check(strstr(env.error, text) && strstr(env.error, "MASTER_PORT"), "%s", env.error);
-    close(fd);
     desc.rank = 1;
+    check(mtt_ranks_connect(&env, &desc, &r) == MTT_E_RANK &&
+          strstr(env.error, "rank 0 (host 127.0.0.1) has been silent for 0.375 seconds"), "it hangs: %s",
+          env.error);
+    close(fd);
     check(mtt_ranks_connect(&env, &desc, &r) == MTT_E_RANK && strstr(env.error, "not answer at 127.0.0.1"),
           "nobody there: %s", env.error);
     desc.address = "no such host";
     check(mtt_ranks_connect(&env, &desc, &r) == MTT_E_RANK && strstr(env.error, "no such host"), "%s",
           env.error);
-    for (i = 0; i < 2; i++) desc = describe(i, 3, port, 0.5), child[i] = start_rank(&desc, agreements);
+    for (i = 0; i < 2; i++) desc = describe(i, 3, port, 0.6), child[i] = start_rank(&desc, agreements);
     for (i = 0; i < 2; i++) waitpid(child[i], NULL, 0);
     all_say(2, -1, MTT_E_RANK, "for 1 of 3 ranks: 2;", "rank 2 is absent");
     late = 0;

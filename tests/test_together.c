@@ -24,9 +24,11 @@ typedef struct job {
     int ranks, steps;
     char save[300], resume[300], load[300]; /* after the last step; before the first, twice; "": not */
     char tokens[300];            /* a file to evaluate at the end */
+    char other[300];             /* what the victim reads in the place of `resume` or `load` */
     int begin;                 /* step of the data */
     int victim;                /* a rank that ... */
-    enum { NOTHING, OTHER_SEED, WRONG_TOKEN, DIES, WRONG_PLACE, NO_MEMORY, GIVES_UP, BREAKS } fate;
+    enum { NOTHING, OTHER_SEED, OTHER_CHECKPOINT, OTHER_WEIGHTS, WRONG_TOKEN, DIES, WRONG_PLACE, NO_MEMORY,
+           GIVES_UP, BREAKS } fate;
 } job;
 
 /* What a run leaves: of all ranks, the hash of losses, norms and weights, and the outcome. */
@@ -136,8 +138,11 @@ static mtt_status run_rank(const job *j, mtt_backend *backend, outcome *o)
     if (j->fate == NO_MEMORY && rank == j->victim) backend->alloc = no_memory;
     if (j->fate == BREAKS && rank == j->victim) backend->run = broken;
     status = mtt_trainer_create(&env, &j->model, &policy, &optim, backend, BATCH, LENGTH, &t);
-    if (!status && *j->resume) status = mtt_resume(t, j->resume, NULL);
-    if (!status && *j->load) status = mtt_model_open(&env, j->load, &model);
+    if (!status && *j->resume)
+        status = mtt_resume(t, j->fate == OTHER_CHECKPOINT && rank == j->victim ? j->other : j->resume, NULL);
+    if (!status && *j->load)
+        status = mtt_model_open(&env, j->fate == OTHER_WEIGHTS && rank == j->victim ? j->other : j->load,
+                                &model);
     if (model) status = mtt_trainer_load(t, model);
     mtt_model_close(model);
     for (i = 0; i < j->steps && !status; i++) status = train(j, t, rank, j->begin + i, o);
@@ -432,6 +437,8 @@ static void failures(void)
 {
     static const struct { int fate; mtt_status own, others; const char *words; } CASES[] = {
         {OTHER_SEED, MTT_E_MISMATCH, MTT_E_MISMATCH, "seed"},
+        {OTHER_CHECKPOINT, MTT_E_MISMATCH, MTT_E_MISMATCH, ") in the checkpoint: "},
+        {OTHER_WEIGHTS, MTT_E_MISMATCH, MTT_E_MISMATCH, ") in the first weights: "},
         {WRONG_TOKEN, MTT_E_ARGUMENT, MTT_E_STOPPED, "the vocabulary has ids"},
         {DIES, MTT_E_RANK, MTT_E_RANK, "rank 1"},
         {WRONG_PLACE, MTT_E_FILE, MTT_E_STOPPED, "missing/folder"},
@@ -439,6 +446,13 @@ static void failures(void)
         {GIVES_UP, MTT_E_FILE, MTT_E_STOPPED, "its disk is full"},
         {BREAKS, MTT_E_DEVICE, MTT_E_STOPPED, "its device is broken"}, /* the others begin a step */
     };
+    job one = plain(1), two = plain(1);
+    one.steps = 1;
+    two.steps = 2;
+    save_to(&one, "one.safetensors");
+    save_to(&two, "two.safetensors");
+    succeeded(&one);
+    succeeded(&two);
     for (size_t i = 0; i < MTT__LENGTH(CASES); i++)
         for (int shard = 0; shard < 3; shard++) {
             job j = plain(1);
@@ -451,6 +465,9 @@ static void failures(void)
             j.victim = 1;
             save_to(&j, j.fate == WRONG_PLACE ? "missing/folder/x.safetensors" : "failures.safetensors");
             if (j.fate == WRONG_PLACE) j.victim = 0;
+            if (j.fate == OTHER_CHECKPOINT) memcpy(j.resume, one.save, sizeof(j.resume));
+            if (j.fate == OTHER_WEIGHTS) memcpy(j.load, one.save, sizeof(j.load));
+            memcpy(j.other, two.save, sizeof(j.other));
             run(&j);
             for (int rank = 0; rank < j.ranks; rank++) {
                 const outcome *o = &outcomes[rank];

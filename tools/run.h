@@ -22,6 +22,7 @@
 #include <time.h>
 #include "curves.h"
 
+enum { EXIT_DATA = 3, EXIT_MEMORY, EXIT_DIVERGED, EXIT_DEVICE, EXIT_RANK, EXIT_INTERRUPTED = 130 };
 enum { RUN_NAME = 200 }; /* letters: with an ending, a name in a folder has at most 255 */
 
 typedef struct run {
@@ -75,6 +76,26 @@ static void run_say(const char *format, ...)
     va_start(arguments, format);
     if (!run_rank) vfprintf(stderr, format, arguments);
     va_end(arguments);
+}
+
+/* Prints why a call failed, if it did, and returns the exit code. Rank 0 alone prints what all ranks know. A
+   rank that has stopped has said why, and after a rank is lost every call fails in the same words. */
+static int run_tell(run *r, mtt_status status)
+{
+    static const int codes[MTT_STATUS_COUNT] = {
+        [MTT_E_ARGUMENT] = OPTION_ERROR, [MTT_E_MEMORY] = EXIT_MEMORY, [MTT_E_BUDGET] = EXIT_MEMORY,
+        [MTT_E_NUMBERS] = EXIT_DIVERGED, [MTT_E_DEVICE] = EXIT_DEVICE, [MTT_E_RANK] = EXIT_RANK,
+        [MTT_E_STOPPED] = EXIT_RANK};
+    static char last[sizeof(r->env->error)];
+    const char *error = r->env->error;
+    int known = run_rank && (status == MTT_E_NUMBERS || status == MTT_E_MISMATCH);
+    if (!status) return 0;
+    if (!known && status != MTT_E_STOPPED && (!*error || strcmp(error, last)))
+        fprintf(stderr, "train: %s%s%s\n", run_who(), *error ? error : mtt_status_string(status),
+                status != MTT_E_MEMORY ? "" :
+                ": --find-max-batch --memory-budget 8G prints the batch that fits 8 GiB");
+    memcpy(last, error, sizeof(last));
+    return codes[status] ? codes[status] : EXIT_DATA;
 }
 
 static mtt_status run_cannot(run *r, const char *verb, const char *path)
@@ -278,6 +299,17 @@ static mtt_status run_check_dataset(run *r, const mtt_dataset *data)
 {
     mtt_status status = mtt_ranks_agree(r->ranks, "the training text", mtt_tokens_crc32(data->train));
     return status ? status : mtt_ranks_agree(r->ranks, "the validation text", mtt_tokens_crc32(data->valid));
+}
+
+/* All ranks must make the same calls. What other settings they need alike, the trainer compares. */
+static mtt_status run_check_settings(run *r, int eval_every, int eval_batches, int save_every, int resume)
+{
+    mtt_status status = mtt_ranks_agree(r->ranks, "--init", r->init != NULL);
+    if (!status) status = mtt_ranks_agree(r->ranks, "--resume", (uint64_t)resume);
+    if (!status) status = mtt_ranks_agree(r->ranks, "--no-checkpoint", save_every < 0);
+    if (!status) status = mtt_ranks_agree(r->ranks, "--save-every", (uint64_t)save_every);
+    if (!status) status = mtt_ranks_agree(r->ranks, "--eval-every", (uint64_t)eval_every);
+    return status ? status : mtt_ranks_agree(r->ranks, "--eval-batches", (uint64_t)eval_batches);
 }
 
 /* ---- the first weights ---- */
