@@ -4415,9 +4415,12 @@ static void mtt__apply_defaults(void *desc, const mtt_field *f)
 
 static void mtt__check_fields(mtt__faults *faults, const void *desc, const mtt_field *f)
 {
-    for (; f->name; f++)
-        if (f->kind != MTT_FIELD_FLAG)
-            mtt__in_range(faults, f->name, mtt__field_get(desc, f), f->low, f->high);
+    for (; f->name; f++) {
+        double value = mtt__field_get(desc, f);
+        if (f->kind == MTT_FIELD_FLOAT) /* 1e-12f is below 1e-12, and 1e30f above 1e30 */
+            value = value == (float)f->low ? f->low : value == (float)f->high ? f->high : value;
+        if (f->kind != MTT_FIELD_FLAG) mtt__in_range(faults, f->name, value, f->low, f->high);
+    }
 }
 
 MTTDEF mtt_status mtt_model_resolve(mtt_env *env, const mtt_model_desc *model, mtt_model_desc *resolved)
@@ -4485,8 +4488,8 @@ MTTDEF mtt_status mtt_policy_resolve(mtt_env *env, const mtt_policy *policy, con
     mtt__require(&faults, p.precision != MTT_FP8 || model->heads_kv * model->d_head % 16 == 0,
                  "precision is fp8: heads_kv * d_head is %d, it must be a multiple of 16",
                  model->heads_kv * model->d_head);
-    mtt__require(&faults, p.rank >= 0 && p.rank < p.ranks, "rank is %d of %d, it must be 0 to %d", p.rank,
-                 p.ranks, p.ranks - 1);
+    mtt__require(&faults, p.ranks < 1 || (p.rank >= 0 && p.rank < p.ranks),
+                 "rank is %d, it must be at least 0 and below ranks, %d", p.rank, p.ranks);
     mtt__require(&faults, p.lora_rank % 8 == 0, "lora_rank is %d, it must be a multiple of 8", p.lora_rank);
     mtt__require(&faults, !p.lora_rank || p.precision != MTT_FP8,
                  "precision is fp8, which has no adapters: set it to bf16, or lora_rank to 0");
@@ -4515,7 +4518,9 @@ MTTDEF mtt_status mtt_optim_resolve(mtt_env *env, const mtt_optim_desc *optim, m
     mtt__apply_defaults(&o, mtt__optim_field);
     mtt__check_fields(&faults, &o, mtt__optim_field);
     mtt__require(&faults, o.beta1 != 1 && o.beta2 != 1, "beta1 and beta2 must be below 1");
-    for (i = 0; mtt__in_range(&faults, "group_count", o.group_count, 0, MTT_MOST_GROUPS) &&
+    mtt__require(&faults, o.groups || o.group_count <= 0, "group_count is %d, but groups is NULL",
+                 o.group_count);
+    for (i = 0; mtt__in_range(&faults, "group_count", o.group_count, 0, MTT_MOST_GROUPS) && o.groups &&
                 i < o.group_count; i++) {
         const mtt_group *g = &o.groups[i];
         mtt__require(&faults, g->names != NULL, "group %d has no names", i);
@@ -4544,18 +4549,18 @@ MTTDEF float mtt_learning_rate(const mtt_optim_desc *o, int64_t step)
     return (float)(o->min_lr + (o->lr - o->min_lr) * share);
 }
 
-/* 1 = one of the patterns, joined by commas, is the name; * is any text. */
+/* 1 = one of the patterns, joined by commas and spaces, is the name; * is any text. */
 static int mtt__matches(const char *patterns, const char *name)
 {
     const char *p = patterns ? patterns : "", *n = name, *star = NULL, *tried = NULL;
     for (;;) {
-        int ends = !*p || *p == ',';
+        int ends = !*p || *p == ',' || *p == ' '; /* no name has a space */
         if (*p == '*') star = ++p, tried = n;
         else if (ends && !*n) return 1;
         else if (!ends && *p == *n) p++, n++;
         else if (star && *tried) p = star, n = ++tried;
         else {
-            p += strcspn(p, ",");
+            p += strcspn(p, ", ");
             if (!*p++) return 0;
             n = name, star = NULL;
         }
@@ -14853,21 +14858,56 @@ static mtt_status mtt__add_ids(mtt_env *env, mtt__sequence *q, const int32_t *id
     return MTT_OK;
 }
 
+/* The ids of a prompt. Returns their number. */
+static int mtt__prompt(const mtt_tokenizer *tokenizer, const mtt_generation *g, int number, int32_t *end,
+                       const int32_t **ids)
+{
+    *end = tokenizer ? mtt_tokenizer_end_of_text(tokenizer) : 0;
+    *ids = g->sizes[number] ? g->prompts[number] : end;
+    return g->sizes[number] ? g->sizes[number] : 1;
+}
+
+/* Before anything is drawn. `most`: ids of the longest prompt that is allowed. */
+static mtt_status mtt__generation_check(mtt_env *env, const mtt_tokenizer *tokenizer, const mtt_generation *g,
+                                        int vocab, int most)
+{
+    mtt_status status = mtt__sampling_check(env, &g->sampling);
+    const int32_t *ids;
+    int32_t end;
+    int i, k, count;
+    if (status) return status;
+    if (g->count < 0 || g->prompt_count < 0 || g->stop_count < 0)
+        return mtt__fail(env, MTT_E_ARGUMENT, "count is %d, prompt_count %d and stop_count %d, they must not "
+                         "be negative", g->count, g->prompt_count, g->stop_count);
+    if (g->stop_count && !tokenizer)
+        return mtt__fail(env, MTT_E_ARGUMENT, "stop strings need a tokenizer");
+    for (i = 0; i < g->stop_count; i++)
+        if (!g->stops[i] || !g->stops[i][0])
+            return mtt__fail(env, MTT_E_ARGUMENT, "stop string %d is empty", i);
+    for (i = 0; i < g->prompt_count; i++) {
+        if (g->sizes[i] < !tokenizer)
+            return mtt__fail(env, MTT_E_ARGUMENT, "prompt %d has %d ids, it needs at least one", i,
+                             g->sizes[i]);
+        count = mtt__prompt(tokenizer, g, i, &end, &ids);
+        if (count > most)
+            return mtt__fail(env, MTT_E_ARGUMENT, "prompt %d has %d ids, the context %d: raise it, or let it "
+                             "slide", i, count, most);
+        for (k = 0; k < count; k++)
+            if (ids[k] < 0 || ids[k] >= vocab)
+                return mtt__fail(env, MTT_E_ARGUMENT, "prompt %d has id %lld, the vocabulary has 0 to %d: "
+                                 "was it encoded with another tokenizer?", i, (long long)ids[k], vocab - 1);
+    }
+    return MTT_OK;
+}
+
 /* Begins with a prompt. */
 static mtt_status mtt__begin_sequence(mtt_env *env, const mtt_tokenizer *tokenizer, const mtt_generation *g,
                                       int vocab, int number, mtt__sequence *q)
 {
-    int32_t end = tokenizer ? mtt_tokenizer_end_of_text(tokenizer) : 0;
-    const int32_t *ids = g->sizes[number] ? g->prompts[number] : &end;
-    int count = g->sizes[number] ? g->sizes[number] : 1, i;
+    const int32_t *ids;
+    int32_t end;
+    int count = mtt__prompt(tokenizer, g, number, &end, &ids);
     float penalty = g->sampling.repetition_penalty;
-    if (count < 0 || (!g->sizes[number] && !tokenizer))
-        return mtt__fail(env, MTT_E_ARGUMENT, "prompt %d has %d ids, it needs at least one", number,
-                         g->sizes[number]);
-    for (i = 0; i < count; i++)
-        if (ids[i] < 0 || ids[i] >= vocab)
-            return mtt__fail(env, MTT_E_ARGUMENT, "prompt %d has id %lld, the vocabulary has 0 to %d: was it "
-                             "encoded with another tokenizer?", number, (long long)ids[i], vocab - 1);
     if (penalty > 0 && !q->seen && !(q->seen = (unsigned char *)mtt__alloc(env, (size_t)vocab, 1)))
         return MTT_E_MEMORY;
     if (q->seen) memset(q->seen, 0, (size_t)vocab);
@@ -14927,17 +14967,6 @@ static mtt_status mtt__draw_id(mtt_env *env, const mtt_tokenizer *tokenizer, con
     return MTT_OK;
 }
 
-static mtt_status mtt__generation_check(mtt_env *env, const mtt_tokenizer *tokenizer, const mtt_generation *g)
-{
-    int i;
-    if (g->stop_count && !tokenizer)
-        return mtt__fail(env, MTT_E_ARGUMENT, "stop strings need a tokenizer");
-    for (i = 0; i < g->stop_count; i++)
-        if (!g->stops[i] || !g->stops[i][0])
-            return mtt__fail(env, MTT_E_ARGUMENT, "stop string %d is empty", i);
-    return mtt__sampling_check(env, &g->sampling);
-}
-
 /* Text for a caller who asks for no more. */
 static void mtt__write_text(void *user, int prompt, int32_t id, const char *text, size_t bytes)
 {
@@ -14968,9 +14997,9 @@ MTTDEF mtt_status mtt_generate(mtt_trainer *trainer, mtt_tokenizer *tokenizer, c
     g.sampling = *sampling;
     g.write = mtt__write_text;
     g.user = &to;
-    if (!status) status = mtt__generation_check(env, tokenizer, &g);
     if (!status) status = mtt_encode_prompt(tokenizer, prompt, size, ids, most, &known);
     known_ids = (int)known;
+    if (!status) status = mtt__generation_check(env, tokenizer, &g, vocab, INT_MAX);
     if (!status) status = mtt__begin_sequence(env, tokenizer, &g, vocab, 0, &q);
     while (!status && q.number >= 0 && count > 0) {
         status = mtt_next_logits(trainer, q.ids, q.known, logits);
@@ -15170,9 +15199,6 @@ static mtt_status mtt__make_room(mtt_generator *g, int slot, const mtt_generatio
 {
     int context = g->schedule.seq_len, half = context > 1 ? context / 2 : 1;
     if (q->known - q->first <= context) return MTT_OK;
-    if (o->full_context == MTT_CONTEXT_STOP && !q->drawn)
-        return mtt__fail(g->trainer.env, MTT_E_ARGUMENT, "prompt %d has %d ids, the context %d: raise it, or "
-                         "let it slide", q->number, q->known, context);
     if (o->full_context == MTT_CONTEXT_STOP) {
         o->write(o->user, q->number, -1, q->text, q->held);
         q->number = -1;
@@ -15192,7 +15218,9 @@ MTTDEF mtt_status mtt_generator_run(mtt_generator *g, const mtt_tokenizer *token
     const int32_t **tokens = (const int32_t **)mtt__alloc(env, (size_t)batch, sizeof(*tokens));
     int *counts = (int *)mtt__alloc(env, (size_t)batch, sizeof(*counts));
     mtt_status status = logits && all && tokens && counts ? MTT_OK : MTT_E_MEMORY;
-    if (!status) status = mtt__generation_check(env, tokenizer, o);
+    if (!status)
+        status = mtt__generation_check(env, tokenizer, o, vocab,
+                                       o->full_context == MTT_CONTEXT_STOP ? g->schedule.seq_len : INT_MAX);
     for (i = 0; i < batch && all; i++) all[i].number = -1;
     while (!status && busy && o->count > 0) {
         for (i = busy = 0; i < batch && !status; i++) {

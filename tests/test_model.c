@@ -1363,6 +1363,21 @@ static void frozen_misuse(void)
     }
 }
 
+/* Spaces after the commas of patterns do not count. */
+static void frozen_spaces(void)
+{
+    static const char *const SAME[] = {"wte.*,h.1.*", "wte.* ,  h.1.* "};
+    int tensors[2];
+    for (int i = 0; i < 2; i++) {
+        setup s = small_setup();
+        mtt_plan_report report = {.tensors = -1 - i};
+        s.policy.freeze = SAME[i];
+        check(!mtt_plan(&env, &s.model, &s.policy, s.batch, s.seq_len, &report), "%s", env.error);
+        tensors[i] = report.tensors;
+    }
+    check(tensors[0] == tensors[1], "\"%s\" is not \"%s\"", SAME[1], SAME[0]);
+}
+
 /* Early updates give the bits of late ones without clipping, in no more memory, and know no norm. */
 static void early_updates(void)
 {
@@ -4883,6 +4898,7 @@ int main(int argc, char **argv)
         timed("model options", model_options);
         timed("frozen", frozen_parameters);
         timed("frozen misuse", frozen_misuse);
+        timed("frozen spaces", frozen_spaces);
         timed("early updates", early_updates);
         timed("early misuse", early_misuse);
         timed("adapters", adapters);
@@ -4932,6 +4948,7 @@ int main(int argc, char **argv)
         timed("attention options", attention_options);
         timed("frozen", frozen_parameters);
         timed("frozen misuse", frozen_misuse);
+        timed("frozen spaces", frozen_spaces);
         timed("early updates", early_updates);
         timed("early misuse", early_misuse);
         timed("adapters", adapters);
