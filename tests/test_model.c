@@ -3950,6 +3950,11 @@ static void quality(const mtt_tokens *tokens, const mtt_tokenizer *tokenizer)
                   bare.targets == 8 * s.batch, "stopped after %d targets", (int)bare.targets);
         check(batches != 1 || bare.loss == q.loss, "stopped with a loss of %g, not %g", bare.loss, q.loss);
     }
+    mtt_quality none;
+    check(mtt_evaluate_tokens(trainer, NULL, NULL, 0, NULL, &none) == MTT_E_ARGUMENT &&
+          strstr(env.error, "tokens is NULL"), "no tokens: %s", env.error);
+    check(mtt_evaluate_tokens(trainer, tokens, NULL, -1, NULL, &none) == MTT_E_ARGUMENT &&
+          strstr(env.error, "batches is -1"), "-1 batches: %s", env.error);
     mtt_trainer_destroy(trainer);
     free(ids);
     free(text);

@@ -1559,6 +1559,10 @@ static void validation(void)
 
     mtt_model_desc nothing = {.layers = 0}, resolved, narrow = {.norm_eps = 1e-12f};
     check(!mtt_model_resolve(&env, &narrow, &resolved), "the least norm_eps: %s", env.error);
+    mtt_model_desc flags = {.tied_head = 2, .no_head_bias = -1}; /* a checkpoint has 0 or 1 */
+    check(!mtt_model_resolve(&env, &flags, &resolved) && resolved.tied_head == 1 &&
+          resolved.no_head_bias == 1 && !resolved.qk_norm, "flags are %d and %d", resolved.tied_head,
+          resolved.no_head_bias);
     check(!mtt_model_resolve(NULL, &nothing, &resolved) && resolved.layers == 4 && resolved.heads == 8 &&
               resolved.d_model == 256 && resolved.d_ff == 1024 && resolved.vocab == 10000 &&
               resolved.max_seq == 1024,
