@@ -80,7 +80,8 @@
    3. The trainer: mtt_trainer_create, mtt_train_step, mtt_evaluate_tokens, mtt_generate, mtt_save,
       mtt_resume.
    4. The generator: mtt_generator_plan, mtt_generator_create, mtt_generator_load, mtt_generator_run.
-   Descriptors are structs in which zero means the default. mtt_*_resolve fills the defaults in. Functions
+   Descriptors are structs in which zero means the default. mtt_*_resolve fills the defaults in. Calls copy
+   descriptors, texts and arrays, so these may go afterwards, unless a comment says otherwise. Functions
    return a status; the environment's `error` then says what is wrong and how to fix it. examples/hello.c is
    the shortest whole program, examples/train.c a full trainer, examples/generate.c writes text.
 
@@ -152,9 +153,10 @@
    stb_sprintf.h must be found, as stb_sprintf.h or stb/stb_sprintf.h; it stays private.
 
    FAILURES
-   Nothing exits, aborts or prints. A failed call leaves its object as it was. Every field of a file is
-   checked. Files are replaced by writing a temporary beside them, syncing and renaming it. All size
-   arithmetic is checked. */
+   Nothing exits, aborts or prints. A failed call leaves its object as it was; one that should make an object
+   sets it to NULL. Pointers must not be NULL, unless a comment allows it. Functions that destroy or close
+   accept NULL. Every field of a file is checked. Files are replaced by writing a temporary beside them,
+   syncing and renaming it. All size arithmetic is checked. */
 #ifndef MTT_H_INCLUDED
 #define MTT_H_INCLUDED
 #define MTT_VERSION 20000 /* major * 10000 + minor * 100 + patch */
@@ -220,11 +222,11 @@ MTTDEF const char *mtt_status_string(mtt_status status);
    62; beside a busy process 26 to 128 ms, not 680 to 1,172. */
 MTTDEF void mtt_wait_passively(char **argv);
 
-/* Source of host memory, and place of the last error. Zero it, then set what you want to change. One
-   environment serves one thread at a time and must outlive every object made with it. Functions accept NULL
-   instead. */
+/* Source of host memory, the CPU's arena included, and place of the last error. Zero it, then set what you
+   want to change. One environment serves one thread at a time and must outlive every object made with it.
+   Functions accept NULL instead. alloc and free are called by the thread that has called the library. */
 typedef struct mtt_env {
-    void *(*alloc)(void *user, size_t bytes); /* default malloc; returns NULL when out of memory */
+    void *(*alloc)(void *user, size_t bytes); /* default malloc; aligned as malloc's, NULL = out of memory */
     void (*free)(void *user, void *block);    /* default free; set both or neither */
     void *user;                               /* passed to both */
     char error[1024];                         /* the last failure in words, and its remedy */
@@ -372,10 +374,11 @@ typedef struct mtt_policy {
                                 off, mtt_step_info.grad_norm is 0, and only a loss that is not finite stops a
                                 step. For one micro-batch a step, one rank, and no loss scale. Default 0 */
     const char *freeze;      /* parameters that stay as they are: patterns of names, joined by commas, in
-                                which * is any text, as in "wte.*,h.0.*"; default none. A frozen one has no
-                                gradient, no optimizer state and no master: 16-bit weights are all there is
-                                of it. Below the lowest one that is trained there is no backward pass. The
-                                text is read until the schedule or the trainer has been created */
+                                which * is any text, as in "wte.*, h.0.*"; default none. They are refused if
+                                none of them fits. A frozen parameter has no gradient, no optimizer state and
+                                no master: 16-bit weights are all there is of it. Below the lowest one that is
+                                trained there is no backward pass. The text is read until the schedule or the
+                                trainer has been created */
     int lora_rank;           /* 0..1024, a multiple of 8, default 0. Above 0 linear layers of the blocks get
                                 adapters, which are trained alone ("LoRA", Hu et al. 2021, arXiv 2106.09685):
                                 y = x W + b + (lora_alpha / lora_rank) (x A) B. The parameters lora_A and
@@ -407,14 +410,14 @@ typedef enum mtt_lr_schedule { MTT_LR_CONSTANT, MTT_LR_LINEAR, MTT_LR_COSINE } m
 
 /* Parameters with rates of their own. Zero means the default, a negative number none. */
 typedef struct mtt_group {
-    const char *names;  /* required: patterns, as those of mtt_policy.freeze */
+    const char *names;  /* required: patterns, as those of mtt_policy.freeze; they may fit nothing */
     float lr_scale;     /* multiplies the learning rate, at most 1000, default 1 */
     float weight_decay; /* of matrices and vectors, at most 100, default as without the group */
 } mtt_group;
 enum { MTT_MOST_GROUPS = 7 };
 
 /* AdamW with decoupled decay (Loshchilov & Hutter 2019) on matrices only. Zero means the default; where the
-   default is not zero, a negative number means none. */
+   default is not zero, a negative number means none, but for lr and loss_scale. */
 typedef struct mtt_optim_desc {
     float lr;                    /* peak learning rate, above 0, at most 100, default 3e-4 */
     float beta1, beta2;          /* below 1, default 0.9 and 0.999 */
@@ -422,11 +425,11 @@ typedef struct mtt_optim_desc {
     float weight_decay;          /* at most 100, default 0.01 */
     float clip;                  /* largest global norm of the gradient, default 1 */
     mtt_lr_schedule lr_schedule; /* after the warmup, default constant */
-    int64_t warmup_steps;        /* W: step k, from 0, has (k + 1) / W of the rate; default 0 */
-    int64_t total_steps;         /* end of linear and cosine; required for them */
-    float min_lr;                /* learning rate at the end, default 0 */
-    float loss_scale;            /* first loss scale, default 65536: FP16's; FP8's for 16,384 tokens a step,
-                                    in proportion for others */
+    int64_t warmup_steps;        /* W: step k, from 0, has (k + 1) / W of the rate; below 2^31, default 0 */
+    int64_t total_steps;         /* end of linear and cosine, above warmup_steps; required for them */
+    float min_lr;                /* learning rate at the end, at most lr, default 0 */
+    float loss_scale;            /* first loss scale, 1e-30..1e38, default 65536: FP16's; FP8's for 16,384
+                                    tokens a step, in proportion for others */
     uint64_t seed;               /* of weights and dropout, default 0 */
     const mtt_group *groups;     /* the first with a parameter's name counts. They are read until the trainer
                                     has been created */
@@ -434,26 +437,27 @@ typedef struct mtt_optim_desc {
 } mtt_optim_desc;
 
 /* The descriptors with every default filled in. A fault of any field is reported, all faults at once, each
-   with its remedy. mtt_policy_resolve takes a resolved model. */
+   with its remedy. mtt_policy_resolve takes a resolved model. Flags become 0 or 1. */
 MTTDEF mtt_status mtt_model_resolve(mtt_env *env, const mtt_model_desc *model, mtt_model_desc *resolved);
 MTTDEF mtt_status mtt_policy_resolve(mtt_env *env, const mtt_policy *policy, const mtt_model_desc *model,
                                      int batch, int seq_len, mtt_policy *resolved);
 MTTDEF mtt_status mtt_optim_resolve(mtt_env *env, const mtt_optim_desc *optim, mtt_optim_desc *resolved);
 
-/* The learning rate of a step, counted from 0. */
+/* The learning rate of a step, counted from 0, by a resolved descriptor. */
 MTTDEF float mtt_learning_rate(const mtt_optim_desc *resolved, int64_t step);
 
 /* A technique in words joined by _, for example bf16_flash_window16. The words: fp32 tf32 bf16 fp16 fp8,
-   layers8 forward8 (FP8 products of the layers alone, or of their forward pass alone), flash, windowN (with
-   flash), selective checkpointing segments budget, kept8, chunked, compact, early, split.
+   layers8 forward8 (FP8 products of the layers alone, or of their forward pass alone), flash, windowN (which
+   implies flash), selective checkpointing segments budget, kept8, chunked, compact, early, split, zero1 zero2
+   (shards of the optimizer, and of gradients, too). Of words for one field the last counts.
    mtt_policy_parse sets what the words say and leaves the rest of `policy`; bsN sets *batch, and is refused
-   where `batch` is NULL. mtt_policy_name writes the words of a policy, cut at the capacity, and returns their
-   length. */
+   where `batch` is NULL. mtt_policy_name writes the words of a policy and a 0, cut at the capacity. It
+   returns the length of what it wrote, without the 0. */
 MTTDEF mtt_status mtt_policy_parse(mtt_env *env, const char *words, mtt_policy *policy, int *batch);
 MTTDEF size_t mtt_policy_name(const mtt_policy *policy, char *text, size_t capacity);
 
-/* The fields of a descriptor, for programs that make command lines, forms or files of them. A field without a
-   name ends a list. */
+/* The fields of a descriptor, for programs that make command lines, forms or files of them: all but rank,
+   seed and groups. A field without a name ends a list. */
 typedef enum mtt_field_kind {
     MTT_FIELD_INT,
     MTT_FIELD_INT64,
@@ -516,12 +520,12 @@ typedef struct mtt_plan_report {
     double wire_ms, exposed_ms;        /* the time of both at the policy's bandwidth; 0 without one */
 } mtt_plan_report;
 
-/* The plan of a step: micro-batches of `batch` sequences of `seq_len` tokens. MTT_E_BUDGET: larger than
-   memory can be. */
+/* The plan of a step: micro-batches of `batch` sequences of `seq_len` tokens, both 1..2^20. MTT_E_BUDGET:
+   larger than memory can be, or than the policy's budget. */
 MTTDEF mtt_status mtt_plan(mtt_env *env, const mtt_model_desc *model, const mtt_policy *policy, int batch,
                            int seq_len, mtt_plan_report *report);
-/* The largest batch, not split, whose arena is at most `budget_bytes`; at most 2^20. MTT_E_BUDGET: not even
-   one sequence fits; the error says what it needs. */
+/* The largest batch, not split, whose arena is at most `budget_bytes`; at most 2^20, or 0 after a failure.
+   MTT_E_BUDGET: not even one sequence fits; the error says what it needs. */
 MTTDEF mtt_status mtt_plan_max_batch(mtt_env *env, const mtt_model_desc *model, const mtt_policy *policy,
                                      int seq_len, size_t budget_bytes, int *batch);
 /* The fastest policy, by the schedule's FLOPs and traffic, whose arena is at most `budget_bytes`. It varies
@@ -529,7 +533,8 @@ MTTDEF mtt_status mtt_plan_max_batch(mtt_env *env, const mtt_model_desc *model, 
    `split`. MTT_E_BUDGET: none fits; the error says by how much the smallest misses. */
 MTTDEF mtt_status mtt_policy_fit(mtt_env *env, const mtt_model_desc *model, const mtt_policy *policy,
                                  int batch, int seq_len, size_t budget_bytes, mtt_policy *fit);
-/* One JSON object. Returns the length of the text, which is cut at the capacity. */
+/* Writes one JSON object and a 0, cut at the capacity; 2048 bytes are enough. Returns the length of what it
+   wrote, without the 0. */
 MTTDEF size_t mtt_plan_json(const mtt_plan_report *report, char *text, size_t capacity);
 /* The same as a table for people, in MiB (2^20 bytes), with the bounds of what lies outside the arena. */
 MTTDEF void mtt_plan_print(const mtt_plan_report *report, mtt_write_fn write, void *user);
@@ -582,7 +587,7 @@ typedef struct mtt_ranks_desc {
     const char *address; /* of rank 0, a name or an IP address, default `host` */
     int port;            /* where rank 0 listens, default 29501: torchrun has 29500 itself */
     const char *run;     /* a name that the ranks of a run share, below 128 bytes, default "" */
-    double timeout;      /* seconds, at most 86400, that a rank waits for another one, default 20 */
+    double timeout;      /* seconds, above 0, at most 86400, that a rank waits for another, default 20 */
     int mpi;             /* 1 = by MPI, whose ranks they are, and not by TCP; only with MTT_MPI */
     char host[256];      /* the address that mtt_ranks_environment found, default 127.0.0.1 */
 } mtt_ranks_desc;
@@ -677,13 +682,14 @@ MTTDEF void mtt_trainer_destroy(mtt_trainer *trainer);
 MTTDEF mtt_status mtt_train_step(mtt_trainer *trainer, const int32_t *tokens, const int32_t *targets,
                                  mtt_step_info *info);
 /* Loss of batch * seq_len tokens without dropout, on this rank alone. Changes nothing. Sets loss, targets,
-   hits, ms. */
+   hits, step, loss_scale, ms and arena_bytes, and the rest of `info` to 0; `info` may be NULL. A loss that is
+   not finite is no failure here. */
 MTTDEF mtt_status mtt_evaluate(mtt_trainer *trainer, const int32_t *tokens, const int32_t *targets,
                                mtt_step_info *info);
 /* Quality over a whole token file, in order and to its last token: the trainer's batch and sequence length,
-   at most `batches` of them (0 = all). The tokenizer says how many bytes of text the targets are; without one
-   bits_per_byte is 0. If `stop` is not NULL, a signal handler may set *stop: then the evaluation ends after
-   the batch under way, on all ranks, with MTT_END and the quality so far. */
+   at most `batches` of them (0 = all). The tokenizer says how many bytes of text the targets are; it may be
+   NULL, and bits_per_byte is then 0. If `stop` is not NULL, a signal handler may set *stop: then the
+   evaluation ends after the batch under way, on all ranks, with MTT_END and the quality so far. */
 typedef struct mtt_quality {
     double loss, perplexity; /* mean cross entropy in nats, and e to the power of it */
     double bits_per_byte;    /* comparable between vocabularies, unlike perplexity */
@@ -735,7 +741,8 @@ typedef struct mtt_generator_desc {
     int batch;               /* sequences at a time, 1..2^20, default 1 */
     int context;             /* tokens of a sequence in the cache, 1..2^20, default the model's max_seq, which
                                 also limits learned positions */
-    int chunk;               /* tokens of prompts that pass at a time, 1..2^20, default 256, at least batch */
+    int chunk;               /* tokens of prompts that pass at a time, 1..2^20, default 256; raised to batch
+                                where it is lower */
     mtt_device device;       /* target of the plan, default the CPU; a generator takes its backend's */
 } mtt_generator_desc;
 
@@ -775,20 +782,21 @@ typedef enum mtt_full_context { MTT_CONTEXT_SLIDE, MTT_CONTEXT_STOP } mtt_full_c
 typedef void (*mtt_token_fn)(void *user, int prompt, int32_t id, const char *text, size_t bytes);
 
 typedef struct mtt_generation {
-    const int32_t *const *prompts; /* ids; an empty one is the tokenizer's end of text */
+    const int32_t *const *prompts; /* ids; one of size 0 is the tokenizer's end of text */
     const int *sizes;              /* of each, in ids */
     int prompt_count;              /* any number: `batch` of them are under way at a time */
-    int count;                     /* ids to draw for each, at most; end of text ends a sequence before */
+    int count;                     /* ids to draw for each, at most; end of text ends a sequence before. 0:
+                                      `write` is never called */
     mtt_sampling sampling;         /* of prompt number i, with seed + i: the same text alone or with others */
     const char *const *stops;      /* a sequence ends before the first of these strings in its text */
     int stop_count;
     mtt_full_context full_context;
-    mtt_token_fn write;
+    mtt_token_fn write;            /* required */
     void *user;
 } mtt_generation;
 
 /* Continues prompts. Forgets what the cache had. `tokenizer` may be NULL: then there is no text, no end of
-   text, and no stop string. */
+   text, no empty prompt and no stop string. MTT_E_ARGUMENT: nothing has been written. */
 MTTDEF mtt_status mtt_generator_run(mtt_generator *generator, const mtt_tokenizer *tokenizer,
                                     const mtt_generation *generation);
 
@@ -812,6 +820,7 @@ MTTDEF mtt_status mtt_profile(mtt_trainer *trainer, int index, int times, double
 MTTDEF const char *mtt_parameter(const mtt_trainer *trainer, int index, int64_t shape[2]);
 MTTDEF int mtt_parameter_find(const mtt_trainer *trainer, const char *name); /* its number; -1: none */
 /* Copies a parameter's FP32 values out or in: masters and 16-bit copies alike, rounded in the compact state.
+   Set finite values: mtt_resume refuses a checkpoint with others.
    Gradients are those of the last step. They can be read when the policy accumulates (accumulate > 1), since
    they stay in memory then, or has keep_gradients, but not from ranks that divide them. All ranks call these,
    in one order. */
@@ -856,8 +865,8 @@ MTTDEF void mtt_model_close(mtt_model *model);
 MTTDEF const mtt_model_desc *mtt_model_describe(const mtt_model *model);
 /* The path of the tokenizer.json in the folder; NULL if there is none. It lives as long as the model. */
 MTTDEF const char *mtt_model_tokenizer(const mtt_model *model);
-/* How a checkpoint was trained: the window, 0 = all keys, and the length of sequences, 0 = unknown. Both are
-   0 for a folder. */
+/* How a checkpoint was trained: the window, 0 = all keys, and the length of sequences, 0 = unknown, since it
+   was saved without batches. Both are 0 for a folder. */
 MTTDEF void mtt_model_training(const mtt_model *model, int *window, int *seq_len);
 /* A parameter by its name in mtt_parameter, in FP32 and in mtt's shape. Checks checksums, and that all values
    are finite. */
@@ -923,7 +932,7 @@ MTTDEF int mtt_json_begin(mtt_json *j, int mark);     /* enters an object ('{') 
 MTTDEF int mtt_json_key(mtt_json *j, mtt_slice *key); /* in an object: takes a key; its value is next */
 MTTDEF int mtt_json_item(mtt_json *j);                /* in an array: 1 = another item is next */
 MTTDEF int mtt_json_string(mtt_json *j, mtt_slice *string);
-MTTDEF int mtt_json_number(mtt_json *j, double *number);
+MTTDEF int mtt_json_number(mtt_json *j, double *number); /* infinite if beyond a double */
 MTTDEF int mtt_json_u64(mtt_json *j, uint64_t *number); /* a whole number from 0 to 2^64-1 */
 MTTDEF int mtt_json_skip(mtt_json *j);                  /* any value, nested at most 16 deep */
 MTTDEF int mtt_json_end(mtt_json *j);                   /* 1 = nothing follows and there was no fault */
@@ -1036,7 +1045,8 @@ MTTDEF mtt_tokenizer_kind mtt_bpe(const mtt_bpe_options *options);
 typedef struct mtt_corpus mtt_corpus;
 MTTDEF mtt_status mtt_corpus_open(mtt_env *env, const char *path, const char *field /* default "text" */,
                                   mtt_corpus **out);
-/* The next document, valid until the next call; MTT_END after the last. Errors name the line. */
+/* The next document, valid until the next call; MTT_END after the last. Errors name the line. The call after
+   MTT_E_FORMAT goes on with the next line. */
 MTTDEF mtt_status mtt_corpus_next(mtt_corpus *corpus, const char **text, size_t *bytes);
 MTTDEF void mtt_corpus_close(mtt_corpus *corpus);
 
@@ -1071,7 +1081,7 @@ typedef struct mtt_prepare_report {
    was made from the same text, options and tokenizer is up to date and stays; the call then reads the text
    and the token files once. Standard input and pipes are read once and always prepared again; other devices
    are refused. New files are written beside the old ones, then renamed, the tokenizer last. A process that
-   dies leaves the old dataset, the new one, or one that cannot be opened. */
+   dies leaves the old dataset, the new one, or one that cannot be opened. `report` may be NULL. */
 MTTDEF mtt_status mtt_prepare(mtt_env *env, const mtt_prepare_desc *desc, mtt_prepare_report *report);
 
 /* Opens the files of a dataset. Fails if one is missing or damaged, or if they do not belong together. */
@@ -1098,7 +1108,7 @@ MTTDEF mtt_status mtt_tokens_read(const mtt_tokens *tokens, uint64_t first, size
    tokens. Shuffled batches run through a new permutation of the sequences in each epoch, a function of (seed,
    epoch). The cursor counts sequences, so a loader can continue anywhere. */
 struct mtt_batches {
-    const mtt_tokens *tokens;
+    const mtt_tokens *tokens; /* must stay */
     int batch, seq_len;
     uint64_t seed;
     int sequential;     /* 0 = shuffled, without end; 1 = in order, once, with the shorter sequence at the
@@ -1403,6 +1413,7 @@ typedef struct mtt_counters {
                                               precision, until the host resets it */
 } mtt_counters;
 
+/* A function that fails puts the reason and the remedy into the error of the environment that `open` got. */
 struct mtt_backend {
     const char *name;
     mtt_device device;
@@ -1989,9 +2000,11 @@ MTTDEF const char *mtt_op_name(mtt_op_kind kind);
 #ifdef MTT_CBLAS
 #include <cblas.h>
 #endif
-#if defined(__x86_64__) && !defined(MTT_PORTABLE) && (__GNUC__ >= 10 || __clang_major__ >= 9)
+#if defined(__x86_64__) && defined(__GNUC__)
 #include <immintrin.h>
+#if !defined(MTT_PORTABLE) && (__GNUC__ >= 10 || __clang_major__ >= 9)
 #define MTT__X86_BF16
+#endif
 #endif
 
 /* stb_sprintf, private to this file: its functions are static here, and its warnings are off. */
@@ -4098,7 +4111,7 @@ MTTDEF mtt_status mtt_ranks_connect(mtt_env *env, const mtt_ranks_desc *desc, mt
     const char *address = desc->address ? desc->address : desc->host[0] ? desc->host : "127.0.0.1";
     const char *run = desc->run ? desc->run : "";
     int fd, port = desc->port ? desc->port : MTT__RANKS_PORT;
-    double seconds = desc->timeout > 0 ? desc->timeout : (double)MTT__RANKS_TIMEOUT;
+    double seconds = desc->timeout != 0 ? desc->timeout : (double)MTT__RANKS_TIMEOUT;
     char here[64];
     mtt__hello own;
     mtt_ranks *r;
@@ -4108,12 +4121,15 @@ MTTDEF mtt_status mtt_ranks_connect(mtt_env *env, const mtt_ranks_desc *desc, mt
     if (desc->ranks < 1 || desc->ranks > MTT__RANKS || desc->rank < 0 || desc->rank >= desc->ranks)
         return mtt__fail(env, MTT_E_ARGUMENT, "rank %d of %d: give 1..%d ranks, numbered from 0", desc->rank,
                          desc->ranks, MTT__RANKS);
-    if (port < 1 || port > 65535 || !(seconds <= 86400) || strlen(run) >= sizeof(own.run))
+    if (port < 1 || port > 65535 || !(seconds > 0 && seconds <= 86400) || strlen(run) >= sizeof(own.run))
         return mtt__fail(env, MTT_E_ARGUMENT, "port %d, timeout %g, run \"%s\": give a port of 1..65535, at "
                          "most 86400 seconds, and a name below %d bytes", port, seconds, run,
                          (int)sizeof(own.run));
 #ifdef MTT_MPI
     if (desc->mpi) return mtt__mpi_connect(env, desc, seconds, out);
+#else
+    if (desc->mpi)
+        return mtt__fail(env, MTT_E_ARGUMENT, "mpi is 1, but this build has no MPI: compile with -DMTT_MPI");
 #endif
     status = mtt__ranks_new(env, desc->rank, desc->ranks, seconds, &r);
     if (status || r->count == 1) return *out = r, status;
@@ -4411,21 +4427,26 @@ static int mtt__in_range(mtt__faults *faults, const char *name, double value, do
                         value, low, high);
 }
 
-/* Fills in the defaults. For settings of the optimizer, a negative number means none. */
+/* Fills in the defaults, and makes flags 0 or 1. For settings of the optimizer, a negative number means none.
+   */
 static void mtt__apply_defaults(void *desc, const mtt_field *f)
 {
     for (; f->name; f++) {
         double value = mtt__field_get(desc, f);
         int none = value < 0 && f->kind == MTT_FIELD_FLOAT && f->low == 0 && f->fallback != 0;
         if (value == 0 || none) mtt__field_set(desc, f, none ? 0 : f->fallback);
+        else if (f->kind == MTT_FIELD_FLAG) mtt__field_set(desc, f, 1);
     }
 }
 
 static void mtt__check_fields(mtt__faults *faults, const void *desc, const mtt_field *f)
 {
-    for (; f->name; f++)
-        if (f->kind != MTT_FIELD_FLAG)
-            mtt__in_range(faults, f->name, mtt__field_get(desc, f), f->low, f->high);
+    for (; f->name; f++) {
+        double value = mtt__field_get(desc, f);
+        if (f->kind == MTT_FIELD_FLOAT) /* 1e-12f is below 1e-12, and 1e30f above 1e30 */
+            value = value == (float)f->low ? f->low : value == (float)f->high ? f->high : value;
+        if (f->kind != MTT_FIELD_FLAG) mtt__in_range(faults, f->name, value, f->low, f->high);
+    }
 }
 
 MTTDEF mtt_status mtt_model_resolve(mtt_env *env, const mtt_model_desc *model, mtt_model_desc *resolved)
@@ -4493,8 +4514,8 @@ MTTDEF mtt_status mtt_policy_resolve(mtt_env *env, const mtt_policy *policy, con
     mtt__require(&faults, p.precision != MTT_FP8 || model->heads_kv * model->d_head % 16 == 0,
                  "precision is fp8: heads_kv * d_head is %d, it must be a multiple of 16",
                  model->heads_kv * model->d_head);
-    mtt__require(&faults, p.rank >= 0 && p.rank < p.ranks, "rank is %d of %d, it must be 0 to %d", p.rank,
-                 p.ranks, p.ranks - 1);
+    mtt__require(&faults, p.ranks < 1 || (p.rank >= 0 && p.rank < p.ranks),
+                 "rank is %d, it must be at least 0 and below ranks, %d", p.rank, p.ranks);
     mtt__require(&faults, p.lora_rank % 8 == 0, "lora_rank is %d, it must be a multiple of 8", p.lora_rank);
     mtt__require(&faults, !p.lora_rank || p.precision != MTT_FP8,
                  "precision is fp8, which has no adapters: set it to bf16, or lora_rank to 0");
@@ -4523,7 +4544,9 @@ MTTDEF mtt_status mtt_optim_resolve(mtt_env *env, const mtt_optim_desc *optim, m
     mtt__apply_defaults(&o, mtt__optim_field);
     mtt__check_fields(&faults, &o, mtt__optim_field);
     mtt__require(&faults, o.beta1 != 1 && o.beta2 != 1, "beta1 and beta2 must be below 1");
-    for (i = 0; mtt__in_range(&faults, "group_count", o.group_count, 0, MTT_MOST_GROUPS) &&
+    mtt__require(&faults, o.groups || o.group_count <= 0, "group_count is %d, but groups is NULL",
+                 o.group_count);
+    for (i = 0; mtt__in_range(&faults, "group_count", o.group_count, 0, MTT_MOST_GROUPS) && o.groups &&
                 i < o.group_count; i++) {
         const mtt_group *g = &o.groups[i];
         mtt__require(&faults, g->names != NULL, "group %d has no names", i);
@@ -4552,18 +4575,18 @@ MTTDEF float mtt_learning_rate(const mtt_optim_desc *o, int64_t step)
     return (float)(o->min_lr + (o->lr - o->min_lr) * share);
 }
 
-/* 1 = one of the patterns, joined by commas, is the name; * is any text. */
+/* 1 = one of the patterns, joined by commas and spaces, is the name; * is any text. */
 static int mtt__matches(const char *patterns, const char *name)
 {
     const char *p = patterns ? patterns : "", *n = name, *star = NULL, *tried = NULL;
     for (;;) {
-        int ends = !*p || *p == ',';
+        int ends = !*p || *p == ',' || *p == ' '; /* no name has a space */
         if (*p == '*') star = ++p, tried = n;
         else if (ends && !*n) return 1;
         else if (!ends && *p == *n) p++, n++;
         else if (star && *tried) p = star, n = ++tried;
         else {
-            p += strcspn(p, ",");
+            p += strcspn(p, ", ");
             if (!*p++) return 0;
             n = name, star = NULL;
         }
@@ -7795,6 +7818,18 @@ static void mtt__store_block(mtt__view v, int64_t i0, int64_t m, int64_t j0, int
     for (i = 0; i < m; i++) mtt__store(v.t, v.first + (i0 + i) * v.row + j0, n, in + i * stride);
 }
 
+/* sum + x y for vectors `sum` and `y`, with one rounding if the build has FMA. Products must agree in that,
+   whatever their shape, and compilers do not: GCC fuses it, but for Zen not in a single chain of sums. */
+#if defined(__x86_64__) && defined(__GNUC__) && defined(__FMA__) && defined(__AVX512F__)
+#define MTT__MULTIPLY_ADD(sum, x, y)                                                                         \
+    (mtt__vector) _mm512_fmadd_ps(_mm512_set1_ps(x), (__m512)(y), (__m512)(sum))
+#elif defined(__x86_64__) && defined(__GNUC__) && defined(__FMA__)
+#define MTT__MULTIPLY_ADD(sum, x, y)                                                                         \
+    (mtt__vector) _mm256_fmadd_ps(_mm256_set1_ps(x), (__m256)(y), (__m256)(sum))
+#else
+#define MTT__MULTIPLY_ADD(sum, x, y) ((sum) + (x) * (y))
+#endif
+
 /* C += A B for an m x k and a k x n block, in whole multiples of 8 rows and 32 columns, as mtt__load_block
    pads them. ROWS of C, two vectors wide, are summed in registers over all of k, so a term costs little more
    than its multiply-add: 115 GFLOP/s a core with AVX-512, where the peak is 118. */
@@ -7834,7 +7869,6 @@ typedef void mtt__multiplier(int64_t m, int64_t n, int64_t k, const float *a, in
                 }                                                                                            \
             }                                                                                                \
     }
-#define MTT__MULTIPLY_ADD(sum, x, y) ((sum) + (x) * (y))
 MTT__MULTIPLY(mtt__multiply_block, mtt__vector, MTT__ROWS, MTT__MULTIPLY_ADD)
 
 /* The same for words of two BF16 values each, neighbours along k. One instruction of AVX512-BF16 multiplies
@@ -8054,7 +8088,13 @@ static void mtt__few_along(int64_t n, int64_t k, const float *x, const float *b,
     int i;
     for (p = 0; p < k && (n == ldb || k % R || n % W); p++) {
         MTT__NO_ALIAS
-        for (j = 0; j < n; j++) sum[j] = MTT__MULTIPLY_ADD(sum[j], x[p], b[p * ldb + j]);
+        for (j = 0; j < n; j++) {
+#if defined(__x86_64__) && defined(__FMA__)
+            sum[j] = fmaf(x[p], b[p * ldb + j], sum[j]);
+#else
+            sum[j] += x[p] * b[p * ldb + j];
+#endif
+        }
     }
     for (; p < k; p += R)
         for (j = 0; j < n; j += W) {
@@ -12666,6 +12706,7 @@ MTTDEF mtt_status mtt_dataset_open(mtt_env *env, const char *prefix, const mtt_t
 MTTDEF void mtt_dataset_close(mtt_dataset *dataset)
 {
     int i;
+    if (!dataset) return;
     for (i = 0; i < MTT_SPLIT_COUNT; i++) mtt_tokens_close(*mtt__dataset_split(dataset, i));
     mtt_tokenizer_destroy(dataset->tokenizer);
     memset(dataset, 0, sizeof(*dataset));
@@ -12945,7 +12986,9 @@ MTTDEF mtt_status mtt_batches_init(mtt_env *env, mtt_batches *batches, const mtt
     const uint64_t count = tokens ? mtt_tokens_count(tokens) : 0;
     const int least = sequential ? 1 : seq_len; /* targets */
     memset(batches, 0, sizeof(*batches));
-    if (!tokens || batch < 1 || seq_len < 1 || batch > INT_MAX / seq_len)
+    if (!tokens)
+        return mtt__fail(env, MTT_E_ARGUMENT, "tokens is NULL, as a dataset's test is without such a file");
+    if (batch < 1 || seq_len < 1 || batch > INT_MAX / seq_len)
         return mtt__fail(env, MTT_E_ARGUMENT, "a batch of %lld sequences of %lld tokens is impossible: both "
                          "must be 1 or more, and their product below 2^31", (long long)batch,
                          (long long)seq_len);
@@ -13731,7 +13774,8 @@ static mtt_status mtt__checkpoint_frozen(const mtt__checkpoint *c)
         mtt__format(name, sizeof(name), "optim.m.%s", p->parameters[i].weight->name);
         if ((mtt__st_find(&c->st->tensors, name) == NULL) != p->parameters[i].frozen)
             return mtt__fail(c->t->env, MTT_E_MISMATCH, "%s: %s is %s there, but not here: freeze what its "
-                             "run froze", c->st->path, name + 8,
+                             "run froze, or take the weights alone by mtt_trainer_load, as of a merged file",
+                             c->st->path, name + 8,
                              p->parameters[i].frozen ? "trained" : "frozen");
     }
     return MTT_OK;
@@ -14725,6 +14769,8 @@ MTTDEF mtt_status mtt_evaluate_tokens(mtt_trainer *trainer, const mtt_tokens *to
     int32_t *x = (int32_t *)mtt__alloc(env, 2 * (size_t)rows, sizeof(*x)), *y = x ? x + rows : NULL;
     mtt_status status = x ? mtt_batches_init(env, &order, tokens, batch, d->seq_len, 0, 1) : MTT_E_MEMORY;
     memset(q, 0, sizeof(*q));
+    if (!status && batches < 0)
+        status = mtt__fail(env, MTT_E_ARGUMENT, "batches is %d, it must be 1 or more, or 0 for all", batches);
     order.rank = d->rank;
     order.ranks = d->ranks;
     for (done = 0; !status && (!batches || done < batches); done += d->ranks) {
@@ -14869,21 +14915,56 @@ static mtt_status mtt__add_ids(mtt_env *env, mtt__sequence *q, const int32_t *id
     return MTT_OK;
 }
 
+/* The ids of a prompt. Returns their number. */
+static int mtt__prompt(const mtt_tokenizer *tokenizer, const mtt_generation *g, int number, int32_t *end,
+                       const int32_t **ids)
+{
+    *end = tokenizer ? mtt_tokenizer_end_of_text(tokenizer) : 0;
+    *ids = g->sizes[number] ? g->prompts[number] : end;
+    return g->sizes[number] ? g->sizes[number] : 1;
+}
+
+/* Before anything is drawn. `most`: ids of the longest prompt that is allowed. */
+static mtt_status mtt__generation_check(mtt_env *env, const mtt_tokenizer *tokenizer, const mtt_generation *g,
+                                        int vocab, int most)
+{
+    mtt_status status = mtt__sampling_check(env, &g->sampling);
+    const int32_t *ids;
+    int32_t end;
+    int i, k, count;
+    if (status) return status;
+    if (g->count < 0 || g->prompt_count < 0 || g->stop_count < 0)
+        return mtt__fail(env, MTT_E_ARGUMENT, "count is %d, prompt_count %d and stop_count %d, they must not "
+                         "be negative", g->count, g->prompt_count, g->stop_count);
+    if (g->stop_count && !tokenizer)
+        return mtt__fail(env, MTT_E_ARGUMENT, "stop strings need a tokenizer");
+    for (i = 0; i < g->stop_count; i++)
+        if (!g->stops[i] || !g->stops[i][0])
+            return mtt__fail(env, MTT_E_ARGUMENT, "stop string %d is empty", i);
+    for (i = 0; i < g->prompt_count; i++) {
+        if (g->sizes[i] < !tokenizer)
+            return mtt__fail(env, MTT_E_ARGUMENT, "prompt %d has %d ids, it needs at least one", i,
+                             g->sizes[i]);
+        count = mtt__prompt(tokenizer, g, i, &end, &ids);
+        if (count > most)
+            return mtt__fail(env, MTT_E_ARGUMENT, "prompt %d has %d ids, the context %d: raise it, or let it "
+                             "slide", i, count, most);
+        for (k = 0; k < count; k++)
+            if (ids[k] < 0 || ids[k] >= vocab)
+                return mtt__fail(env, MTT_E_ARGUMENT, "prompt %d has id %lld, the vocabulary has 0 to %d: "
+                                 "was it encoded with another tokenizer?", i, (long long)ids[k], vocab - 1);
+    }
+    return MTT_OK;
+}
+
 /* Begins with a prompt. */
 static mtt_status mtt__begin_sequence(mtt_env *env, const mtt_tokenizer *tokenizer, const mtt_generation *g,
                                       int vocab, int number, mtt__sequence *q)
 {
-    int32_t end = tokenizer ? mtt_tokenizer_end_of_text(tokenizer) : 0;
-    const int32_t *ids = g->sizes[number] ? g->prompts[number] : &end;
-    int count = g->sizes[number] ? g->sizes[number] : 1, i;
+    const int32_t *ids;
+    int32_t end;
+    int count = mtt__prompt(tokenizer, g, number, &end, &ids);
     float penalty = g->sampling.repetition_penalty;
-    if (count < 0 || (!g->sizes[number] && !tokenizer))
-        return mtt__fail(env, MTT_E_ARGUMENT, "prompt %d has %d ids, it needs at least one", number,
-                         g->sizes[number]);
-    for (i = 0; i < count; i++)
-        if (ids[i] < 0 || ids[i] >= vocab)
-            return mtt__fail(env, MTT_E_ARGUMENT, "prompt %d has id %lld, the vocabulary has 0 to %d: was it "
-                             "encoded with another tokenizer?", number, (long long)ids[i], vocab - 1);
     if (penalty > 0 && !q->seen && !(q->seen = (unsigned char *)mtt__alloc(env, (size_t)vocab, 1)))
         return MTT_E_MEMORY;
     if (q->seen) memset(q->seen, 0, (size_t)vocab);
@@ -14943,17 +15024,6 @@ static mtt_status mtt__draw_id(mtt_env *env, const mtt_tokenizer *tokenizer, con
     return MTT_OK;
 }
 
-static mtt_status mtt__generation_check(mtt_env *env, const mtt_tokenizer *tokenizer, const mtt_generation *g)
-{
-    int i;
-    if (g->stop_count && !tokenizer)
-        return mtt__fail(env, MTT_E_ARGUMENT, "stop strings need a tokenizer");
-    for (i = 0; i < g->stop_count; i++)
-        if (!g->stops[i] || !g->stops[i][0])
-            return mtt__fail(env, MTT_E_ARGUMENT, "stop string %d is empty", i);
-    return mtt__sampling_check(env, &g->sampling);
-}
-
 /* Text for a caller who asks for no more. */
 static void mtt__write_text(void *user, int prompt, int32_t id, const char *text, size_t bytes)
 {
@@ -14984,9 +15054,9 @@ MTTDEF mtt_status mtt_generate(mtt_trainer *trainer, mtt_tokenizer *tokenizer, c
     g.sampling = *sampling;
     g.write = mtt__write_text;
     g.user = &to;
-    if (!status) status = mtt__generation_check(env, tokenizer, &g);
     if (!status) status = mtt_encode_prompt(tokenizer, prompt, size, ids, most, &known);
     known_ids = (int)known;
+    if (!status) status = mtt__generation_check(env, tokenizer, &g, vocab, INT_MAX);
     if (!status) status = mtt__begin_sequence(env, tokenizer, &g, vocab, 0, &q);
     while (!status && q.number >= 0 && count > 0) {
         status = mtt_next_logits(trainer, q.ids, q.known, logits);
@@ -15186,9 +15256,6 @@ static mtt_status mtt__make_room(mtt_generator *g, int slot, const mtt_generatio
 {
     int context = g->schedule.seq_len, half = context > 1 ? context / 2 : 1;
     if (q->known - q->first <= context) return MTT_OK;
-    if (o->full_context == MTT_CONTEXT_STOP && !q->drawn)
-        return mtt__fail(g->trainer.env, MTT_E_ARGUMENT, "prompt %d has %d ids, the context %d: raise it, or "
-                         "let it slide", q->number, q->known, context);
     if (o->full_context == MTT_CONTEXT_STOP) {
         o->write(o->user, q->number, -1, q->text, q->held);
         q->number = -1;
@@ -15208,7 +15275,9 @@ MTTDEF mtt_status mtt_generator_run(mtt_generator *g, const mtt_tokenizer *token
     const int32_t **tokens = (const int32_t **)mtt__alloc(env, (size_t)batch, sizeof(*tokens));
     int *counts = (int *)mtt__alloc(env, (size_t)batch, sizeof(*counts));
     mtt_status status = logits && all && tokens && counts ? MTT_OK : MTT_E_MEMORY;
-    if (!status) status = mtt__generation_check(env, tokenizer, o);
+    if (!status)
+        status = mtt__generation_check(env, tokenizer, o, vocab,
+                                       o->full_context == MTT_CONTEXT_STOP ? g->schedule.seq_len : INT_MAX);
     for (i = 0; i < batch && all; i++) all[i].number = -1;
     while (!status && busy && o->count > 0) {
         for (i = busy = 0; i < batch && !status; i++) {

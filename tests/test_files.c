@@ -2474,6 +2474,7 @@ int main(int argc, char **argv)
     every_allocation(open_tokens, "token file");
     test_kills();
     check(count_files(".") == 0, "temporaries are left at the end");
+    mtt_dataset_close(NULL);
     close_folder();
     free(docs.text);
     close(home);

@@ -424,6 +424,22 @@ static void test_refusals(void)
     sizes[0] = 9;
     g.full_context = MTT_CONTEXT_STOP;
     refused(mtt_generator_run(generator, NULL, &g), "or let it slide");
+    sizes[0] = 1, sizes[1] = 9; /* behind one that is in order, of which nothing is written */
+    memset(got, 0, sizeof(got));
+    desc.batch = 1;
+    mtt_generator *alone;
+    must(mtt_generator_create(&env, &model, &desc, mtt_cpu_backend(), &alone));
+    refused(mtt_generator_run(alone, NULL, &g), "prompt 1 has 9 ids");
+    check(!got[0].count, "%d ids are written before the refusal", got[0].count);
+    mtt_generator_destroy(alone);
+    sizes[1] = 1;
+    g.count = -1;
+    refused(mtt_generator_run(generator, NULL, &g), "count is -1");
+    g.count = 2, g.prompt_count = -1;
+    refused(mtt_generator_run(generator, NULL, &g), "prompt_count -1");
+    g.prompt_count = 2, g.stop_count = -1;
+    refused(mtt_generator_run(generator, NULL, &g), "stop_count -1");
+    g.stop_count = 0;
     sizes[0] = 0;
     refused(mtt_generator_run(generator, NULL, &g), "prompt 0 has 0 ids");
     g.stops = (const char *const[]){""};

@@ -1363,6 +1363,21 @@ static void frozen_misuse(void)
     }
 }
 
+/* Spaces after the commas of patterns do not count. */
+static void frozen_spaces(void)
+{
+    static const char *const SAME[] = {"wte.*,h.1.*", "wte.* ,  h.1.* "};
+    int tensors[2];
+    for (int i = 0; i < 2; i++) {
+        setup s = small_setup();
+        mtt_plan_report report = {.tensors = -1 - i};
+        s.policy.freeze = SAME[i];
+        check(!mtt_plan(&env, &s.model, &s.policy, s.batch, s.seq_len, &report), "%s", env.error);
+        tensors[i] = report.tensors;
+    }
+    check(tensors[0] == tensors[1], "\"%s\" is not \"%s\"", SAME[1], SAME[0]);
+}
+
 /* Early updates give the bits of late ones without clipping, in no more memory, and know no norm. */
 static void early_updates(void)
 {
@@ -3935,6 +3950,11 @@ static void quality(const mtt_tokens *tokens, const mtt_tokenizer *tokenizer)
                   bare.targets == 8 * s.batch, "stopped after %d targets", (int)bare.targets);
         check(batches != 1 || bare.loss == q.loss, "stopped with a loss of %g, not %g", bare.loss, q.loss);
     }
+    mtt_quality none;
+    check(mtt_evaluate_tokens(trainer, NULL, NULL, 0, NULL, &none) == MTT_E_ARGUMENT &&
+          strstr(env.error, "tokens is NULL"), "no tokens: %s", env.error);
+    check(mtt_evaluate_tokens(trainer, tokens, NULL, -1, NULL, &none) == MTT_E_ARGUMENT &&
+          strstr(env.error, "batches is -1"), "-1 batches: %s", env.error);
     mtt_trainer_destroy(trainer);
     free(ids);
     free(text);
@@ -4883,6 +4903,7 @@ int main(int argc, char **argv)
         timed("model options", model_options);
         timed("frozen", frozen_parameters);
         timed("frozen misuse", frozen_misuse);
+        timed("frozen spaces", frozen_spaces);
         timed("early updates", early_updates);
         timed("early misuse", early_misuse);
         timed("adapters", adapters);
@@ -4932,6 +4953,7 @@ int main(int argc, char **argv)
         timed("attention options", attention_options);
         timed("frozen", frozen_parameters);
         timed("frozen misuse", frozen_misuse);
+        timed("frozen spaces", frozen_spaces);
         timed("early updates", early_updates);
         timed("early misuse", early_misuse);
         timed("adapters", adapters);

@@ -1552,7 +1552,17 @@ static void validation(void)
     REFUSED((c.batch = 0, c.seq_len = -1, c.policy.window = -5, c.policy.accumulate = -2), "batch", "seq_len",
             "window", "accumulate");
 
-    mtt_model_desc nothing = {.layers = 0}, resolved;
+    good.policy.ranks = INT_MIN;
+    check(mtt_plan(&env, &good.model, &good.policy, 1, 8, &report) == MTT_E_ARGUMENT &&
+          strstr(env.error, "ranks is -2147483648") && !strstr(env.error, "rank is"), "%s", env.error);
+    good.policy.ranks = 0;
+
+    mtt_model_desc nothing = {.layers = 0}, resolved, narrow = {.norm_eps = 1e-12f};
+    check(!mtt_model_resolve(&env, &narrow, &resolved), "the least norm_eps: %s", env.error);
+    mtt_model_desc flags = {.tied_head = 2, .no_head_bias = -1}; /* a checkpoint has 0 or 1 */
+    check(!mtt_model_resolve(&env, &flags, &resolved) && resolved.tied_head == 1 &&
+          resolved.no_head_bias == 1 && !resolved.qk_norm, "flags are %d and %d", resolved.tied_head,
+          resolved.no_head_bias);
     check(!mtt_model_resolve(NULL, &nothing, &resolved) && resolved.layers == 4 && resolved.heads == 8 &&
               resolved.d_model == 256 && resolved.d_ff == 1024 && resolved.vocab == 10000 &&
               resolved.max_seq == 1024,
@@ -1595,6 +1605,11 @@ static void validation(void)
         check(status == MTT_E_ARGUMENT && strstr(env.error, OPTIM[i]), "%s: %s, \"%s\"", OPTIM[i],
               mtt_status_string(status), env.error);
     }
+    mtt_optim_desc wide = {.clip = 1e30f}, out;
+    check(!mtt_optim_resolve(&env, &wide, &out), "the largest clip: %s", env.error);
+    wide.group_count = 2;
+    check(mtt_optim_resolve(&env, &wide, &out) == MTT_E_ARGUMENT && strstr(env.error, "groups is NULL"),
+          "groups that are not there: %s", env.error);
 }
 
 /* On CUDA the workspace is what the policy says, or more if an operation needs more. Here these operations

@@ -778,6 +778,13 @@ static void test_rendezvous(void)
     check(mtt_ranks_connect(&env, &desc, &r) == MTT_E_ARGUMENT && strstr(env.error, "rank 2 of 2"), "rank");
     desc = describe(0, 2, 70000, 1);
     check(mtt_ranks_connect(&env, &desc, &r) == MTT_E_ARGUMENT && strstr(env.error, "port 70000"), "port");
+    desc = describe(0, 2, port, -1);
+    check(mtt_ranks_connect(&env, &desc, &r) == MTT_E_ARGUMENT && strstr(env.error, "timeout -1"), "timeout");
+#ifndef MTT_MPI
+    desc = describe(0, 2, port, 1);
+    desc.mpi = 1;
+    check(mtt_ranks_connect(&env, &desc, &r) == MTT_E_ARGUMENT && strstr(env.error, "no MPI"), "no MPI");
+#endif
 }
 
 /* ---- launchers ---- */
