@@ -10377,11 +10377,12 @@ MTTDEF mtt_status mtt_gradient_get(mtt_trainer *t, int index, float *values)
    frequent pair of neighbours until there are enough ids. The order of this room: Unicode's classes,
    containers, parts common to all kinds, BPE, training, tokenizer files. */
 
-/* The classes of code points in GPT-2's expression, as runs from U+0000 up: length * 4 + class. */
+/* Unicode's tables are numbers for mtt__unicode_number. First come the classes of code points in GPT-2's
+   expression: for each run from U+0000 up its length * 4 + class. */
 enum { MTT__OTHER, MTT__LETTER, MTT__NUMBER, MTT__SPACE };
 
-/* After them come Unicode's canonical decompositions, as numbers for mtt__normal_number. Each of the three
-   sections begins with the number of its runs; a run with its distance from the last one, and its length.
+/* Then come the canonical decompositions. Each of the three sections begins with the number of its runs; a
+   run with its distance from the last one, and its length.
       kinds     one number a run: its kind, as mtt__normal has it
       pairs     two numbers a code point: what it decomposes to, less what the last one did. An even n means
                 n / 2, an odd n means -(n + 1) / 2
@@ -10390,52 +10391,31 @@ enum { MTT__OTHER, MTT__LETTER, MTT__NUMBER, MTT__SPACE };
 /* written by tools/make_unicode.py: from here */
 /* Unicode 18.0.0 by Python's regex 2026.11.19: 158,172 of \p{L}, 2,247 of \p{N}, 25 of \s. */
 enum { MTT__UNICODE_END = 0x3fc40 }; /* code points from here up are of class other */
-static const uint16_t mtt__unicode_runs[] = {
-36,23,72,7,60,42,28,105,24,105,40,7,104,7,36,5,28,10,4,5,12,6,5,4,14,4,93,4,125,4,1833,16,49,56,21,28,5,4,5,
-516,21,4,9,8,17,4,5,24,5,4,13,4,5,4,81,4,333,4,557,32,665,4,153,4,9,24,165,8,9,268,109,16,17,180,173,84,42,16,
-9,4,397,4,5,60,9,28,9,42,13,8,5,64,5,4,121,116,357,44,5,56,42,133,36,9,16,5,20,89,16,5,36,5,12,5,92,101,28,45,
-20,97,4,29,64,169,232,217,12,5,72,5,28,41,16,42,4,65,16,33,8,9,8,89,4,29,4,5,12,17,12,5,64,5,52,9,4,13,16,42,
-9,8,26,8,5,32,25,16,9,8,89,4,29,4,9,4,9,4,9,124,17,4,5,28,42,8,13,64,37,4,13,4,89,4,29,4,9,4,21,12,5,72,5,60,
-9,16,42,36,5,44,33,8,9,8,89,4,29,4,9,4,21,12,5,120,9,4,13,16,42,4,5,26,44,5,4,25,12,13,4,17,12,9,4,5,4,9,12,9,
-12,13,12,49,88,5,84,54,72,33,4,13,4,93,4,65,12,5,104,13,4,9,8,9,16,42,32,30,4,5,16,33,4,13,4,93,4,41,4,21,12,
-5,120,13,4,9,16,42,4,9,68,37,4,13,4,165,8,5,64,5,20,13,4,30,13,16,78,4,25,20,73,12,97,4,37,4,5,8,29,124,42,68,
-193,4,9,48,29,36,42,156,9,4,5,4,21,4,97,4,5,4,41,4,9,36,5,8,21,4,5,36,42,8,17,128,5,124,82,48,33,4,145,108,21,
-460,173,80,5,42,24,25,16,17,12,5,12,9,28,13,16,53,48,5,4,42,24,153,4,5,20,5,8,173,4,1333,4,17,8,29,4,5,4,17,8,
-165,4,17,8,133,4,17,8,29,4,5,4,17,8,61,4,229,4,17,8,269,56,82,12,65,64,345,8,25,12,2481,8,69,7,105,20,301,12,
-14,33,28,73,52,77,56,73,56,53,4,13,60,209,140,5,16,5,12,42,24,42,88,42,24,357,28,21,8,137,4,5,20,281,40,125,
-156,42,121,8,21,44,177,16,105,24,46,148,93,36,213,172,42,24,42,52,5,372,189,68,33,12,42,164,121,52,9,42,177,
-104,145,112,42,12,13,42,145,8,45,20,173,8,13,164,17,4,25,4,9,12,5,20,769,256,1113,8,25,8,153,8,25,8,33,4,5,4,
-5,4,5,4,125,8,213,4,29,4,5,12,13,4,29,12,17,8,25,16,53,20,13,4,29,12,47,116,11,20,7,188,7,64,6,5,8,26,20,5,42,
-20,69,392,5,16,5,8,41,4,5,12,21,24,5,4,5,4,5,4,17,4,45,8,17,20,21,16,5,4,206,9,22,2904,242,312,90,2520,122,
-4528,917,24,17,12,9,36,6,8,153,4,5,20,5,8,225,28,5,64,93,36,29,4,29,4,29,4,29,4,29,4,29,4,29,4,29,320,5,1856,
-7,16,9,6,100,38,28,21,8,14,9,16,345,24,13,4,361,4,17,20,173,4,377,12,18,40,129,192,65,128,42,120,34,4,62,128,
-42,156,62,1280,26369,256,65533,23097,268,185,8,1077,12,65,42,9,80,189,64,125,8,281,42,156,37,8,413,8,333,16,5,
-56,69,4,13,4,17,4,93,52,26,40,209,56,201,112,42,96,25,12,5,4,9,4,42,113,40,93,100,117,28,189,112,5,42,24,21,4,
-41,42,21,4,165,92,13,4,33,16,42,24,93,12,5,12,201,4,5,12,9,8,21,8,5,4,5,96,13,8,45,28,13,48,25,8,25,8,25,36,
-29,4,29,4,173,4,57,8,9,8,461,52,42,24,44689,48,93,16,197,33808,1465,8,425,152,29,48,21,20,5,4,41,4,53,4,21,4,
-5,4,9,4,9,4,433,132,1453,72,257,8,217,160,49,464,21,4,541,76,42,28,105,24,105,44,357,12,25,8,25,8,25,8,13,140,
-49,4,105,4,77,4,9,4,61,8,57,136,493,48,182,48,230,68,10,976,117,12,197,64,110,16,129,18,36,81,6,33,6,20,153,
-40,121,8,145,16,33,4,22,168,633,8,42,24,145,16,145,16,161,32,209,48,45,4,61,4,29,4,9,4,45,4,61,4,29,4,9,12,
-209,48,1245,36,89,40,33,96,25,4,169,4,57,256,25,8,5,4,177,4,9,12,5,8,93,8,34,93,8,30,125,32,38,192,77,4,9,20,
-22,89,26,16,105,24,105,152,225,16,10,9,66,8,186,5,60,17,4,13,4,117,40,38,92,117,10,4,117,14,128,33,4,113,24,
-22,64,217,40,89,8,34,77,20,34,73,92,30,320,293,220,205,52,205,28,26,145,48,42,24,42,113,36,93,872,126,4,169,
-24,9,64,25,68,89,68,117,42,5,32,89,44,18,108,73,184,85,30,80,93,48,213,104,122,4,9,8,5,52,181,128,101,28,42,
-36,145,60,42,16,5,8,5,32,141,12,5,48,193,56,17,44,42,5,4,5,16,82,44,73,4,101,76,9,252,29,4,5,4,17,4,61,4,41,
-28,189,68,42,44,33,8,9,8,89,4,29,4,9,4,21,12,5,72,5,48,21,120,41,4,5,8,5,4,153,4,5,100,5,4,5,176,213,72,17,20,
-42,20,13,120,193,80,9,4,5,32,42,664,189,164,17,144,193,80,5,44,42,152,173,52,5,28,42,24,82,112,109,84,50,16,
-29,740,177,464,257,78,48,33,8,5,8,33,4,9,4,97,60,5,4,5,56,42,280,33,8,157,64,5,4,5,112,5,40,161,28,5,84,5,44,
-185,76,5,72,293,68,5,724,133,60,42,24,37,4,149,68,5,60,118,20,121,448,29,4,9,4,153,84,5,36,42,24,25,4,9,4,129,
-56,5,28,42,24,177,16,42,28,5,952,77,60,5,4,53,4,137,112,42,344,5,60,86,172,3689,408,450,20,46,785,48,1246,
-9252,389,60,4289,68,25,100,15981,20,2333,27364,121,72,42,6936,2277,28,125,4,42,24,317,4,42,24,121,72,193,64,
-17,48,42,4,30,4,85,20,77,1728,181,12,42,792,257,94,36,101,8,101,176,301,20,5,264,53,256,9,4,5,56,9,14,36,
-29549,144,137,380,461,52,3657,56,205,30836,17,4,29,4,9,4,1189,36,5,116,13,8,5,56,21,28,1585,9232,429,20,53,12,
-37,28,41,16728,42,5912,82,48,82,432,102,540,341,4,285,4,9,8,5,8,9,8,17,4,49,4,5,4,29,4,261,4,17,8,33,4,29,4,
-113,4,17,4,21,4,5,12,29,4,1365,4,101,4,101,4,125,4,101,4,125,4,101,4,125,4,101,4,125,4,101,4,33,8,202,7168,
-521,56,29,216,205,192,249,584,181,40,29,8,42,16,5,1284,121,72,177,16,42,1880,113,16,42,856,121,8,5,42,788,125,
-4,13,4,9,4,29,8,21,36,9,896,29,4,17,4,9,4,61,4,789,8,38,192,273,28,5,16,42,3164,238,4,14,4,18,304,182,4,62,
-776,17,4,109,4,9,4,5,8,5,4,41,4,17,4,5,4,5,24,5,16,5,4,5,4,5,4,13,4,9,4,5,8,5,4,5,4,5,4,5,4,5,4,9,4,5,8,17,4,
-29,4,17,4,17,4,5,4,41,4,69,20,13,4,21,4,69,2320,54,11148,42,4120,65533,65533,39817,128,17533,4,23097,8,29893,
-60,2489,9864,2169,6024,19757,20,33961,65532,65532,28192,45313,
+static const char *const mtt__unicode_runs[] = {
+"A+:B3*B'A1A#C8;C8A/*C7*A+(A#-'(/)('1'C,'D0'AB03A8B#8A#('(R/8',+4'(;('0'('B<'K<'S<A'W8'E0',;E<+,I3C<34F/F(C#",
+"A13,'N('(B',A#,A10+(B+('D,D'L8A3(B#A1D8A+,3(7C(3(A+(/(C+C4A#A47C0'A$B+F$H+G8/(B3(A#A03A1'B,3A(+,+C('A$'(/4/",
+"(B+(A;,'03A1,+=+(A'<3,+C('A$',',',D/4'(A#A1+0B+A,'0'C('A$','8/(B3(B',3A1A+(A3A(+,+C('A$','8/(D+,'03A1'(=A3(",
+"'</0'4/,'(',/,/0/A8C'(C#A=B3A('0'C,'B,/(C70',+,3A1A'A%'(3A('0'C,'A0'8/(D+0',3A1',B/A,'0'E<+(B+(70'A%03B9'<7",
+"B4/C0'A,'(+A$D/A1B/F<',A7A$A+A1E3,'('8'C0'('A0',A+(+8'(A+A1+4D3(D/B=A7A('E(C;8P/F(B;(A1;<34/(/,A#03A<A7('A1",
+";E0'(7(+F('o4'4+A$'('4+E<'4+D8'4+A$'('4+B('H('4+I4B#B=/B,B+L,+</AY4+B0*C87J8/1A(A#B4A;B8B#B4B#A<'0B'G0E#(3(",
+"/A1;A1C'A1;L8A#8+D<'(7J$A/D0E3A1D,+8A3F,3C8;A5E+C,A+G4F'A1;A1A;(M+F8B/A(/A1E;D,A;,A1F,C7E(D#A1/0A1E(+A47F(+",
+"0E;4'<',/(7[0I'g8+<+E0+<+A('('('('D0+G4'A$'(/0'A$/4+<3A<70'A$/A6D'.7*F7*B+)(+=7(A17B0N#(3(+A0'(/8;('('('4'",
+"A4+4783('G-,9Ah7H5K'C)A[#D-Bc7`8;4/,A+)+E0'(7(+H$A#(B+C,A+A$'A$'A$'A$'A$'A$'A$'A$K/(AC+*3,)C3A-A#8+1,3L,;0'",
+"L<'47F('M0/5A/D4F;B,D3A1D+A)'B)D3A1E3B)m7N{8I'rO,I3F4+f0/B,A1,B;F8B+D0+J$A1E3A,+N8+K<3(B#B0'0'4'C,A;=A/G0B#",
+"G(D#A1C/</(','A1D$A/C,C3D(A#F8D#(A1;8'A0A18'E<C+0'A(3A1;C,/(/G('(/,+8+('(C/0+A4A#0A7<+<+<A+A$'A$'F('B$+,+P0",
+"A;A1;YU$A7C,3G$SJ/t,+O(E/A$A787('A0'A<'8'(',','O0D7s<B3I(+G8E7A8P38'S,B7A1A#C8;C8A3L8/<+<+<+0E#A8'C8'B8','",
+"B(+B$D;Q4A7F1A7H)B/-b;D(/G$B+C=3D45A+B<)A()7E0A/D,+E(3A('9F#V4+A1;E(3E(3E8A'G0A7A4'B('A$','A4'B('A$',/G0A7",
+"l0A+C(A/A(C/<'F$'B$I'<+('F,',/(+C,+A)C,+A%D0A'A-F;B8',79C(=3C8;C8E/H$3-,B-+F5(B'4'0'D(A/A-C+D(-'D(1D3A('D$;",
+"9B+G8A/C(+A)B87A)B4C+A%K/J0G;G,A;G,A#=E(A7A1;A1D$A+C,_'D1'F$;,B+<B/C(B/D(A1(A'C(A35C;B4F3C$A%B;C,A7G4C7D-',",
+"+(A;F0D3C4A#A1A+E(B'A13(+(A'E$/(A7F<B#4A3A1('(3B=A3B4'C4B7,I#A$'('4'B('A0A#F8B/A1A3A(+,+C('A$','8/(B3(A78D+",
+"A0'(+('E0'(C3('(F+G4B347A170D+F<B;,'(A'A1W7F8E;4E'F<B;(A3A1E/F(A;(A#A1;B=D#C<C#A93A$Z/F,P3I(B9A7A(+(+A(','",
+"C0B'('(B#A1J#A(+E4B+('(D#(A/E8A#(C#(A3F4B7(B3J0B/(Y;D8B'A1;A,'E,B/(B'D)7D,P#A$','E0C#(A+A1;<','D4B#(A#A1;F,",
+"3A1A#(b#B8B'('A<'D<D#A1L+(B'C%F'BE8N3P%7A5\\$A7l1EO/M<B'B[(B/<C3IC87AT,O`+D,B3A1Cz7AR,A#D0'A1;K,'A1;D,B3F<",
+"B+4A7A1'A%'C$7B8}7F0/A1\\+I(C-A+C4+C4F+J87(I/A<I','(B#,1A+Po,E'D<M3P0A;BD4B#G,Q^+4'A$','j0A+(D'0+(B#8A#x4",
+"EN7O,7A</A,A#A0I^/A1CV'B=A7B=O/C5S+L('J(',+(+,+4'A8'('A$'I,'4+A('A$'D$'4'8'(/A$'p8'C4'C4'D0'C4'D0'C4'D0'C4'",
+"D0'C4'A(+G)DD#R4B#A$G7G,F;H<T;F0A/A$+A13(m;D,B3F,3A1AD'D$3A1^3D,+(A1\\'D0'0','A$+8A+,`#A$'4','B('\\(+A-F;I8",
+"A#(3A1Ar#H1'1'5J;F1'B)[74'C<','(+('A0'4'('(;(3('('('0','(+('('('('(','(+4'A$'4'4'('A0'B070'8'B0AS;A=FT'A1",
+"BU'Aav<D3I{('ME<+P{4B'AY<Ee+AN0CZ'KL47SO<A[Q7Yk,",
 };
 /* As Hugging Face's tokenizers 0.23.3 treat all code points. */
 enum { MTT__NORMAL_END = 0x2fa1e };
@@ -10682,7 +10662,7 @@ typedef struct mtt__normal {
 } mtt__normal;
 
 /* Reads leading digits of base 63, from @ up, and a last one of base 28, from # up. No line cuts a number. */
-static uint32_t mtt__normal_number(const char *const **line, const char **at)
+static uint32_t mtt__unicode_number(const char *const **line, const char **at)
 {
     uint32_t n = 0;
     if (!**at) *at = *++*line;
@@ -10697,13 +10677,13 @@ static mtt_status mtt__normal_make(mtt_env *env, mtt__normal **out)
     uint32_t section, runs, c, i, d, length, parts[2] = {0, 0};
     mtt_status status = n ? MTT_OK : MTT_E_MEMORY;
     for (section = 0; section < 3 && !status; section++)
-        for (c = 0, runs = mtt__normal_number(&line, &at); runs && !status; runs--) {
-            c += mtt__normal_number(&line, &at);
-            length = mtt__normal_number(&line, &at);
-            if (section == 0) memset(n->kind + c, (int)mtt__normal_number(&line, &at), length);
+        for (c = 0, runs = mtt__unicode_number(&line, &at); runs && !status; runs--) {
+            c += mtt__unicode_number(&line, &at);
+            length = mtt__unicode_number(&line, &at);
+            if (section == 0) memset(n->kind + c, (int)mtt__unicode_number(&line, &at), length);
             for (; length && !status; length--, c++) {
                 for (i = 0; section && i < 3 - section && !status; i++) {
-                    d = mtt__normal_number(&line, &at);
+                    d = mtt__unicode_number(&line, &at);
                     parts[i] = section == 2 ? d : parts[i] + (d >> 1 ^ (0 - (d & 1)));
                     status = mtt__table_put(env, &n->parts, mtt__pair_key(i, c), parts[i]);
                 }
@@ -11122,7 +11102,8 @@ static mtt_status mtt__bpe_create(mtt_tokenizer *t)
     const mtt_bpe_options *o = (const mtt_bpe_options *)t->kind.options;
     const int pattern = o ? (int)o->pattern : MTT_PATTERN_GPT2;
     mtt__bpe *b = (mtt__bpe *)mtt__alloc(t->env, 1, sizeof(*b));
-    size_t run, c, other = 0x100;
+    const char *const *line = mtt__unicode_runs, *at = *line;
+    uint32_t run, c, other = 0x100;
     t->own = b;
     if (!b || mtt__table_grow(t->env, &b->merges.ranks)) return MTT_E_MEMORY;
     if (pattern < 0 || pattern >= MTT_PATTERN_COUNT)
@@ -11133,8 +11114,10 @@ static mtt_status mtt__bpe_create(mtt_tokenizer *t)
         b->code[c] = (uint16_t)(c <= 0x20 || (c >= 0x7f && c <= 0xa0) || c == 0xad ? other++ : c);
         b->byte[b->code[c]] = (int16_t)c;
     }
-    for (run = c = 0; run < MTT__LENGTH(mtt__unicode_runs); c += mtt__unicode_runs[run++] / 4)
-        memset(b->classes + c, mtt__unicode_runs[run] & 3, mtt__unicode_runs[run] / 4);
+    for (c = 0; c < MTT__UNICODE_END; c += run / 4) {
+        run = mtt__unicode_number(&line, &at);
+        memset(b->classes + c, run & 3, run / 4);
+    }
     return MTT_OK;
 }
 
