@@ -11552,23 +11552,18 @@ static mtt_status mtt__vocab_check(mtt__vocab_file *f, const mtt__vocab_rule *ru
     return MTT_OK;
 }
 
-/* One of the added tokens of a file. */
-typedef struct mtt__vocab_token {
-    mtt_slice content;
-    uint64_t id;
-    int special, normalized;
-} mtt__vocab_token;
-
-static int mtt__vocab_added(mtt_json *j, mtt__vocab_token *token)
+/* Reads one of the added tokens of a file, and its text. */
+static int mtt__vocab_added(mtt_json *j, mtt__added *token, mtt_slice *text)
 {
     mtt_slice key;
+    uint64_t id = 0;
     int has_content = 0, has_id = 0;
-    token->special = token->normalized = 0;
+    memset(token, 0, sizeof(*token));
     mtt_json_begin(j, '{');
     while (mtt_json_key(j, &key)) {
         const int yes = mtt_json_peek(j) == 't';
-        if (mtt_slice_is(key, "content")) has_content = mtt_json_string(j, &token->content);
-        else if (mtt_slice_is(key, "id")) has_id = mtt_json_u64(j, &token->id);
+        if (mtt_slice_is(key, "content")) has_content = mtt_json_string(j, text);
+        else if (mtt_slice_is(key, "id")) has_id = mtt_json_u64(j, &id);
         else {
             if (mtt_slice_is(key, "special")) token->special = yes;
             if (mtt_slice_is(key, "normalized")) token->normalized = yes;
@@ -11578,7 +11573,8 @@ static int mtt__vocab_added(mtt_json *j, mtt__vocab_token *token)
             mtt_json_skip(j);
         }
     }
-    if (has_content && has_id && token->content.size && token->id <= INT32_MAX) return !j->fault;
+    token->id = (uint32_t)id;
+    if (has_content && has_id && text->size && id <= INT32_MAX) return !j->fault;
     return mtt__json_fail(j, "an added token must have a content and an id");
 }
 
@@ -11798,32 +11794,28 @@ static mtt_status mtt__vocab_tokens(mtt_tokenizer *t, mtt__vocab_file *f)
     static const char *const ends[] = {MTT__END_OF_TEXT, "<|end_of_text|>", "</s>"};
     mtt_json *j = &f->j;
     mtt_status status = MTT_OK;
-    mtt__vocab_token found;
+    mtt__added token;
+    mtt_slice text;
     size_t i, count = 0;
     uint32_t end = MTT__NONE;
     char *normal;
     j->at = mtt__vocab_value(f, "added_tokens").at;
-    for (mtt_json_begin(j, '['); !status && mtt_json_item(j) && mtt__vocab_added(j, &found); count++) {
-        mtt__added token = {0, 0, 0, 0, 0};
-        found.content.size = mtt_json_unescape(found.content, (char *)found.content.at);
-        token.id = (uint32_t)found.id;
-        token.special = found.special;
-        token.normalized = found.normalized;
+    for (mtt_json_begin(j, '['); !status && mtt_json_item(j) && mtt__vocab_added(j, &token, &text); count++) {
+        text.size = mtt_json_unescape(text, (char *)text.at);
         if (count == MTT__ADDED_MOST) mtt__json_fail(j, "more than 4096 added tokens");
         if (count && t->added[count - 1].id >= token.id)
             mtt__json_fail(j, "the added tokens must be in order of their ids");
-        if (mtt__strings_find(&t->added_texts, found.content.at, found.content.size) != MTT__NONE)
+        if (mtt__strings_find(&t->added_texts, text.at, text.size) != MTT__NONE)
             mtt__json_fail(j, "an added token has two ids");
         if (t->nfc && token.normalized) {
-            mtt_slice content = found.content;
-            status = mtt__normalize(t->env, t->normal, &content, &normal);
-            if (!status && (content.size != found.content.size ||
-                            memcmp(content.at, found.content.at, content.size)))
+            mtt_slice nfc = text;
+            status = mtt__normalize(t->env, t->normal, &nfc, &normal);
+            if (!status && (nfc.size != text.size || memcmp(nfc.at, text.at, nfc.size)))
                 mtt__json_fail(j, "the text of a normalized added token must be in form NFC");
             mtt__free(t->env, normal);
         }
         if (status || j->fault) break;
-        status = mtt__added_put(t, found.content, &token);
+        status = mtt__added_put(t, text, &token);
     }
     if (status) return status;
     for (i = 0; i < MTT__LENGTH(ends) && end == MTT__NONE; i++)
