@@ -4374,16 +4374,14 @@ static void mtt__field_set(void *desc, const mtt_field *field, double value)
 
 /* Collects every fault of a descriptor in the environment's text. */
 typedef struct mtt__faults {
-    mtt__text text;
-    char discarded[256]; /* takes the text if there is no environment */
+    mtt__text text; /* of capacity 0 if there is no environment */
     int count;
 } mtt__faults;
 
 static void mtt__faults_init(mtt__faults *faults, mtt_env *env)
 {
     faults->count = 0;
-    if (env) mtt__text_init(&faults->text, env->error, sizeof(env->error));
-    else mtt__text_init(&faults->text, faults->discarded, sizeof(faults->discarded));
+    mtt__text_init(&faults->text, env ? env->error : NULL, env ? sizeof(env->error) : 0);
 }
 
 MTT__PRINTF(3, 4) static int mtt__require(mtt__faults *faults, int holds, const char *format, ...)
