@@ -6931,11 +6931,11 @@ static size_t mtt__arena_bytes(const mtt_schedule *s)
    bytes. */
 static mtt_status mtt__build(mtt_schedule *s, int whole, int partial, size_t limit)
 {
-    int i;
+    int count = s->chunk ? MTT__TOKEN + 1 : MTT__PROGRAMS, i;
     mtt__release_program(s, MTT__TRAIN);
     s->recompute_layers = whole;
     s->recompute_selective = partial;
-    for (i = 0; i < MTT__PROGRAMS; i++) {
+    for (i = 0; i < count; i++) {
         mtt_status status = MTT_OK;
         if (i == MTT__TRAIN || !s->programs[i].op_count) {
             status = mtt__build_program(s, i);
@@ -7125,7 +7125,7 @@ static mtt_status mtt__schedule_init(mtt_schedule *s, mtt_env *env, const mtt_mo
 static mtt_status mtt__generation_init(mtt_schedule *s, mtt_env *env, const mtt_model_desc *model,
                                        const mtt_generator_desc *desc, mtt_device device)
 {
-    int chunk = desc->chunk ? desc->chunk : 256, i;
+    int chunk = desc->chunk ? desc->chunk : 256;
     mtt_policy policy;
     mtt_status status;
     memset(s, 0, sizeof(*s));
@@ -7150,11 +7150,7 @@ static mtt_status mtt__generation_init(mtt_schedule *s, mtt_env *env, const mtt_
                            "lower the context", s->seq_len, s->model.max_seq);
     s->chunk = chunk > s->batch ? chunk : s->batch;
     if (!status) status = mtt_policy_resolve(env, &policy, &s->model, s->batch, s->seq_len, &s->policy);
-    for (i = MTT__CHUNK; i <= MTT__TOKEN && !status; i++) {
-        status = mtt__build_program(s, i);
-        if (!status) status = mtt__measure(env, &s->programs[i]);
-        if (!status) status = mtt__pack(env, &s->programs[i], SIZE_MAX);
-    }
+    if (!status) status = mtt__build(s, 0, 0, SIZE_MAX);
     if (status) mtt__release_programs(s);
     return status;
 }
