@@ -13430,13 +13430,21 @@ static mtt_status mtt__checkpoint_init(mtt__checkpoint *c, mtt_trainer *t, const
     return MTT_OK;
 }
 
+/* Reads a number of a file's metadata, up to `most`; 0 = there is none. */
+static int mtt__st_number(const mtt__st *st, const char *name, uint64_t most, uint64_t *value)
+{
+    const mtt__st_entry *pair = mtt__st_find(&st->metadata, name);
+    mtt_json j;
+    if (pair) mtt_json_init(&j, pair->value, strlen(pair->value));
+    return pair && mtt_json_u64(&j, value) && j.at == j.end && *value <= most;
+}
+
 /* Prints a number to the metadata, or reads it from a file. If high is 0, the file must have the same one. */
 static void mtt__checkpoint_number(mtt__checkpoint *c, const char *name, uint64_t low, uint64_t high,
                                    void *number, size_t size)
 {
     const mtt__st_entry *pair;
-    uint64_t here = 0, value = 0;
-    mtt_json j;
+    uint64_t here = 0, value;
     if (c->status) return;
     memcpy(&here, number, size);
     if (!c->st) {
@@ -13445,9 +13453,7 @@ static void mtt__checkpoint_number(mtt__checkpoint *c, const char *name, uint64_
     }
     if (!high) low = high = here;
     pair = mtt__st_find(&c->st->metadata, name);
-    if (pair) mtt_json_init(&j, pair->value, strlen(pair->value));
-    if (pair && mtt_json_u64(&j, &value) && j.at == j.end && value >= low && value <= high)
-        memcpy(number, &value, size);
+    if (mtt__st_number(c->st, name, high, &value) && value >= low) memcpy(number, &value, size);
     else if (!pair || low < high)
         c->status = mtt__fail(c->t->env, pair ? MTT_E_FORMAT : MTT_E_MISMATCH,
                               "%s has no valid \"%s\" in its metadata: give a checkpoint of mtt_save",
@@ -14086,15 +14092,6 @@ static mtt_status mtt__model_match(mtt_model *m)
     return MTT_OK;
 }
 
-/* A number of a checkpoint's metadata; 0 = there is none. */
-static int mtt__model_number(const mtt_model *m, const char *name, uint64_t *value)
-{
-    const mtt__st_entry *pair = mtt__st_find(&m->files[0].metadata, name);
-    mtt_json j;
-    if (pair) mtt_json_init(&j, pair->value, strlen(pair->value));
-    return pair && mtt_json_u64(&j, value) && j.at == j.end && *value <= INT_MAX;
-}
-
 static mtt_status mtt__model_checkpoint(mtt_model *m)
 {
     mtt_status status = mtt__model_file(m, NULL);
@@ -14108,15 +14105,15 @@ static mtt_status mtt__model_checkpoint(mtt_model *m)
         char name[40];
         int number;
         mtt__format(name, sizeof(name), f->kind == MTT_FIELD_FLOAT ? "%s_bits" : "%s", f->name);
-        if (mtt__model_number(m, name, &value)) {
+        if (mtt__st_number(m->files, name, INT_MAX, &value)) {
             number = (int)value;
             memcpy((char *)&m->desc + f->offset, &number, sizeof(number));
         } else if (!mtt__checkpoint_optional(f, 0))
             return mtt__fail(m->env, MTT_E_FORMAT, "%s does not say its %s: give a checkpoint of mtt_save",
                              m->path, f->name);
     }
-    if (mtt__model_number(m, "window", &value)) m->window = (int)value;
-    if (mtt__model_number(m, "batches.seq_len", &value)) m->seq_len = (int)value;
+    if (mtt__st_number(m->files, "window", INT_MAX, &value)) m->window = (int)value;
+    if (mtt__st_number(m->files, "batches.seq_len", INT_MAX, &value)) m->seq_len = (int)value;
     return MTT_OK;
 }
 
