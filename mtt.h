@@ -5154,13 +5154,6 @@ static mtt_tensor *mtt__need(mtt__builder *b, mtt_tensor *t)
     return mtt__activation_of(b, t)->current;
 }
 
-/* Only the forward pass reads a product's 8-bit input: the backward pass makes its transpose anew. */
-static int mtt__is_eight(const mtt__builder *b, int role, int layer)
-{
-    const mtt_tensor *t = b->activations[mtt__slot(b, role, layer)].current;
-    return t && t->dtype == MTT_F8_E4M3;
-}
-
 /* 1 = the recompute levels drop it after the forward pass. Under segments the first layer's input goes, too:
    embedding again costs next to nothing. */
 static int mtt__is_dropped(const mtt_schedule *s, int role, int layer)
@@ -5189,15 +5182,16 @@ static void mtt__keep(mtt__builder *b, mtt_tensor *t)
     MTT__EMIT(b, t->layer, 0, quantize_groups, t, codes);
 }
 
-/* What the backward pass makes again, of codes or by recomputation, is not kept as it is. */
+/* What the backward pass makes again, of codes or by recomputation, is not kept as it is. Nor is a product's
+   8-bit input: the backward pass makes its transpose again. */
 static void mtt__drop_activations(mtt__builder *b)
 {
     int layer, role;
     for (layer = 0; layer <= b->program->shape.layers; layer++)
         for (role = 0; role < MTT__ROLES; role++) {
             mtt__activation *a = &b->activations[mtt__slot(b, role, layer)];
-            if (mtt__is_dropped(b->schedule, role, layer) || mtt__is_eight(b, role, layer) || a->codes)
-                a->current = NULL;
+            int eight = a->current && a->current->dtype == MTT_F8_E4M3;
+            if (mtt__is_dropped(b->schedule, role, layer) || eight || a->codes) a->current = NULL;
         }
 }
 
@@ -6001,15 +5995,6 @@ static void mtt__emit_loss(mtt__builder *b, mtt_tensor *x, int gradients)
     MTT__EMIT(b, -1, 0, all_gather, b->count, b->counts, NULL);
 }
 
-/* What ranks do after a micro-batch's backward pass with what has travelled meanwhile. */
-static void mtt__emit_joined(mtt__builder *b)
-{
-    mtt__program *p = b->program;
-    if (b->policy->ranks == 1) return;
-    MTT__EMIT(b, -1, 0, add_counts, b->count, b->counts, p->control, p->counters);
-    mtt__emit_arrived(b);
-}
-
 /* The gradient's norm over all parameters, then the update. Ranks with a share each exchange the squares of
    blocks before, and the weights of a layer while they update the next one. */
 static void mtt__emit_step(mtt__builder *b)
@@ -6140,11 +6125,6 @@ static void mtt__add_kept(mtt__builder *b)
     }
 }
 
-static int64_t mtt__scale_count(const mtt__program *p)
-{
-    return MTT__LAYER_SCALES * p->shape.layers + MTT__MODEL_SCALES;
-}
-
 /* The keys and values of each layer, and what a pass reads besides tokens. */
 static void mtt__add_cache(mtt__builder *b)
 {
@@ -6207,7 +6187,8 @@ static void mtt__add_all_state(mtt__builder *b)
         p->counters = mtt__add_state(b, MTT_U8, MTT_DATA, "counters", (int64_t)sizeof(mtt_counters), 0);
     }
     if (b->policy->precision == MTT_FP8)
-        p->scales = mtt__add_state(b, MTT_U8, MTT_DATA, "scales", mtt__scale_count(p),
+        p->scales = mtt__add_state(b, MTT_U8, MTT_DATA, "scales",
+                                   MTT__LAYER_SCALES * p->shape.layers + MTT__MODEL_SCALES,
                                    (int64_t)sizeof(mtt_scale));
     if (b->policy->device == MTT_DEVICE_CUDA)
         p->workspace = mtt__add_state(b, MTT_U8, MTT_WORKSPACE, "workspace", 0, 0);
@@ -6413,7 +6394,10 @@ static void mtt__emit_program(mtt__builder *b, int which)
     if (generates || which == MTT__NEXT) p->output = mtt__emit_logits(b, x);
     else mtt__emit_loss(b, x, trains);
     if (trains) mtt__emit_backward(b);
-    if (trains) mtt__emit_joined(b);
+    if (trains && b->policy->ranks > 1) { /* adds what has travelled meanwhile */
+        MTT__EMIT(b, -1, 0, add_counts, b->count, b->counts, p->control, p->counters);
+        mtt__emit_arrived(b);
+    }
     mtt__fuse(b);
     p->step_begin = p->op_count;
     if (trains && !b->policy->early_update) mtt__emit_step(b);
@@ -14737,12 +14721,6 @@ static float mtt__sample_least(const float *x, int n, float low, float most, flo
     return low;
 }
 
-/* The logit of this share of the largest one's probability, which stays itself. */
-static float mtt__sample_floor(float most, float temperature, float share)
-{
-    return fminf(most, (float)((double)most + (double)temperature * log((double)share)));
-}
-
 MTTDEF int32_t mtt_sample(const float *logits, int vocab, const mtt_sampling *s, uint64_t index)
 {
     float temperature = s->temperature, most, least;
@@ -14763,7 +14741,8 @@ MTTDEF int32_t mtt_sample(const float *logits, int vocab, const mtt_sampling *s,
         sum = mtt__sample_mass(logits, vocab, least, most, temperature);
     }
     if (s->min_p > 0) {
-        least = fmaxf(least, mtt__sample_floor(most, temperature, s->min_p));
+        float share = (float)((double)most + (double)temperature * log((double)s->min_p));
+        least = fmaxf(least, fminf(most, share)); /* the largest logit stays */
         sum = mtt__sample_mass(logits, vocab, least, most, temperature);
     }
     left = sum * mtt__random_uniform(s->seed, mtt__stream(MTT__SITE_SAMPLE, 0, 0), index);
@@ -14773,18 +14752,6 @@ MTTDEF int32_t mtt_sample(const float *logits, int vocab, const mtt_sampling *s,
             last = i;
         }
     return last;
-}
-
-static mtt_status mtt__sampling_check(mtt_env *env, const mtt_sampling *s)
-{
-    mtt__faults faults;
-    mtt__faults_init(&faults, env);
-    mtt__in_range(&faults, "temperature", (double)s->temperature, 0, 1e30);
-    mtt__in_range(&faults, "top_k", s->top_k, 0, INT_MAX);
-    mtt__in_range(&faults, "top_p", (double)s->top_p, 0, 1);
-    mtt__in_range(&faults, "min_p", (double)s->min_p, 0, 1);
-    mtt__in_range(&faults, "repetition_penalty", (double)s->repetition_penalty, 0, 1e6);
-    return faults.count ? MTT_E_ARGUMENT : MTT_OK;
 }
 
 /* A sequence while its text is generated: `place` ids from `first` up are in the cache. */
@@ -14895,13 +14862,21 @@ static mtt_status mtt__draw_id(mtt_env *env, const mtt_tokenizer *tokenizer, con
 
 static mtt_status mtt__generation_check(mtt_env *env, const mtt_tokenizer *tokenizer, const mtt_generation *g)
 {
+    const mtt_sampling *s = &g->sampling;
+    mtt__faults faults;
     int i;
     if (g->stop_count && !tokenizer)
         return mtt__fail(env, MTT_E_ARGUMENT, "stop strings need a tokenizer");
     for (i = 0; i < g->stop_count; i++)
         if (!g->stops[i] || !g->stops[i][0])
             return mtt__fail(env, MTT_E_ARGUMENT, "stop string %d is empty", i);
-    return mtt__sampling_check(env, &g->sampling);
+    mtt__faults_init(&faults, env);
+    mtt__in_range(&faults, "temperature", (double)s->temperature, 0, 1e30);
+    mtt__in_range(&faults, "top_k", s->top_k, 0, INT_MAX);
+    mtt__in_range(&faults, "top_p", (double)s->top_p, 0, 1);
+    mtt__in_range(&faults, "min_p", (double)s->min_p, 0, 1);
+    mtt__in_range(&faults, "repetition_penalty", (double)s->repetition_penalty, 0, 1e6);
+    return faults.count ? MTT_E_ARGUMENT : MTT_OK;
 }
 
 /* Text for a caller who asks for no more. */
