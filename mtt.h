@@ -8152,8 +8152,7 @@ static int mtt__few_rows(const mtt__product *g)
 
 /* C = A B + bias, or C += A B where `add` is set, or C = scale A B: one parallel region, in which a late
    thread holds up no other. */
-static void mtt__gemm_scaled(mtt__view a, mtt__view b, mtt__view c, const mtt_tensor *bias, int add,
-                             float scale)
+static void mtt__gemm(mtt__view a, mtt__view b, mtt__view c, const mtt_tensor *bias, int add, float scale)
 {
     mtt__product g;
     int64_t tile;
@@ -8164,11 +8163,6 @@ static void mtt__gemm_scaled(mtt__view a, mtt__view b, mtt__view c, const mtt_te
     if (mtt__few_rows(&g) || mtt__blas_gemm(a, b, c, bias, add, scale)) return;
     MTT__OMP(omp parallel for schedule(dynamic, 1) if (c.m * c.n * a.n > 32 * MTT__ALONE))
     for (tile = 0; tile < g.tiles; tile++) mtt__product_tile(&g, tile);
-}
-
-static void mtt__gemm(mtt__view a, mtt__view b, mtt__view c, const mtt_tensor *bias, int add)
-{
-    mtt__gemm_scaled(a, b, c, bias, add, 1.0f);
 }
 
 /* sums (+)= the sum over rows of dy, or of dy xhat if x and its statistics are given, with
@@ -8401,8 +8395,8 @@ static void mtt__cpu_norm_backward(const mtt_op *op, const mtt_norm_backward *o)
 /* y = x W + b, or x W^T + b for a transposed weight; scale x W for an adapter's A */
 static void mtt__cpu_linear(const mtt_op *op, const mtt_linear *o)
 {
-    mtt__gemm_scaled(mtt__matrix(o->x, 0), mtt__matrix(o->weight, op->transposed), mtt__matrix(o->y, 0),
-                     o->bias, 0, mtt__op_scale(op));
+    mtt__gemm(mtt__matrix(o->x, 0), mtt__matrix(o->weight, op->transposed), mtt__matrix(o->y, 0), o->bias, 0,
+              mtt__op_scale(op));
 }
 
 /* y = x W + b, rounded; y += xa B */
@@ -8410,14 +8404,14 @@ static void mtt__cpu_linear_adapted(const mtt_op *op, const mtt_linear_adapted *
 {
     mtt_linear linear = {o->x, o->weight, o->bias, o->y};
     mtt__cpu_linear(op, &linear);
-    mtt__gemm(mtt__matrix(o->xa, 0), mtt__matrix(o->lora_b, 0), mtt__matrix(o->y, 0), NULL, 1);
+    mtt__gemm(mtt__matrix(o->xa, 0), mtt__matrix(o->lora_b, 0), mtt__matrix(o->y, 0), NULL, 1, 1);
 }
 
 /* dx = scale dy W^T */
 static void mtt__cpu_linear_backward_input(const mtt_op *op, const mtt_linear_backward_input *o)
 {
-    mtt__gemm_scaled(mtt__matrix(o->dy, 0), mtt__matrix(o->weight, !op->transposed), mtt__matrix(o->dx, 0),
-                     NULL, 0, mtt__op_scale(op));
+    mtt__gemm(mtt__matrix(o->dy, 0), mtt__matrix(o->weight, !op->transposed), mtt__matrix(o->dx, 0), NULL, 0,
+              mtt__op_scale(op));
 }
 
 /* sums (+)= the sums of the rows of dy_t */
@@ -8441,7 +8435,7 @@ static void mtt__cpu_linear_backward_weight(const mtt_op *op, const mtt_linear_b
     int eight = o->dy->dtype == MTT_F8_E5M2;
     if (o->d_weight)
         mtt__gemm(mtt__matrix(left, !eight), mtt__matrix(right, eight), mtt__matrix(o->d_weight, 0), NULL,
-                  op->adds);
+                  op->adds, 1);
     if (o->d_bias && eight) mtt__sum_columns(o->dy, o->d_bias, op->adds);
     else if (o->d_bias) mtt__sum_rows(o->dy, NULL, NULL, o->d_bias, op->adds);
 }
@@ -9053,7 +9047,7 @@ static void mtt__chunk_gradients(const mtt_op *op, const mtt_chunked_loss *o, mt
         mtt__view left = mtt__matrix(o->d_logits_t, 0), right = mtt__matrix(o->x_t, 1);
         left.n = right.m = mtt__round_up(mtt__rows(d_logits), 16);
         right.first += first;
-        mtt__gemm(left, right, mtt__matrix(o->d_weight, 0), NULL, op->adds);
+        mtt__gemm(left, right, mtt__matrix(o->d_weight, 0), NULL, op->adds, 1);
     }
     if (o->d_bias) mtt__sum_columns(o->d_logits_t, o->d_bias, op->adds);
 }
