@@ -13879,14 +13879,14 @@ static const char *mtt__form_impose(mtt_model_desc *m)
 }
 
 /* A value of a field in words. */
-static void mtt__field_print(mtt__text *text, const void *desc, const mtt_field *f)
+static const char *mtt__field_words(const void *desc, const mtt_field *f, char words[40])
 {
     double value = mtt__field_get(desc, f);
     const char *at = f->choices;
     int left = (int)value;
     for (; at && left > 0; left--) at = strchr(at, '|') + 1;
-    if (at) mtt__print(text, "%.*s", (int)strcspn(at, "|"), at);
-    else mtt__print(text, "%.9g", value);
+    if (at) return mtt__format(words, 40, "%.*s", (int)strcspn(at, "|"), at);
+    return mtt__format(words, 40, "%.9g", value);
 }
 
 /* MTT_E_MISMATCH names the first field in which two models differ. */
@@ -13895,18 +13895,13 @@ static mtt_status mtt__model_compare(mtt_env *env, const mtt_model_desc *is, con
 {
     const mtt_field *f;
     char words[2][40];
-    mtt__text text;
     for (f = mtt__model_field; f->name; f++) {
         if (f->offset == offsetof(mtt_model_desc, dropout) ||
             (f->offset == offsetof(mtt_model_desc, max_seq) && is->positions != MTT_POSITIONS_LEARNED) ||
             mtt__field_get(is, f) == mtt__field_get(must, f))
             continue;
-        mtt__text_init(&text, words[0], sizeof(words[0]));
-        mtt__field_print(&text, is, f);
-        mtt__text_init(&text, words[1], sizeof(words[1]));
-        mtt__field_print(&text, must, f);
-        return mtt__fail(env, MTT_E_MISMATCH, "%s is %s in the model, but %s in %s: %s", f->name, words[0],
-                         words[1], who, remedy);
+        return mtt__fail(env, MTT_E_MISMATCH, "%s is %s in the model, but %s in %s: %s", f->name,
+                         mtt__field_words(is, f, words[0]), mtt__field_words(must, f, words[1]), who, remedy);
     }
     return MTT_OK;
 }
