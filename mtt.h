@@ -11470,6 +11470,11 @@ static mtt_slice mtt__vocab_value(const mtt__vocab_file *f, const char *path)
     return none;
 }
 
+static int mtt__vocab_is(const mtt__vocab_file *f, const char *path, const char *value)
+{
+    return mtt_slice_is(mtt__vocab_value(f, path), value);
+}
+
 /* Lists the keys of the object at the top, whose `part` is "", and of the objects in it; all keys that are in
    its pre-tokenizer and post-processor. */
 static void mtt__vocab_keys(mtt__vocab_file *f, const char *part, int depth)
@@ -11803,7 +11808,7 @@ static const mtt__pattern *mtt__vocab_pattern(const mtt__vocab_file *f)
 {
     const mtt_slice regex = mtt__vocab_value(f, "pre_tokenizer.pretokenizers.0.pattern.Regex");
     int i;
-    if (mtt_slice_is(mtt__vocab_value(f, "pre_tokenizer.type"), "\"ByteLevel\"")) return mtt__patterns;
+    if (mtt__vocab_is(f, "pre_tokenizer.type", "\"ByteLevel\"")) return mtt__patterns;
     if (!regex.at) return &mtt__patterns[MTT_PATTERN_SMOLLM];
     for (i = 0; i < MTT_PATTERN_COUNT; i++) {
         const char *known = mtt__patterns[i].regex;
@@ -11891,7 +11896,7 @@ static mtt_status mtt__bpe_load(mtt_tokenizer *t, mtt__vocab_file *f)
     if (!f->key_count) return *f->j.at == '#' ? mtt__vocab_gpt2(t, f) : mtt__vocab_tiktoken(t, f);
     status = mtt__vocab_check(f, rules, MTT__LENGTH(rules));
     if (status) return status;
-    split = mtt_slice_is(mtt__vocab_value(f, MTT__PARTS "0.type"), "\"Split\"");
+    split = mtt__vocab_is(f, MTT__PARTS "0.type", "\"Split\"");
     b->pattern = mtt__vocab_pattern(f);
     if (!b->pattern || (split && !b->pattern->regex))
         return mtt__fail(f->env, MTT_E_FORMAT, "%s: pre_tokenizer.pretokenizers.0.pattern must be the Regex "
@@ -11899,7 +11904,7 @@ static mtt_status mtt__bpe_load(mtt_tokenizer *t, mtt__vocab_file *f)
     if (!mtt__vocab_value(f, MTT__PARTS "0.type").at) status = mtt__vocab_check(f, whole, 2);
     else status = mtt__vocab_check(f, parts, 7);
     if (!status && b->pattern != mtt__patterns) status = mtt__vocab_check(f, &parts[8 - split], 1);
-    b->whole_words = mtt_slice_is(mtt__vocab_value(f, "model.ignore_merges"), "true");
+    b->whole_words = mtt__vocab_is(f, "model.ignore_merges", "true");
     t->nfc = mtt__vocab_value(f, "normalizer.type").at != NULL;
     if (!status && t->nfc) status = mtt__normal_make(t->env, &t->normal);
     if (!status) status = mtt__vocab_tokens(t, f);
@@ -14111,12 +14116,6 @@ static const struct {
     {MTT__SIZE(rotary_factor), "", "rope_parameters.factor", 1},
 };
 
-static int mtt__config_is(const mtt__vocab_file *f, const char *key, const char *value)
-{
-    mtt_slice text = mtt__vocab_value(f, key);
-    return text.at && mtt_slice_is(text, value);
-}
-
 static mtt_status mtt__config_fields(const mtt__vocab_file *f, int rotary, mtt_model_desc *desc)
 {
     size_t i, k;
@@ -14167,8 +14166,8 @@ static mtt_status mtt__model_config(mtt_model *m, mtt__vocab_file *f)
     };
     mtt_model_desc *desc = &m->desc;
     mtt_status status = mtt__vocab_check(f, all, MTT__LENGTH(all));
-    const int is_gpt2 = mtt__config_is(f, "model_type", "\"gpt2\"");
-    const int attention = mtt__config_is(f, "attention_bias", "true");
+    const int is_gpt2 = mtt__vocab_is(f, "model_type", "\"gpt2\"");
+    const int attention = mtt__vocab_is(f, "attention_bias", "true");
     mtt_slice types = mtt__vocab_value(f, "layer_types"), type = {NULL, 0};
     mtt_json j;
     if (!status) status = is_gpt2 ? mtt__vocab_check(f, gpt2, MTT__LENGTH(gpt2))
@@ -14176,13 +14175,13 @@ static mtt_status mtt__model_config(mtt_model *m, mtt__vocab_file *f)
     if (!status) status = mtt__config_fields(f, !is_gpt2, desc);
     if (status) return status;
     desc->positions = is_gpt2 ? MTT_POSITIONS_LEARNED : MTT_POSITIONS_ROTARY;
-    desc->qk_norm = mtt__config_is(f, "model_type", "\"qwen3\"");
-    desc->tied_head = mtt__config_is(f, "tie_word_embeddings", is_gpt2 ? "false" : "true") != is_gpt2;
+    desc->qk_norm = mtt__vocab_is(f, "model_type", "\"qwen3\"");
+    desc->tied_head = mtt__vocab_is(f, "tie_word_embeddings", is_gpt2 ? "false" : "true") != is_gpt2;
     desc->no_biases = !is_gpt2 && !attention;
-    if (!mtt__config_is(f, "rope_parameters.rope_type", "\"llama3\"") &&
-        !mtt__config_is(f, "rope_scaling.rope_type", "\"llama3\""))
+    if (!mtt__vocab_is(f, "rope_parameters.rope_type", "\"llama3\"") &&
+        !mtt__vocab_is(f, "rope_scaling.rope_type", "\"llama3\""))
         desc->rotary_factor = 1;
-    if (!is_gpt2 && attention != mtt__config_is(f, "mlp_bias", "true"))
+    if (!is_gpt2 && attention != mtt__vocab_is(f, "mlp_bias", "true"))
         return mtt__fail(f->env, MTT_E_MISMATCH, "%s: attention_bias and mlp_bias differ: mtt has biases in "
                          "all layers or in none", f->path);
     mtt_json_init(&j, types.at ? types.at : "", types.size);

@@ -512,9 +512,9 @@ static mtt_status mtt__words_load(mtt_tokenizer *t, mtt__vocab_file *f)
     if (!f->key_count) return mtt__words_load_list(t, f);
     status = mtt__vocab_check(f, rules, MTT__LENGTH(rules));
     if (status) return status;
-    o->lowercase = mtt_slice_is(mtt__vocab_value(f, "normalizer.lowercase"), "true");
-    o->keep_controls = mtt_slice_is(mtt__vocab_value(f, "normalizer.clean_text"), "false");
-    o->keep_cjk = mtt_slice_is(mtt__vocab_value(f, "normalizer.handle_chinese_chars"), "false");
+    o->lowercase = mtt__vocab_is(f, "normalizer.lowercase", "true");
+    o->keep_controls = mtt__vocab_is(f, "normalizer.clean_text", "false");
+    o->keep_cjk = mtt__vocab_is(f, "normalizer.handle_chinese_chars", "false");
     text = mtt__vocab_value(f, "normalizer.strip_accents");
     o->strip_accents = mtt_slice_is(text, "true") || (o->lowercase && mtt_slice_is(text, "null"));
     j->at = mtt__vocab_value(f, "added_tokens").at;
