@@ -9690,16 +9690,27 @@ static float mtt__first_loss_scale(const mtt_trainer *t)
     return mtt__power_of_two(t->optim.loss_scale * (float)(tokens / 16384));
 }
 
+/* Moves scales of 8-bit tensors, from entry `at` up, between host and device. */
+static mtt_status mtt__move_scales(mtt_trainer *t, int way, int64_t at, int64_t count, float *values)
+{
+    mtt_scale *device = (mtt_scale *)t->schedule->programs[MTT__TRAIN].scales->data + at;
+    mtt_scale scale = {0, 0, 0, 0};
+    mtt_status status = MTT_OK;
+    int64_t i;
+    for (i = 0; i < count && !status; i++) {
+        if (way == MTT__PUT) scale.scale = values[i], scale.inverse = 1.0f / values[i];
+        status = mtt__copy(t, way, device + i, &scale, sizeof(scale));
+        if (way == MTT__GET) values[i] = t->measured ? scale.scale : 0.0f;
+    }
+    return status;
+}
+
 /* Scales for the pass that measures them: 14 is then the largest value. */
 static mtt_status mtt__fill_scales(mtt_trainer *t)
 {
-    const mtt_tensor *scales = t->schedule->programs[MTT__TRAIN].scales;
-    mtt_scale scale = {1.0f / 32, 32.0f, 0, 0};
-    mtt_status status = MTT_OK;
-    int64_t i;
-    for (i = 0; i < scales->shape[0] && !status; i++)
-        status = t->backend.upload(t->context, (mtt_scale *)scales->data + i, &scale, sizeof(scale));
-    return status;
+    int64_t count = t->schedule->programs[MTT__TRAIN].scales->shape[0], i;
+    for (i = 0; i < count; i++) t->values[i] = 1.0f / 32;
+    return mtt__move_scales(t, MTT__PUT, 0, count, t->values);
 }
 
 /* All but what training has besides: tables of positions, and zeros. */
@@ -13523,21 +13534,6 @@ static mtt_status mtt__checkpoint_numbers(mtt__checkpoint *c)
     if (!c->st || mtt__st_find(&c->st->metadata, "batches.crc32")) /* not in files of older versions */
         MTT__NUMBER("batches.crc32", tokens_crc, 0, 0);
     return c->status;
-}
-
-/* Moves scales of 8-bit tensors, from entry `at` up, between host and device. */
-static mtt_status mtt__move_scales(mtt_trainer *t, int way, int64_t at, int64_t count, float *values)
-{
-    mtt_scale *device = (mtt_scale *)t->schedule->programs[MTT__TRAIN].scales->data + at;
-    mtt_scale scale = {0, 0, 0, 0};
-    mtt_status status = MTT_OK;
-    int64_t i;
-    for (i = 0; i < count && !status; i++) {
-        if (way == MTT__PUT) scale.scale = values[i], scale.inverse = 1.0f / values[i];
-        status = mtt__copy(t, way, device + i, &scale, sizeof(scale));
-        if (way == MTT__GET) values[i] = t->measured ? scale.scale : 0.0f;
-    }
-    return status;
 }
 
 /* The adapter of a weight, A or B; NULL: none. */
