@@ -7307,10 +7307,8 @@ MTTDEF mtt_status mtt_policy_fit(mtt_env *env, const mtt_model_desc *model, cons
 
 /* Every operation in plain C, beside its formula: mtt__cpu_norm(op, operands) runs the row `norm` of MTT_OPS.
    Tensors are read and written as floats, so one function serves all precisions. Threads share rows, columns,
-   tiles or heads. Every sum has a fixed order, so the number of threads changes no bit. First come the tools:
-   reading and writing, sums, elementwise operations, matrix products. Then the operations in the order of a
-   step: embedding, norms, linear layers, plain and flash attention, loss, update. The backend is at the end.
-   */
+   tiles or heads. Every sum has a fixed order, so the number of threads changes no bit. First come the tools,
+   then the operations in the order of a step, at the end the backend. */
 
 enum {
     MTT__ALONE = 32768,    /* up to this many elements one thread is faster: waking others takes longer */
@@ -10029,7 +10027,6 @@ static mtt_status mtt__check_ranks(mtt_trainer *t)
     return status;
 }
 
-
 MTTDEF mtt_status mtt_trainer_create(mtt_env *env, const mtt_model_desc *model, const mtt_policy *policy,
                                      const mtt_optim_desc *optim, const mtt_backend *backend, int batch,
                                      int seq_len, mtt_trainer **out)
@@ -10349,6 +10346,7 @@ MTTDEF mtt_status mtt_gradient_get(mtt_trainer *t, int index, float *values)
     for (i = 0; i < count && !status; i++) values[i] /= counters.step_scale;
     return status;
 }
+
 /* -----------------------------------------------------------------------------------------------------------
    >>tokenizer
    ------------------------------------------------------------------------------------------------------- */
@@ -10357,8 +10355,7 @@ MTTDEF mtt_status mtt_gradient_get(mtt_trainer *t, int index, float *values)
    its kind, a table of functions. The kind here is byte-level BPE: a pattern cuts the words;
    a word is its bytes at first, and then the pair of neighbours that was learned first is merged, again and
    again, until no pair in it was learned. Training counts the different words of a text and merges the most
-   frequent pair of neighbours until there are enough ids. The order of this room: Unicode's classes,
-   containers, parts common to all kinds, BPE, training, tokenizer files. */
+   frequent pair of neighbours until there are enough ids. */
 
 /* Unicode's tables are numbers for mtt__unicode_number. First come the classes of code points in GPT-2's
    expression: for each run from U+0000 up its length * 4 + class. */
@@ -12564,7 +12561,6 @@ static const char *mtt__part_path(char path[MTT__PATH_BYTES], const char *prefix
     return mtt__format(path, MTT__PATH_BYTES, "%s.%s", prefix, names[part]);
 }
 
-/* The place of a split in a dataset. */
 static mtt_tokens **mtt__dataset_split(mtt_dataset *dataset, int split)
 {
     return split == MTT_TRAIN ? &dataset->train : split == MTT_VALID ? &dataset->valid : &dataset->test;
@@ -12667,7 +12663,6 @@ static mtt_status mtt__prepare_options(mtt__prepare *p)
     return MTT_OK;
 }
 
-/* Opens the text for a pass. */
 static mtt_status mtt__prepare_open(mtt__prepare *p)
 {
     mtt_status status;
@@ -13683,7 +13678,6 @@ static mtt_status mtt__checkpoint_frozen(const mtt__checkpoint *c)
     return MTT_OK;
 }
 
-/* Finds all tensors in the file. */
 static mtt_status mtt__checkpoint_find(mtt__checkpoint *c)
 {
     size_t i;
@@ -14422,7 +14416,6 @@ static size_t mtt__peft_list(mtt_trainer *t, mtt__peft_tensor *x, mtt__st_entry 
     return count;
 }
 
-/* Writes both files. */
 static mtt_status mtt__peft_write(mtt_trainer *t, const char *folder, mtt__peft_tensor *x, size_t count,
                                   mtt__st_entry *entries)
 {
@@ -14770,7 +14763,6 @@ static mtt_status mtt__add_ids(mtt_env *env, mtt__sequence *q, const int32_t *id
     return MTT_OK;
 }
 
-/* Begins with a prompt. */
 static mtt_status mtt__begin_sequence(mtt_env *env, const mtt_tokenizer *tokenizer, const mtt_generation *g,
                                       int vocab, int number, mtt__sequence *q)
 {
@@ -15090,7 +15082,7 @@ MTTDEF mtt_status mtt_generator_append(mtt_generator *g, const int32_t *const *t
     return status;
 }
 
-/* Makes room in the context for the ids of a sequence that are not in the cache. Returns their number. */
+/* Makes room in the context for the ids of a sequence that are not in the cache. */
 static mtt_status mtt__make_room(mtt_generator *g, int slot, const mtt_generation *o, mtt__sequence *q)
 {
     int context = g->schedule.seq_len, half = context > 1 ? context / 2 : 1;
