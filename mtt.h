@@ -9865,11 +9865,8 @@ static mtt_status mtt__bind(mtt_trainer *t)
             if (!MTT__SEPARATE) tensor->data = (char *)t->arena + tensor->offset;
             else if (tensor->persistent && p > first) tensor->data = first->tensors[i]->data;
             else status = t->backend.alloc(t->context, tensor->bytes ? tensor->bytes : 1, &tensor->data);
+            if (tensor->entry >= 0) tensor->scale = (mtt_scale *)first->scales->data + tensor->entry;
         }
-    for (p = first; p < first + MTT__PROGRAMS; p++)
-        for (i = 0; i < p->tensor_count && !status; i++)
-            if (p->tensors[i]->entry >= 0)
-                p->tensors[i]->scale = (mtt_scale *)first->scales->data + p->tensors[i]->entry;
     return status ? status : mtt__bind_transfers(t);
 }
 
