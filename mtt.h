@@ -14307,21 +14307,20 @@ MTTDEF mtt_status mtt_trainer_load(mtt_trainer *t, mtt_model *m)
     mtt_status status = mtt__model_compare(t->env, &m->desc, &t->schedule->model,
                                            t->schedule->chunk ? "the generator" : "the trainer",
                                            "create it with the model's description");
-    int64_t shape[2], most = 0, count;
-    const char *name;
+    const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
+    const mtt__parameter *q, *end = p->parameters + p->parameter_count;
+    int64_t most = 0;
     float *values;
-    int i, setting;
-    for (i = 0; mtt_parameter(t, i, shape); i++) {
-        count = shape[0] * (shape[1] ? shape[1] : 1);
-        most = count > most ? count : most;
-    }
+    int setting;
+    for (q = p->parameters; q < end; q++)
+        if (mtt__parameter_elements(q) > most) most = mtt__parameter_elements(q);
     values = (float *)mtt__alloc(t->env, (size_t)most, sizeof(*values));
     if (!values) status = MTT_E_MEMORY;
     for (setting = 0; setting < 2; setting++) {
-        for (i = 0; !status && (name = mtt_parameter(t, i, shape)); i++) {
-            if (mtt__is_adapter(t->schedule->programs[0].parameters[i].kind)) continue;
-            status = mtt_model_read(m, name, values);
-            if (!status && setting) status = mtt_parameter_set(t, i, values);
+        for (q = p->parameters; q < end && !status; q++) {
+            if (mtt__is_adapter(q->kind)) continue;
+            status = mtt_model_read(m, q->weight->name, values);
+            if (!status && setting) status = mtt_parameter_set(t, (int)(q - p->parameters), values);
         }
         if (!setting) status = mtt__all_agree(t, status, NULL);
         if (!setting && !status && !t->schedule->chunk) status = mtt__fill_state(t);
