@@ -2119,8 +2119,7 @@ MTT__PRINTF(3, 4) static char *mtt__format(char *at, size_t capacity, const char
     return at;
 }
 
-/* Records what went wrong and the remedy. Returns the status, so that callers can write `return
-   mtt__fail(...)`. */
+/* Records what went wrong and the remedy. Returns the status: callers write `return mtt__fail(...)`. */
 MTT__PRINTF(3, 4) static mtt_status mtt__fail(mtt_env *env, mtt_status status, const char *format, ...)
 {
     if (env) {
@@ -2134,8 +2133,7 @@ MTT__PRINTF(3, 4) static mtt_status mtt__fail(mtt_env *env, mtt_status status, c
     return status;
 }
 
-/* Sums and products of sizes saturate at SIZE_MAX. No allocation can satisfy that, so an overflow ends as
-   "out of memory". */
+/* Sums and products of sizes saturate at SIZE_MAX, so an overflow ends as "out of memory". */
 static size_t mtt__add(size_t a, size_t b)
 {
     return a > SIZE_MAX - b ? SIZE_MAX : a + b;
@@ -2362,8 +2360,7 @@ static void mtt__join_weights(const uint16_t *weights, const uint8_t *rest, int6
     for (i = 0; i < count; i++) x[i] = mtt__join_weight(weights[i], rest[i], fp16);
 }
 
-/* Moments to codes, and a scale for each group: the largest absolute value, or of second moments the root of
-   the largest. */
+/* Moments to codes, and a scale for each group: the largest absolute value, or root of second moments. */
 static void mtt__pack_moments(const float *x, int64_t count, int second, const uint16_t *random,
                               uint8_t *codes, uint16_t *scales)
 {
@@ -2727,8 +2724,7 @@ static int mtt__json_text(mtt_json *j, const char *joint, mtt_slice *out)
     return !j->fault;
 }
 
-/* Writes one byte of a JSON string, escaped if it must be, and returns the size. Bytes from 0x80 up are not
-   changed. */
+/* Writes a byte of a JSON string, escaped if it must be (never from 0x80 up), and returns the size. */
 static size_t mtt__json_escape(char byte, char out[6])
 {
     static const char digits[] = "0123456789abcdef";
@@ -2753,8 +2749,7 @@ static void mtt__print_json_string(mtt__text *out, const char *at, size_t bytes)
    -------------------------------------------------------------------------------------------------------- */
 
 /* Reading: a regular file becomes a block of memory (mtt__map). Writing: mtt__writer replaces a file
-   atomically. CRC-32 finds damage. A failure is MTT_E_FILE, and its message has the path, the system's reason
-   and a remedy. */
+   atomically. CRC-32 finds damage. A failure is MTT_E_FILE, with the path, the reason and a remedy. */
 
 /* System calls that fail when a disk is full or damaged. Tests define all seven to make them fail. */
 #ifndef MTT__SYS_OPEN
@@ -4667,8 +4662,7 @@ static const struct {
 };
 
 enum { MTT__BEFORE, MTT__LAYER, MTT__AFTER }; /* place of a parameter in the model */
-/* Initial values. The last three are uniform up to 1 / sqrt(rows), N(0, 0.02), and that over sqrt(2 *
-   layers). */
+/* Initial values. The last three: uniform up to 1 / sqrt(rows), N(0, 0.02), that over sqrt(2 * layers). */
 enum { MTT__ZEROS, MTT__ONES, MTT__UNIFORM, MTT__NORMAL, MTT__NORMAL_RESIDUAL };
 
 /* Columns of the MLP's first matrix: SwiGLU has the gate's, and then those of up. */
@@ -4723,8 +4717,7 @@ static int mtt__is_adapter(int kind)
     return kind >= MTT__QKV_A && kind <= MTT__MLP_B;
 }
 
-/* The shape of a parameter whose rows of VOCAB count `VOCAB`, with adapters of rank RANK; 0 if the model has
-   no such parameter. */
+/* The shape of a parameter with VOCAB rows of the vocabulary and adapters of rank RANK; 0: there is none. */
 static int mtt__parameter_shape(const mtt_model_desc *m, int kind, int RANK, int64_t VOCAB, int64_t shape[2])
 {
     const int NORMS = m->norm_place != MTT_NORM_NONE, PRE_NORM = m->norm_place == MTT_NORM_PRE;
@@ -4748,8 +4741,7 @@ static int mtt__parameter_shape(const mtt_model_desc *m, int kind, int RANK, int
 #define MTT__KEPT_ENUM(kind, name, prefix, exists) MTT__##kind,
 enum { MTT__KEPT(MTT__KEPT_ENUM) MTT__KEPT_KINDS };
 
-/* When an activation is dropped after the forward pass: if the recompute level of its layer is at least
-   this. */
+/* An activation is dropped after the forward pass if the recompute level of its layer is at least this. */
 enum { MTT__ALWAYS, MTT__BY_SELECTIVE, MTT__BY_LAYER, MTT__BY_SEGMENT, MTT__BY_NOTHING };
 
 /* Types of activations: that of the precision; FP32; and what only products read, under FP8 in e4m3: of a
@@ -4804,8 +4796,7 @@ static const struct {
     int type, dropped_by, frees;
 } mtt__role[] = {MTT__ACTIVATIONS(MTT__ROLE_ROW)};
 
-/* Entries of the table of scales: so many for each layer, in the order of its roles; then those of the
-   model. */
+/* Entries of the table of scales: those of each layer, in the order of its roles, then the model's. */
 enum { MTT__LAYER_SCALES = 8, MTT__SCALE_LN_F = 0, MTT__SCALE_HEAD, MTT__SCALE_LOGITS, MTT__MODEL_SCALES };
 
 typedef struct mtt__parameter {
@@ -5244,8 +5235,7 @@ static float mtt__lora_scale(const mtt_policy *policy)
     return policy->lora_alpha / (float)policy->lora_rank;
 }
 
-/* y = x W + b, with an adapter if there is one. Under FP8 both operands are in 8 bits, the weight
-   transposed. */
+/* y = x W + b, with an adapter if there is one. Under FP8 x and W are in 8 bits, and W is transposed. */
 #define MTT__LINEAR(b, layer, x, name, y_role)                                          \
     mtt__linear(b, layer, x, MTT__##name##_WEIGHT, MTT__##name##_BIAS, MTT__A_##name##_EIGHT,                \
                 MTT__##name##_A, MTT__A_##name##_XA, y_role)
@@ -5642,8 +5632,7 @@ static void mtt__emit_waiting(mtt__builder *b, int layer, mtt_tensor *x_t)
 }
 
 /* An adjoint emits the backward operations of a forward operation: it takes the gradient of what the
-   operation made, and leaves the gradients of its inputs. Activations may have been dropped: mtt__need brings
-   them back. */
+   operation made, and leaves the gradients of its inputs. mtt__need brings dropped activations back. */
 
 static void mtt__adjoint_embed(mtt__builder *b, const mtt_op *op)
 {
@@ -5694,8 +5683,7 @@ static void mtt__linear_gradients(mtt__builder *b, const mtt_op *op, mtt_tensor 
 
 /* ---- 8 bits ---- */
 
-/* The input of a product, made again from what the forward pass kept: in 8 bits and transposed, or in 16 bits
-   as it is. */
+/* A product's input, made again from what was kept: in 8 bits and transposed, or in 16 bits as it is. */
 static mtt_tensor *mtt__input_again(mtt__builder *b, int layer, const mtt_tensor *x, int transposed)
 {
     mtt_op maker = mtt__maker(b, x);
@@ -6482,8 +6470,7 @@ static int mtt__coordinate(const mtt__packer *p, int leaf, int axis)
     return axis ? w->last : w->first;
 }
 
-/* Moves the tensors of leaves [low, high) that belong before `middle` along an axis before it (Hoare's
-   selection). */
+/* Hoare's selection: of leaves [low, high), those that belong before `middle` along an axis go there. */
 static void mtt__select(mtt__packer *p, int low, int middle, int high, int axis)
 {
     while (high - low > 1) {
@@ -6584,8 +6571,7 @@ static void mtt__fill(mtt__packer *p, const int *order, int x, int y)
     }
 }
 
-/* Frees the intervals of all tensors that end at the lowest end, joins each with its free neighbours, and
-   fills them. */
+/* Frees the intervals of all tensors that end lowest, joins them with free neighbours, and fills them. */
 static void mtt__raise_level(mtt__packer *p, const int *order)
 {
     mtt__ranked next;
@@ -6732,8 +6718,7 @@ static double mtt__tensor_traffic(const mtt_tensor *t, int written, int copies)
 }
 
 /* Bytes of the operands: once where an operation reads or writes them, twice where it does both. AdamW does
-   so with all its state, but only writes 16-bit copies of FP32 masters; sums of gradients are read by what
-   adds to them. */
+   so with all its state, but only writes 16-bit copies of FP32 masters. What adds to sums also reads them. */
 static double mtt__op_bytes(const mtt_op *op)
 {
     const mtt_tensor *master = op->kind == MTT_OP_adamw ? MTT_OPERANDS_OF(adamw, op)->master : NULL;
@@ -6911,8 +6896,7 @@ static size_t mtt__arena_bytes(const mtt_schedule *s)
 }
 
 /* Builds the programs, with so many layers recomputed whole and in part. Only the training step depends on
-   these: the others stay once they are built. Ends at the first program that takes more than `limit`
-   bytes. */
+   these: the others stay once they are built. Ends at the first program above `limit` bytes. */
 static mtt_status mtt__build(mtt_schedule *s, int whole, int partial, size_t limit)
 {
     int count = s->chunk ? MTT__TOKEN + 1 : MTT__PROGRAMS, i;
@@ -7344,8 +7328,7 @@ static void mtt__load(const mtt_tensor *t, int64_t first, int64_t count, float *
     }
 }
 
-/* Notes the largest absolute value and how many are clipped. Threads do so in any order: the result is the
-   same. */
+/* Notes the largest absolute value and how many are clipped. The order of threads does not matter. */
 static void mtt__record(mtt_scale *scale, const float *values, int64_t count)
 {
     float largest = mtt__largest_magnitude(values, count), limit = 448.0f * scale->inverse;
@@ -7521,8 +7504,7 @@ static void mtt__drop(const mtt_op *op, const mtt_tensor *control, int64_t first
     }
 }
 
-/* out = f(a, dropout(b)): f changes a block of b in place. There is no dropout without a control, and `a` and
-   f may be absent. */
+/* out = f(a, dropout(b)): f changes a block of b in place. `control` (for dropout), `a` and f may be NULL. */
 static void mtt__elementwise(const mtt_op *op, const mtt_tensor *control, const mtt_tensor *a,
                              const mtt_tensor *b, const mtt_tensor *out,
                              void (*f)(const float *a, float *b, int64_t n))
@@ -7710,8 +7692,7 @@ enum { MTT__ROWS = 4 };
 #define MTT__UNROLL_ROWS
 #endif
 
-/* An m x n matrix inside a tensor: element (i, j) is at first + i * row + j * column. One of the two steps is
-   1. */
+/* An m x n matrix inside a tensor: element (i, j) is at first + i * row + j * column. One step is 1. */
 typedef struct mtt__view {
     const mtt_tensor *t;
     int64_t first, m, n, row, column;
@@ -8205,8 +8186,7 @@ static void mtt__cpu_embed(const mtt_op *op, const mtt_embed *o)
     }
 }
 
-/* d_wte[token] += mask dx and d_wpe[t] += mask dx, one row after another: a thread has a stripe of columns.
-   */
+/* d_wte[token] += mask dx and d_wpe[t] += mask dx, row after row: a thread has a stripe of columns. */
 static void mtt__cpu_embed_backward(const mtt_op *op, const mtt_embed_backward *o)
 {
     enum { STRIPE = 32 };
@@ -11098,8 +11078,7 @@ static mtt_status mtt__bpe_create(mtt_tokenizer *t)
     return MTT_OK;
 }
 
-/* The class and size of the character at `at`. A byte outside well-formed UTF-8 is a character of class
-   other. */
+/* The class and size of the character at `at`. A byte outside well-formed UTF-8 is one of class other. */
 MTT__INLINE int mtt__symbol(const unsigned char *classes, const unsigned char *at, const unsigned char *end,
                             int *size)
 {
@@ -12330,8 +12309,7 @@ static mtt_status mtt__corpus_drain(mtt_corpus *c, mtt__writer *copy)
     return status;
 }
 
-/* The text in one line of JSONL, its escapes undone in the buffer. If a key occurs twice, the last one
-   counts. */
+/* The text in a line of JSONL, its escapes undone in the buffer. Of equal keys the last one counts. */
 static mtt_status mtt__corpus_parse(mtt_corpus *c, const char *line, size_t size, const char **text,
                                     size_t *bytes)
 {
@@ -12401,8 +12379,7 @@ MTTDEF mtt_split mtt_split_of(uint64_t seed, uint64_t document)
 
 /* ---- token files */
 
-/* The header of a token file. The second half says what the file was made of. It is 0 in files of older
-   versions. */
+/* The header of a token file. The second half, 0 in old files, says what the file was made of. */
 typedef struct mtt__token_header {
     char magic[8];
     uint32_t version, bits;
@@ -12883,8 +12860,7 @@ MTTDEF mtt_status mtt_prepare(mtt_env *env, const mtt_prepare_desc *desc, mtt_pr
    ------------------------------------------------------------------------------------------------------- */
 
 /* Batches of a token file. The file is cut into sequences of seq_len tokens. An epoch is a permutation of the
-   sequences, computed place by place, so the cursor is the only state of a loader: saving it is enough to
-   continue exactly. */
+   sequences, computed place by place, so the cursor is all that must be saved to continue exactly. */
 
 MTTDEF mtt_status mtt_batches_init(mtt_env *env, mtt_batches *batches, const mtt_tokens *tokens, int batch,
                                    int seq_len, uint64_t seed, int sequential)
@@ -13764,8 +13740,7 @@ MTTDEF mtt_status mtt_resume(mtt_trainer *t, const char *path, mtt_batches *batc
 /* WHOLE: a parameter. JOINED: one that is several tensors in Llama's family. They are its columns. */
 enum { MTT__WHOLE, MTT__JOINED, MTT__OF_Q, MTT__OF_K, MTT__OF_V, MTT__OF_GATE, MTT__OF_UP };
 
-/* What names begin with: mtt's, which GPT-2 has in Hugging Face, too; those of Llama and Qwen3 there;
-   llama.cpp's. */
+/* What names begin with: mtt's, as GPT-2's in Hugging Face; those of Llama and Qwen3 there; llama.cpp's. */
 static const struct {
     const char *name, *llama, *gguf;
     int part;
@@ -13789,8 +13764,7 @@ static const struct {
     {"lm_head.", "lm_head.", "output.", MTT__WHOLE},
 };
 
-/* Fills in a tensor: parameter `kind` of a layer, of which `shape` has the rows and columns, by a row of the
-   table. */
+/* Fills in a tensor by a row of the table: parameter `kind` of a layer, with these rows and columns. */
 static void mtt__form_fill(const mtt_model_desc *m, mtt_form form, int kind, int layer, int row,
                            const int64_t shape[2], mtt_form_tensor *t)
 {
@@ -14342,8 +14316,7 @@ static int mtt__peft_has(const mtt_model_desc *m)
            !m->qk_norm && !m->no_biases && m->heads * m->d_head == m->d_model && m->heads_kv == m->heads;
 }
 
-/* An adapter of a weight of Hugging Face's, which may be some columns of one here: A transposed, or these
-   columns of B as rows. */
+/* An adapter of a weight of Hugging Face, maybe some columns of mtt's: A^T, or such columns of B as rows. */
 typedef struct mtt__peft_tensor {
     char name[128];
     mtt_form_tensor weight;
