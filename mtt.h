@@ -11410,13 +11410,10 @@ static size_t mtt__bpe_symbol(const mtt_tokenizer *t, const char *at, size_t siz
 
 static mtt_status mtt__bpe_learn(mtt_tokenizer *t, int vocab, const mtt__strings *words)
 {
-    mtt_status status;
     if (vocab < 257)
         return mtt__fail(t->env, MTT_E_ARGUMENT, "%lld ids cannot hold " MTT__END_OF_TEXT " and the 256 "
                          "bytes: ask for 257 or more", (long long)vocab);
-    status = mtt__bpe_add_end(t);
-    if (!status) status = mtt__bpe_add_bytes(t);
-    if (status) return status;
+    if (mtt__bpe_add_end(t) || mtt__bpe_add_bytes(t)) return MTT_E_MEMORY;
     return mtt__learn(t, &((mtt__bpe *)t->own)->merges, words, mtt__bpe_symbol, 0, (size_t)vocab);
 }
 
@@ -14720,11 +14717,9 @@ static void mtt__free_sequence(mtt_env *env, mtt__sequence *q)
 static mtt_status mtt__add_ids(mtt_env *env, mtt__sequence *q, const int32_t *ids, int count)
 {
     size_t most = mtt__add((size_t)q->known, (size_t)count);
-    mtt_status status = MTT_OK;
     int i;
-    if (most > INT_MAX) status = mtt__fail(env, MTT_E_ARGUMENT, "a text has at most 2^31 - 1 ids");
-    if (!status) status = mtt__reserve(env, (void **)&q->ids, &q->ids_capacity, most, sizeof(*ids));
-    if (status) return status;
+    if (most > INT_MAX) return mtt__fail(env, MTT_E_ARGUMENT, "a text has at most 2^31 - 1 ids");
+    if (mtt__reserve(env, (void **)&q->ids, &q->ids_capacity, most, sizeof(*ids))) return MTT_E_MEMORY;
     for (i = 0; i < count; i++) {
         q->ids[q->known++] = ids[i];
         if (q->seen) q->seen[ids[i]] = 1;
