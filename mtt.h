@@ -2132,8 +2132,7 @@ MTT__PRINTF(3, 4) static char *mtt__format(char *at, size_t capacity, const char
     return at;
 }
 
-/* Records what went wrong and the remedy. Returns the status, so that callers can write `return
-   mtt__fail(...)`. */
+/* Records what went wrong and the remedy. Returns the status: callers write `return mtt__fail(...)`. */
 MTT__PRINTF(3, 4) static mtt_status mtt__fail(mtt_env *env, mtt_status status, const char *format, ...)
 {
     if (env) {
@@ -2147,8 +2146,7 @@ MTT__PRINTF(3, 4) static mtt_status mtt__fail(mtt_env *env, mtt_status status, c
     return status;
 }
 
-/* Sums and products of sizes saturate at SIZE_MAX. No allocation can satisfy that, so an overflow ends as
-   "out of memory". */
+/* Sums and products of sizes saturate at SIZE_MAX, so an overflow ends as "out of memory". */
 static size_t mtt__add(size_t a, size_t b)
 {
     return a > SIZE_MAX - b ? SIZE_MAX : a + b;
@@ -2375,8 +2373,7 @@ static void mtt__join_weights(const uint16_t *weights, const uint8_t *rest, int6
     for (i = 0; i < count; i++) x[i] = mtt__join_weight(weights[i], rest[i], fp16);
 }
 
-/* Moments to codes, and a scale for each group: the largest absolute value, or of second moments the root of
-   the largest. */
+/* Moments to codes, and a scale for each group: the largest absolute value, or root of second moments. */
 static void mtt__pack_moments(const float *x, int64_t count, int second, const uint16_t *random,
                               uint8_t *codes, uint16_t *scales)
 {
@@ -2740,8 +2737,7 @@ static int mtt__json_text(mtt_json *j, const char *joint, mtt_slice *out)
     return !j->fault;
 }
 
-/* Writes one byte of a JSON string, escaped if it must be, and returns the size. Bytes from 0x80 up are not
-   changed. */
+/* Writes a byte of a JSON string, escaped if it must be (never from 0x80 up), and returns the size. */
 static size_t mtt__json_escape(char byte, char out[6])
 {
     static const char digits[] = "0123456789abcdef";
@@ -2766,8 +2762,7 @@ static void mtt__print_json_string(mtt__text *out, const char *at, size_t bytes)
    -------------------------------------------------------------------------------------------------------- */
 
 /* Reading: a regular file becomes a block of memory (mtt__map). Writing: mtt__writer replaces a file
-   atomically. CRC-32 finds damage. A failure is MTT_E_FILE, and its message has the path, the system's reason
-   and a remedy. */
+   atomically. CRC-32 finds damage. A failure is MTT_E_FILE, with the path, the reason and a remedy. */
 
 /* System calls that fail when a disk is full or damaged. Tests define all seven to make them fail. */
 #ifndef MTT__SYS_OPEN
@@ -4398,16 +4393,14 @@ static void mtt__field_set(void *desc, const mtt_field *field, double value)
 
 /* Collects every fault of a descriptor in the environment's text. */
 typedef struct mtt__faults {
-    mtt__text text;
-    char discarded[256]; /* takes the text if there is no environment */
+    mtt__text text; /* of capacity 0 if there is no environment */
     int count;
 } mtt__faults;
 
 static void mtt__faults_init(mtt__faults *faults, mtt_env *env)
 {
     faults->count = 0;
-    if (env) mtt__text_init(&faults->text, env->error, sizeof(env->error));
-    else mtt__text_init(&faults->text, faults->discarded, sizeof(faults->discarded));
+    mtt__text_init(&faults->text, env ? env->error : NULL, env ? sizeof(env->error) : 0);
 }
 
 MTT__PRINTF(3, 4) static int mtt__require(mtt__faults *faults, int holds, const char *format, ...)
@@ -4700,8 +4693,7 @@ static const struct {
 };
 
 enum { MTT__BEFORE, MTT__LAYER, MTT__AFTER }; /* place of a parameter in the model */
-/* Initial values. The last three are uniform up to 1 / sqrt(rows), N(0, 0.02), and that over sqrt(2 *
-   layers). */
+/* Initial values. The last three: uniform up to 1 / sqrt(rows), N(0, 0.02), that over sqrt(2 * layers). */
 enum { MTT__ZEROS, MTT__ONES, MTT__UNIFORM, MTT__NORMAL, MTT__NORMAL_RESIDUAL };
 
 /* Columns of the MLP's first matrix: SwiGLU has the gate's, and then those of up. */
@@ -4756,8 +4748,7 @@ static int mtt__is_adapter(int kind)
     return kind >= MTT__QKV_A && kind <= MTT__MLP_B;
 }
 
-/* The shape of a parameter whose rows of VOCAB count `VOCAB`, with adapters of rank RANK; 0 if the model has
-   no such parameter. */
+/* The shape of a parameter with VOCAB rows of the vocabulary and adapters of rank RANK; 0: there is none. */
 static int mtt__parameter_shape(const mtt_model_desc *m, int kind, int RANK, int64_t VOCAB, int64_t shape[2])
 {
     const int NORMS = m->norm_place != MTT_NORM_NONE, PRE_NORM = m->norm_place == MTT_NORM_PRE;
@@ -4781,8 +4772,7 @@ static int mtt__parameter_shape(const mtt_model_desc *m, int kind, int RANK, int
 #define MTT__KEPT_ENUM(kind, name, prefix, exists) MTT__##kind,
 enum { MTT__KEPT(MTT__KEPT_ENUM) MTT__KEPT_KINDS };
 
-/* When an activation is dropped after the forward pass: if the recompute level of its layer is at least
-   this. */
+/* An activation is dropped after the forward pass if the recompute level of its layer is at least this. */
 enum { MTT__ALWAYS, MTT__BY_SELECTIVE, MTT__BY_LAYER, MTT__BY_SEGMENT, MTT__BY_NOTHING };
 
 /* Types of activations: that of the precision; FP32; and what only products read, under FP8 in e4m3: of a
@@ -4837,8 +4827,7 @@ static const struct {
     int type, dropped_by, frees;
 } mtt__role[] = {MTT__ACTIVATIONS(MTT__ROLE_ROW)};
 
-/* Entries of the table of scales: so many for each layer, in the order of its roles; then those of the
-   model. */
+/* Entries of the table of scales: those of each layer, in the order of its roles, then the model's. */
 enum { MTT__LAYER_SCALES = 8, MTT__SCALE_LN_F = 0, MTT__SCALE_HEAD, MTT__SCALE_LOGITS, MTT__MODEL_SCALES };
 
 typedef struct mtt__parameter {
@@ -5187,13 +5176,6 @@ static mtt_tensor *mtt__need(mtt__builder *b, mtt_tensor *t)
     return mtt__activation_of(b, t)->current;
 }
 
-/* Only the forward pass reads a product's 8-bit input: the backward pass makes its transpose anew. */
-static int mtt__is_eight(const mtt__builder *b, int role, int layer)
-{
-    const mtt_tensor *t = b->activations[mtt__slot(b, role, layer)].current;
-    return t && t->dtype == MTT_F8_E4M3;
-}
-
 /* 1 = the recompute levels drop it after the forward pass. Under segments the first layer's input goes, too:
    embedding again costs next to nothing. */
 static int mtt__is_dropped(const mtt_schedule *s, int role, int layer)
@@ -5222,15 +5204,16 @@ static void mtt__keep(mtt__builder *b, mtt_tensor *t)
     MTT__EMIT(b, t->layer, 0, quantize_groups, t, codes);
 }
 
-/* What the backward pass makes again, of codes or by recomputation, is not kept as it is. */
+/* What the backward pass makes again, of codes or by recomputation, is not kept as it is. Nor is a product's
+   8-bit input: the backward pass makes its transpose again. */
 static void mtt__drop_activations(mtt__builder *b)
 {
     int layer, role;
     for (layer = 0; layer <= b->program->shape.layers; layer++)
         for (role = 0; role < MTT__ROLES; role++) {
             mtt__activation *a = &b->activations[mtt__slot(b, role, layer)];
-            if (mtt__is_dropped(b->schedule, role, layer) || mtt__is_eight(b, role, layer) || a->codes)
-                a->current = NULL;
+            int eight = a->current && a->current->dtype == MTT_F8_E4M3;
+            if (mtt__is_dropped(b->schedule, role, layer) || eight || a->codes) a->current = NULL;
         }
 }
 
@@ -5283,8 +5266,7 @@ static float mtt__lora_scale(const mtt_policy *policy)
     return policy->lora_alpha / (float)policy->lora_rank;
 }
 
-/* y = x W + b, with an adapter if there is one. Under FP8 both operands are in 8 bits, the weight
-   transposed. */
+/* y = x W + b, with an adapter if there is one. Under FP8 x and W are in 8 bits, and W is transposed. */
 #define MTT__LINEAR(b, layer, x, name, y_role)                                          \
     mtt__linear(b, layer, x, MTT__##name##_WEIGHT, MTT__##name##_BIAS, MTT__A_##name##_EIGHT,                \
                 MTT__##name##_A, MTT__A_##name##_XA, y_role)
@@ -5681,8 +5663,7 @@ static void mtt__emit_waiting(mtt__builder *b, int layer, mtt_tensor *x_t)
 }
 
 /* An adjoint emits the backward operations of a forward operation: it takes the gradient of what the
-   operation made, and leaves the gradients of its inputs. Activations may have been dropped: mtt__need brings
-   them back. */
+   operation made, and leaves the gradients of its inputs. mtt__need brings dropped activations back. */
 
 static void mtt__adjoint_embed(mtt__builder *b, const mtt_op *op)
 {
@@ -5733,8 +5714,7 @@ static void mtt__linear_gradients(mtt__builder *b, const mtt_op *op, mtt_tensor 
 
 /* ---- 8 bits ---- */
 
-/* The input of a product, made again from what the forward pass kept: in 8 bits and transposed, or in 16 bits
-   as it is. */
+/* A product's input, made again from what was kept: in 8 bits and transposed, or in 16 bits as it is. */
 static mtt_tensor *mtt__input_again(mtt__builder *b, int layer, const mtt_tensor *x, int transposed)
 {
     mtt_op maker = mtt__maker(b, x);
@@ -6034,15 +6014,6 @@ static void mtt__emit_loss(mtt__builder *b, mtt_tensor *x, int gradients)
     MTT__EMIT(b, -1, 0, all_gather, b->count, b->counts, NULL);
 }
 
-/* What ranks do after a micro-batch's backward pass with what has travelled meanwhile. */
-static void mtt__emit_joined(mtt__builder *b)
-{
-    mtt__program *p = b->program;
-    if (b->policy->ranks == 1) return;
-    MTT__EMIT(b, -1, 0, add_counts, b->count, b->counts, p->control, p->counters);
-    mtt__emit_arrived(b);
-}
-
 /* The gradient's norm over all parameters, then the update. Ranks with a share each exchange the squares of
    blocks before, and the weights of a layer while they update the next one. */
 static void mtt__emit_step(mtt__builder *b)
@@ -6173,11 +6144,6 @@ static void mtt__add_kept(mtt__builder *b)
     }
 }
 
-static int64_t mtt__scale_count(const mtt__program *p)
-{
-    return MTT__LAYER_SCALES * p->shape.layers + MTT__MODEL_SCALES;
-}
-
 /* The keys and values of each layer, and what a pass reads besides tokens. */
 static void mtt__add_cache(mtt__builder *b)
 {
@@ -6240,7 +6206,8 @@ static void mtt__add_all_state(mtt__builder *b)
         p->counters = mtt__add_state(b, MTT_U8, MTT_DATA, "counters", (int64_t)sizeof(mtt_counters), 0);
     }
     if (b->policy->precision == MTT_FP8)
-        p->scales = mtt__add_state(b, MTT_U8, MTT_DATA, "scales", mtt__scale_count(p),
+        p->scales = mtt__add_state(b, MTT_U8, MTT_DATA, "scales",
+                                   MTT__LAYER_SCALES * p->shape.layers + MTT__MODEL_SCALES,
                                    (int64_t)sizeof(mtt_scale));
     if (b->policy->device == MTT_DEVICE_CUDA)
         p->workspace = mtt__add_state(b, MTT_U8, MTT_WORKSPACE, "workspace", 0, 0);
@@ -6446,7 +6413,10 @@ static void mtt__emit_program(mtt__builder *b, int which)
     if (generates || which == MTT__NEXT) p->output = mtt__emit_logits(b, x);
     else mtt__emit_loss(b, x, trains);
     if (trains) mtt__emit_backward(b);
-    if (trains) mtt__emit_joined(b);
+    if (trains && b->policy->ranks > 1) { /* adds what has travelled meanwhile */
+        MTT__EMIT(b, -1, 0, add_counts, b->count, b->counts, p->control, p->counters);
+        mtt__emit_arrived(b);
+    }
     mtt__fuse(b);
     p->step_begin = p->op_count;
     if (trains && !b->policy->early_update) mtt__emit_step(b);
@@ -6531,8 +6501,7 @@ static int mtt__coordinate(const mtt__packer *p, int leaf, int axis)
     return axis ? w->last : w->first;
 }
 
-/* Moves the tensors of leaves [low, high) that belong before `middle` along an axis before it (Hoare's
-   selection). */
+/* Hoare's selection: of leaves [low, high), those that belong before `middle` along an axis go there. */
 static void mtt__select(mtt__packer *p, int low, int middle, int high, int axis)
 {
     while (high - low > 1) {
@@ -6633,8 +6602,7 @@ static void mtt__fill(mtt__packer *p, const int *order, int x, int y)
     }
 }
 
-/* Frees the intervals of all tensors that end at the lowest end, joins each with its free neighbours, and
-   fills them. */
+/* Frees the intervals of all tensors that end lowest, joins them with free neighbours, and fills them. */
 static void mtt__raise_level(mtt__packer *p, const int *order)
 {
     mtt__ranked next;
@@ -6781,8 +6749,7 @@ static double mtt__tensor_traffic(const mtt_tensor *t, int written, int copies)
 }
 
 /* Bytes of the operands: once where an operation reads or writes them, twice where it does both. AdamW does
-   so with all its state, but only writes 16-bit copies of FP32 masters; sums of gradients are read by what
-   adds to them. */
+   so with all its state, but only writes 16-bit copies of FP32 masters. What adds to sums also reads them. */
 static double mtt__op_bytes(const mtt_op *op)
 {
     const mtt_tensor *master = op->kind == MTT_OP_adamw ? MTT_OPERANDS_OF(adamw, op)->master : NULL;
@@ -6960,15 +6927,14 @@ static size_t mtt__arena_bytes(const mtt_schedule *s)
 }
 
 /* Builds the programs, with so many layers recomputed whole and in part. Only the training step depends on
-   these: the others stay once they are built. Ends at the first program that takes more than `limit`
-   bytes. */
+   these: the others stay once they are built. Ends at the first program above `limit` bytes. */
 static mtt_status mtt__build(mtt_schedule *s, int whole, int partial, size_t limit)
 {
-    int i;
+    int count = s->chunk ? MTT__TOKEN + 1 : MTT__PROGRAMS, i;
     mtt__release_program(s, MTT__TRAIN);
     s->recompute_layers = whole;
     s->recompute_selective = partial;
-    for (i = 0; i < MTT__PROGRAMS; i++) {
+    for (i = 0; i < count; i++) {
         mtt_status status = MTT_OK;
         if (i == MTT__TRAIN || !s->programs[i].op_count) {
             status = mtt__build_program(s, i);
@@ -7158,7 +7124,7 @@ static mtt_status mtt__schedule_init(mtt_schedule *s, mtt_env *env, const mtt_mo
 static mtt_status mtt__generation_init(mtt_schedule *s, mtt_env *env, const mtt_model_desc *model,
                                        const mtt_generator_desc *desc, mtt_device device)
 {
-    int chunk = desc->chunk ? desc->chunk : 256, i;
+    int chunk = desc->chunk ? desc->chunk : 256;
     mtt_policy policy;
     mtt_status status;
     memset(s, 0, sizeof(*s));
@@ -7183,11 +7149,7 @@ static mtt_status mtt__generation_init(mtt_schedule *s, mtt_env *env, const mtt_
                            "lower the context", s->seq_len, s->model.max_seq);
     s->chunk = chunk > s->batch ? chunk : s->batch;
     if (!status) status = mtt_policy_resolve(env, &policy, &s->model, s->batch, s->seq_len, &s->policy);
-    for (i = MTT__CHUNK; i <= MTT__TOKEN && !status; i++) {
-        status = mtt__build_program(s, i);
-        if (!status) status = mtt__measure(env, &s->programs[i]);
-        if (!status) status = mtt__pack(env, &s->programs[i], SIZE_MAX);
-    }
+    if (!status) status = mtt__build(s, 0, 0, SIZE_MAX);
     if (status) mtt__release_programs(s);
     return status;
 }
@@ -7360,10 +7322,8 @@ MTTDEF mtt_status mtt_policy_fit(mtt_env *env, const mtt_model_desc *model, cons
 
 /* Every operation in plain C, beside its formula: mtt__cpu_norm(op, operands) runs the row `norm` of MTT_OPS.
    Tensors are read and written as floats, so one function serves all precisions. Threads share rows, columns,
-   tiles or heads. Every sum has a fixed order, so the number of threads changes no bit. First come the tools:
-   reading and writing, sums, elementwise operations, matrix products. Then the operations in the order of a
-   step: embedding, norms, linear layers, plain and flash attention, loss, update. The backend is at the end.
-   */
+   tiles or heads. Every sum has a fixed order, so the number of threads changes no bit. First come the tools,
+   then the operations in the order of a step, at the end the backend. */
 
 enum {
     MTT__ALONE = 32768,    /* up to this many elements one thread is faster: waking others takes longer */
@@ -7399,8 +7359,7 @@ static void mtt__load(const mtt_tensor *t, int64_t first, int64_t count, float *
     }
 }
 
-/* Notes the largest absolute value and how many are clipped. Threads do so in any order: the result is the
-   same. */
+/* Notes the largest absolute value and how many are clipped. The order of threads does not matter. */
 static void mtt__record(mtt_scale *scale, const float *values, int64_t count)
 {
     float largest = mtt__largest_magnitude(values, count), limit = 448.0f * scale->inverse;
@@ -7576,8 +7535,7 @@ static void mtt__drop(const mtt_op *op, const mtt_tensor *control, int64_t first
     }
 }
 
-/* out = f(a, dropout(b)): f changes a block of b in place. There is no dropout without a control, and `a` and
-   f may be absent. */
+/* out = f(a, dropout(b)): f changes a block of b in place. `control` (for dropout), `a` and f may be NULL. */
 static void mtt__elementwise(const mtt_op *op, const mtt_tensor *control, const mtt_tensor *a,
                              const mtt_tensor *b, const mtt_tensor *out,
                              void (*f)(const float *a, float *b, int64_t n))
@@ -7765,8 +7723,7 @@ enum { MTT__ROWS = 4 };
 #define MTT__UNROLL_ROWS
 #endif
 
-/* An m x n matrix inside a tensor: element (i, j) is at first + i * row + j * column. One of the two steps is
-   1. */
+/* An m x n matrix inside a tensor: element (i, j) is at first + i * row + j * column. One step is 1. */
 typedef struct mtt__view {
     const mtt_tensor *t;
     int64_t first, m, n, row, column;
@@ -8222,8 +8179,7 @@ static int mtt__few_rows(const mtt__product *g)
 
 /* C = A B + bias, or C += A B where `add` is set, or C = scale A B: one parallel region, in which a late
    thread holds up no other. */
-static void mtt__gemm_scaled(mtt__view a, mtt__view b, mtt__view c, const mtt_tensor *bias, int add,
-                             float scale)
+static void mtt__gemm(mtt__view a, mtt__view b, mtt__view c, const mtt_tensor *bias, int add, float scale)
 {
     mtt__product g;
     int64_t tile;
@@ -8234,11 +8190,6 @@ static void mtt__gemm_scaled(mtt__view a, mtt__view b, mtt__view c, const mtt_te
     if (mtt__few_rows(&g) || mtt__blas_gemm(a, b, c, bias, add, scale)) return;
     MTT__OMP(omp parallel for schedule(dynamic, 1) if (c.m * c.n * a.n > 32 * MTT__ALONE))
     for (tile = 0; tile < g.tiles; tile++) mtt__product_tile(&g, tile);
-}
-
-static void mtt__gemm(mtt__view a, mtt__view b, mtt__view c, const mtt_tensor *bias, int add)
-{
-    mtt__gemm_scaled(a, b, c, bias, add, 1.0f);
 }
 
 /* sums (+)= the sum over rows of dy, or of dy xhat if x and its statistics are given, with
@@ -8283,8 +8234,7 @@ static void mtt__cpu_embed(const mtt_op *op, const mtt_embed *o)
     }
 }
 
-/* d_wte[token] += mask dx and d_wpe[t] += mask dx, one row after another: a thread has a stripe of columns.
-   */
+/* d_wte[token] += mask dx and d_wpe[t] += mask dx, row after row: a thread has a stripe of columns. */
 static void mtt__cpu_embed_backward(const mtt_op *op, const mtt_embed_backward *o)
 {
     enum { STRIPE = 32 };
@@ -8471,8 +8421,8 @@ static void mtt__cpu_norm_backward(const mtt_op *op, const mtt_norm_backward *o)
 /* y = x W + b, or x W^T + b for a transposed weight; scale x W for an adapter's A */
 static void mtt__cpu_linear(const mtt_op *op, const mtt_linear *o)
 {
-    mtt__gemm_scaled(mtt__matrix(o->x, 0), mtt__matrix(o->weight, op->transposed), mtt__matrix(o->y, 0),
-                     o->bias, 0, mtt__op_scale(op));
+    mtt__gemm(mtt__matrix(o->x, 0), mtt__matrix(o->weight, op->transposed), mtt__matrix(o->y, 0), o->bias, 0,
+              mtt__op_scale(op));
 }
 
 /* y = x W + b, rounded; y += xa B */
@@ -8480,14 +8430,14 @@ static void mtt__cpu_linear_adapted(const mtt_op *op, const mtt_linear_adapted *
 {
     mtt_linear linear = {o->x, o->weight, o->bias, o->y};
     mtt__cpu_linear(op, &linear);
-    mtt__gemm(mtt__matrix(o->xa, 0), mtt__matrix(o->lora_b, 0), mtt__matrix(o->y, 0), NULL, 1);
+    mtt__gemm(mtt__matrix(o->xa, 0), mtt__matrix(o->lora_b, 0), mtt__matrix(o->y, 0), NULL, 1, 1);
 }
 
 /* dx = scale dy W^T */
 static void mtt__cpu_linear_backward_input(const mtt_op *op, const mtt_linear_backward_input *o)
 {
-    mtt__gemm_scaled(mtt__matrix(o->dy, 0), mtt__matrix(o->weight, !op->transposed), mtt__matrix(o->dx, 0),
-                     NULL, 0, mtt__op_scale(op));
+    mtt__gemm(mtt__matrix(o->dy, 0), mtt__matrix(o->weight, !op->transposed), mtt__matrix(o->dx, 0), NULL, 0,
+              mtt__op_scale(op));
 }
 
 /* sums (+)= the sums of the rows of dy_t */
@@ -8511,7 +8461,7 @@ static void mtt__cpu_linear_backward_weight(const mtt_op *op, const mtt_linear_b
     int eight = o->dy->dtype == MTT_F8_E5M2;
     if (o->d_weight)
         mtt__gemm(mtt__matrix(left, !eight), mtt__matrix(right, eight), mtt__matrix(o->d_weight, 0), NULL,
-                  op->adds);
+                  op->adds, 1);
     if (o->d_bias && eight) mtt__sum_columns(o->dy, o->d_bias, op->adds);
     else if (o->d_bias) mtt__sum_rows(o->dy, NULL, NULL, o->d_bias, op->adds);
 }
@@ -9123,7 +9073,7 @@ static void mtt__chunk_gradients(const mtt_op *op, const mtt_chunked_loss *o, mt
         mtt__view left = mtt__matrix(o->d_logits_t, 0), right = mtt__matrix(o->x_t, 1);
         left.n = right.m = mtt__round_up(mtt__rows(d_logits), 16);
         right.first += first;
-        mtt__gemm(left, right, mtt__matrix(o->d_weight, 0), NULL, op->adds);
+        mtt__gemm(left, right, mtt__matrix(o->d_weight, 0), NULL, op->adds, 1);
     }
     if (o->d_bias) mtt__sum_columns(o->d_logits_t, o->d_bias, op->adds);
 }
@@ -9766,16 +9716,27 @@ static float mtt__first_loss_scale(const mtt_trainer *t)
     return mtt__power_of_two(t->optim.loss_scale * (float)(tokens / 16384));
 }
 
+/* Moves scales of 8-bit tensors, from entry `at` up, between host and device. */
+static mtt_status mtt__move_scales(mtt_trainer *t, int way, int64_t at, int64_t count, float *values)
+{
+    mtt_scale *device = (mtt_scale *)t->schedule->programs[MTT__TRAIN].scales->data + at;
+    mtt_scale scale = {0, 0, 0, 0};
+    mtt_status status = MTT_OK;
+    int64_t i;
+    for (i = 0; i < count && !status; i++) {
+        if (way == MTT__PUT) scale.scale = values[i], scale.inverse = 1.0f / values[i];
+        status = mtt__copy(t, way, device + i, &scale, sizeof(scale));
+        if (way == MTT__GET) values[i] = t->measured ? scale.scale : 0.0f;
+    }
+    return status;
+}
+
 /* Scales for the pass that measures them: 14 is then the largest value. */
 static mtt_status mtt__fill_scales(mtt_trainer *t)
 {
-    const mtt_tensor *scales = t->schedule->programs[MTT__TRAIN].scales;
-    mtt_scale scale = {1.0f / 32, 32.0f, 0, 0};
-    mtt_status status = MTT_OK;
-    int64_t i;
-    for (i = 0; i < scales->shape[0] && !status; i++)
-        status = t->backend.upload(t->context, (mtt_scale *)scales->data + i, &scale, sizeof(scale));
-    return status;
+    int64_t count = t->schedule->programs[MTT__TRAIN].scales->shape[0], i;
+    for (i = 0; i < count; i++) t->values[i] = 1.0f / 32;
+    return mtt__move_scales(t, MTT__PUT, 0, count, t->values);
 }
 
 /* All but what training has besides: tables of positions, and zeros. */
@@ -9932,11 +9893,8 @@ static mtt_status mtt__bind(mtt_trainer *t)
             if (!MTT__SEPARATE) tensor->data = (char *)t->arena + tensor->offset;
             else if (tensor->persistent && p > first) tensor->data = first->tensors[i]->data;
             else status = t->backend.alloc(t->context, tensor->bytes ? tensor->bytes : 1, &tensor->data);
+            if (tensor->entry >= 0) tensor->scale = (mtt_scale *)first->scales->data + tensor->entry;
         }
-    for (p = first; p < first + MTT__PROGRAMS; p++)
-        for (i = 0; i < p->tensor_count && !status; i++)
-            if (p->tensors[i]->entry >= 0)
-                p->tensors[i]->scale = (mtt_scale *)first->scales->data + p->tensors[i]->entry;
     return status ? status : mtt__bind_transfers(t);
 }
 
@@ -10093,7 +10051,6 @@ static mtt_status mtt__check_ranks(mtt_trainer *t)
         status = mtt_ranks_agree(t->backend.ranks, same[i].what, same[i].value);
     return status;
 }
-
 
 MTTDEF mtt_status mtt_trainer_create(mtt_env *env, const mtt_model_desc *model, const mtt_policy *policy,
                                      const mtt_optim_desc *optim, const mtt_backend *backend, int batch,
@@ -10414,6 +10371,7 @@ MTTDEF mtt_status mtt_gradient_get(mtt_trainer *t, int index, float *values)
     for (i = 0; i < count && !status; i++) values[i] /= counters.step_scale;
     return status;
 }
+
 /* -----------------------------------------------------------------------------------------------------------
    >>tokenizer
    ------------------------------------------------------------------------------------------------------- */
@@ -10422,14 +10380,14 @@ MTTDEF mtt_status mtt_gradient_get(mtt_trainer *t, int index, float *values)
    its kind, a table of functions. The kind here is byte-level BPE: a pattern cuts the words;
    a word is its bytes at first, and then the pair of neighbours that was learned first is merged, again and
    again, until no pair in it was learned. Training counts the different words of a text and merges the most
-   frequent pair of neighbours until there are enough ids. The order of this room: Unicode's classes,
-   containers, parts common to all kinds, BPE, training, tokenizer files. */
+   frequent pair of neighbours until there are enough ids. */
 
-/* The classes of code points in GPT-2's expression, as runs from U+0000 up: length * 4 + class. */
+/* Unicode's tables are numbers for mtt__unicode_number. First come the classes of code points in GPT-2's
+   expression: for each run from U+0000 up its length * 4 + class. */
 enum { MTT__OTHER, MTT__LETTER, MTT__NUMBER, MTT__SPACE };
 
-/* After them come Unicode's canonical decompositions, as numbers for mtt__normal_number. Each of the three
-   sections begins with the number of its runs; a run with its distance from the last one, and its length.
+/* Then come the canonical decompositions. Each of the three sections begins with the number of its runs; a
+   run with its distance from the last one, and its length.
       kinds     one number a run: its kind, as mtt__normal has it
       pairs     two numbers a code point: what it decomposes to, less what the last one did. An even n means
                 n / 2, an odd n means -(n + 1) / 2
@@ -10438,52 +10396,31 @@ enum { MTT__OTHER, MTT__LETTER, MTT__NUMBER, MTT__SPACE };
 /* written by tools/make_unicode.py: from here */
 /* Unicode 18.0.0 by Python's regex 2026.11.19: 158,172 of \p{L}, 2,247 of \p{N}, 25 of \s. */
 enum { MTT__UNICODE_END = 0x3fc40 }; /* code points from here up are of class other */
-static const uint16_t mtt__unicode_runs[] = {
-36,23,72,7,60,42,28,105,24,105,40,7,104,7,36,5,28,10,4,5,12,6,5,4,14,4,93,4,125,4,1833,16,49,56,21,28,5,4,5,
-516,21,4,9,8,17,4,5,24,5,4,13,4,5,4,81,4,333,4,557,32,665,4,153,4,9,24,165,8,9,268,109,16,17,180,173,84,42,16,
-9,4,397,4,5,60,9,28,9,42,13,8,5,64,5,4,121,116,357,44,5,56,42,133,36,9,16,5,20,89,16,5,36,5,12,5,92,101,28,45,
-20,97,4,29,64,169,232,217,12,5,72,5,28,41,16,42,4,65,16,33,8,9,8,89,4,29,4,5,12,17,12,5,64,5,52,9,4,13,16,42,
-9,8,26,8,5,32,25,16,9,8,89,4,29,4,9,4,9,4,9,124,17,4,5,28,42,8,13,64,37,4,13,4,89,4,29,4,9,4,21,12,5,72,5,60,
-9,16,42,36,5,44,33,8,9,8,89,4,29,4,9,4,21,12,5,120,9,4,13,16,42,4,5,26,44,5,4,25,12,13,4,17,12,9,4,5,4,9,12,9,
-12,13,12,49,88,5,84,54,72,33,4,13,4,93,4,65,12,5,104,13,4,9,8,9,16,42,32,30,4,5,16,33,4,13,4,93,4,41,4,21,12,
-5,120,13,4,9,16,42,4,9,68,37,4,13,4,165,8,5,64,5,20,13,4,30,13,16,78,4,25,20,73,12,97,4,37,4,5,8,29,124,42,68,
-193,4,9,48,29,36,42,156,9,4,5,4,21,4,97,4,5,4,41,4,9,36,5,8,21,4,5,36,42,8,17,128,5,124,82,48,33,4,145,108,21,
-460,173,80,5,42,24,25,16,17,12,5,12,9,28,13,16,53,48,5,4,42,24,153,4,5,20,5,8,173,4,1333,4,17,8,29,4,5,4,17,8,
-165,4,17,8,133,4,17,8,29,4,5,4,17,8,61,4,229,4,17,8,269,56,82,12,65,64,345,8,25,12,2481,8,69,7,105,20,301,12,
-14,33,28,73,52,77,56,73,56,53,4,13,60,209,140,5,16,5,12,42,24,42,88,42,24,357,28,21,8,137,4,5,20,281,40,125,
-156,42,121,8,21,44,177,16,105,24,46,148,93,36,213,172,42,24,42,52,5,372,189,68,33,12,42,164,121,52,9,42,177,
-104,145,112,42,12,13,42,145,8,45,20,173,8,13,164,17,4,25,4,9,12,5,20,769,256,1113,8,25,8,153,8,25,8,33,4,5,4,
-5,4,5,4,125,8,213,4,29,4,5,12,13,4,29,12,17,8,25,16,53,20,13,4,29,12,47,116,11,20,7,188,7,64,6,5,8,26,20,5,42,
-20,69,392,5,16,5,8,41,4,5,12,21,24,5,4,5,4,5,4,17,4,45,8,17,20,21,16,5,4,206,9,22,2904,242,312,90,2520,122,
-4528,917,24,17,12,9,36,6,8,153,4,5,20,5,8,225,28,5,64,93,36,29,4,29,4,29,4,29,4,29,4,29,4,29,4,29,320,5,1856,
-7,16,9,6,100,38,28,21,8,14,9,16,345,24,13,4,361,4,17,20,173,4,377,12,18,40,129,192,65,128,42,120,34,4,62,128,
-42,156,62,1280,26369,256,65533,23097,268,185,8,1077,12,65,42,9,80,189,64,125,8,281,42,156,37,8,413,8,333,16,5,
-56,69,4,13,4,17,4,93,52,26,40,209,56,201,112,42,96,25,12,5,4,9,4,42,113,40,93,100,117,28,189,112,5,42,24,21,4,
-41,42,21,4,165,92,13,4,33,16,42,24,93,12,5,12,201,4,5,12,9,8,21,8,5,4,5,96,13,8,45,28,13,48,25,8,25,8,25,36,
-29,4,29,4,173,4,57,8,9,8,461,52,42,24,44689,48,93,16,197,33808,1465,8,425,152,29,48,21,20,5,4,41,4,53,4,21,4,
-5,4,9,4,9,4,433,132,1453,72,257,8,217,160,49,464,21,4,541,76,42,28,105,24,105,44,357,12,25,8,25,8,25,8,13,140,
-49,4,105,4,77,4,9,4,61,8,57,136,493,48,182,48,230,68,10,976,117,12,197,64,110,16,129,18,36,81,6,33,6,20,153,
-40,121,8,145,16,33,4,22,168,633,8,42,24,145,16,145,16,161,32,209,48,45,4,61,4,29,4,9,4,45,4,61,4,29,4,9,12,
-209,48,1245,36,89,40,33,96,25,4,169,4,57,256,25,8,5,4,177,4,9,12,5,8,93,8,34,93,8,30,125,32,38,192,77,4,9,20,
-22,89,26,16,105,24,105,152,225,16,10,9,66,8,186,5,60,17,4,13,4,117,40,38,92,117,10,4,117,14,128,33,4,113,24,
-22,64,217,40,89,8,34,77,20,34,73,92,30,320,293,220,205,52,205,28,26,145,48,42,24,42,113,36,93,872,126,4,169,
-24,9,64,25,68,89,68,117,42,5,32,89,44,18,108,73,184,85,30,80,93,48,213,104,122,4,9,8,5,52,181,128,101,28,42,
-36,145,60,42,16,5,8,5,32,141,12,5,48,193,56,17,44,42,5,4,5,16,82,44,73,4,101,76,9,252,29,4,5,4,17,4,61,4,41,
-28,189,68,42,44,33,8,9,8,89,4,29,4,9,4,21,12,5,72,5,48,21,120,41,4,5,8,5,4,153,4,5,100,5,4,5,176,213,72,17,20,
-42,20,13,120,193,80,9,4,5,32,42,664,189,164,17,144,193,80,5,44,42,152,173,52,5,28,42,24,82,112,109,84,50,16,
-29,740,177,464,257,78,48,33,8,5,8,33,4,9,4,97,60,5,4,5,56,42,280,33,8,157,64,5,4,5,112,5,40,161,28,5,84,5,44,
-185,76,5,72,293,68,5,724,133,60,42,24,37,4,149,68,5,60,118,20,121,448,29,4,9,4,153,84,5,36,42,24,25,4,9,4,129,
-56,5,28,42,24,177,16,42,28,5,952,77,60,5,4,53,4,137,112,42,344,5,60,86,172,3689,408,450,20,46,785,48,1246,
-9252,389,60,4289,68,25,100,15981,20,2333,27364,121,72,42,6936,2277,28,125,4,42,24,317,4,42,24,121,72,193,64,
-17,48,42,4,30,4,85,20,77,1728,181,12,42,792,257,94,36,101,8,101,176,301,20,5,264,53,256,9,4,5,56,9,14,36,
-29549,144,137,380,461,52,3657,56,205,30836,17,4,29,4,9,4,1189,36,5,116,13,8,5,56,21,28,1585,9232,429,20,53,12,
-37,28,41,16728,42,5912,82,48,82,432,102,540,341,4,285,4,9,8,5,8,9,8,17,4,49,4,5,4,29,4,261,4,17,8,33,4,29,4,
-113,4,17,4,21,4,5,12,29,4,1365,4,101,4,101,4,125,4,101,4,125,4,101,4,125,4,101,4,125,4,101,4,33,8,202,7168,
-521,56,29,216,205,192,249,584,181,40,29,8,42,16,5,1284,121,72,177,16,42,1880,113,16,42,856,121,8,5,42,788,125,
-4,13,4,9,4,29,8,21,36,9,896,29,4,17,4,9,4,61,4,789,8,38,192,273,28,5,16,42,3164,238,4,14,4,18,304,182,4,62,
-776,17,4,109,4,9,4,5,8,5,4,41,4,17,4,5,4,5,24,5,16,5,4,5,4,5,4,13,4,9,4,5,8,5,4,5,4,5,4,5,4,5,4,9,4,5,8,17,4,
-29,4,17,4,17,4,5,4,41,4,69,20,13,4,21,4,69,2320,54,11148,42,4120,65533,65533,39817,128,17533,4,23097,8,29893,
-60,2489,9864,2169,6024,19757,20,33961,65532,65532,28192,45313,
+static const char *const mtt__unicode_runs[] = {
+"A+:B3*B'A1A#C8;C8A/*C7*A+(A#-'(/)('1'C,'D0'AB03A8B#8A#('(R/8',+4'(;('0'('B<'K<'S<A'W8'E0',;E<+,I3C<34F/F(C#",
+"A13,'N('(B',A#,A10+(B+('D,D'L8A3(B#A1D8A+,3(7C(3(A+(/(C+C4A#A47C0'A$B+F$H+G8/(B3(A#A03A1'B,3A(+,+C('A$'(/4/",
+"(B+(A;,'03A1,+=+(A'<3,+C('A$',',',D/4'(A#A1+0B+A,'0'C('A$','8/(B3(B',3A1A+(A3A(+,+C('A$','8/(D+,'03A1'(=A3(",
+"'</0'4/,'(',/,/0/A8C'(C#A=B3A('0'C,'B,/(C70',+,3A1A'A%'(3A('0'C,'A0'8/(D+0',3A1',B/A,'0'E<+(B+(70'A%03B9'<7",
+"B4/C0'A,'(+A$D/A1B/F<',A7A$A+A1E3,'('8'C0'('A0',A+(+8'(A+A1+4D3(D/B=A7A('E(C;8P/F(B;(A1;<34/(/,A#03A<A7('A1",
+";E0'(7(+F('o4'4+A$'('4+E<'4+D8'4+A$'('4+B('H('4+I4B#B=/B,B+L,+</AY4+B0*C87J8/1A(A#B4A;B8B#B4B#A<'0B'G0E#(3(",
+"/A1;A1C'A1;L8A#8+D<'(7J$A/D0E3A1D,+8A3F,3C8;A5E+C,A+G4F'A1;A1A;(M+F8B/A(/A1E;D,A;,A1F,C7E(D#A1/0A1E(+A47F(+",
+"0E;4'<',/(7[0I'g8+<+E0+<+A('('('('D0+G4'A$'(/0'A$/4+<3A<70'A$/A6D'.7*F7*B+)(+=7(A17B0N#(3(+A0'(/8;('('('4'",
+"A4+4783('G-,9Ah7H5K'C)A[#D-Bc7`8;4/,A+)+E0'(7(+H$A#(B+C,A+A$'A$'A$'A$'A$'A$'A$'A$K/(AC+*3,)C3A-A#8+1,3L,;0'",
+"L<'47F('M0/5A/D4F;B,D3A1D+A)'B)D3A1E3B)m7N{8I'rO,I3F4+f0/B,A1,B;F8B+D0+J$A1E3A,+N8+K<3(B#B0'0'4'C,A;=A/G0B#",
+"G(D#A1C/</(','A1D$A/C,C3D(A#F8D#(A1;8'A0A18'E<C+0'A(3A1;C,/(/G('(/,+8+('(C/0+A4A#0A7<+<+<A+A$'A$'F('B$+,+P0",
+"A;A1;YU$A7C,3G$SJ/t,+O(E/A$A787('A0'A<'8'(',','O0D7s<B3I(+G8E7A8P38'S,B7A1A#C8;C8A3L8/<+<+<+0E#A8'C8'B8','",
+"B(+B$D;Q4A7F1A7H)B/-b;D(/G$B+C=3D45A+B<)A()7E0A/D,+E(3A('9F#V4+A1;E(3E(3E8A'G0A7A4'B('A$','A4'B('A$',/G0A7",
+"l0A+C(A/A(C/<'F$'B$I'<+('F,',/(+C,+A)C,+A%D0A'A-F;B8',79C(=3C8;C8E/H$3-,B-+F5(B'4'0'D(A/A-C+D(-'D(1D3A('D$;",
+"9B+G8A/C(+A)B87A)B4C+A%K/J0G;G,A;G,A#=E(A7A1;A1D$A+C,_'D1'F$;,B+<B/C(B/D(A1(A'C(A35C;B4F3C$A%B;C,A7G4C7D-',",
+"+(A;F0D3C4A#A1A+E(B'A13(+(A'E$/(A7F<B#4A3A1('(3B=A3B4'C4B7,I#A$'('4'B('A0A#F8B/A1A3A(+,+C('A$','8/(B3(A78D+",
+"A0'(+('E0'(C3('(F+G4B347A170D+F<B;,'(A'A1W7F8E;4E'F<B;(A3A1E/F(A;(A#A1;B=D#C<C#A93A$Z/F,P3I(B9A7A(+(+A(','",
+"C0B'('(B#A1J#A(+E4B+('(D#(A/E8A#(C#(A3F4B7(B3J0B/(Y;D8B'A1;A,'E,B/(B'D)7D,P#A$','E0C#(A+A1;<','D4B#(A#A1;F,",
+"3A1A#(b#B8B'('A<'D<D#A1L+(B'C%F'BE8N3P%7A5\\$A7l1EO/M<B'B[(B/<C3IC87AT,O`+D,B3A1Cz7AR,A#D0'A1;K,'A1;D,B3F<",
+"B+4A7A1'A%'C$7B8}7F0/A1\\+I(C-A+C4+C4F+J87(I/A<I','(B#,1A+Po,E'D<M3P0A;BD4B#G,Q^+4'A$','j0A+(D'0+(B#8A#x4",
+"EN7O,7A</A,A#A0I^/A1CV'B=A7B=O/C5S+L('J(',+(+,+4'A8'('A$'I,'4+A('A$'D$'4'8'(/A$'p8'C4'C4'D0'C4'D0'C4'D0'C4'",
+"D0'C4'A(+G)DD#R4B#A$G7G,F;H<T;F0A/A$+A13(m;D,B3F,3A1AD'D$3A1^3D,+(A1\\'D0'0','A$+8A+,`#A$'4','B('\\(+A-F;I8",
+"A#(3A1Ar#H1'1'5J;F1'B)[74'C<','(+('A0'4'('(;(3('('('0','(+('('('('(','(+4'A$'4'4'('A0'B070'8'B0AS;A=FT'A1",
+"BU'Aav<D3I{('ME<+P{4B'AY<Ee+AN0CZ'KL47SO<A[Q7Yk,",
 };
 /* As Hugging Face's tokenizers 0.23.3 treat all code points. */
 enum { MTT__NORMAL_END = 0x2fa1e };
@@ -10730,7 +10667,7 @@ typedef struct mtt__normal {
 } mtt__normal;
 
 /* Reads leading digits of base 63, from @ up, and a last one of base 28, from # up. No line cuts a number. */
-static uint32_t mtt__normal_number(const char *const **line, const char **at)
+static uint32_t mtt__unicode_number(const char *const **line, const char **at)
 {
     uint32_t n = 0;
     if (!**at) *at = *++*line;
@@ -10745,13 +10682,13 @@ static mtt_status mtt__normal_make(mtt_env *env, mtt__normal **out)
     uint32_t section, runs, c, i, d, length, parts[2] = {0, 0};
     mtt_status status = n ? MTT_OK : MTT_E_MEMORY;
     for (section = 0; section < 3 && !status; section++)
-        for (c = 0, runs = mtt__normal_number(&line, &at); runs && !status; runs--) {
-            c += mtt__normal_number(&line, &at);
-            length = mtt__normal_number(&line, &at);
-            if (section == 0) memset(n->kind + c, (int)mtt__normal_number(&line, &at), length);
+        for (c = 0, runs = mtt__unicode_number(&line, &at); runs && !status; runs--) {
+            c += mtt__unicode_number(&line, &at);
+            length = mtt__unicode_number(&line, &at);
+            if (section == 0) memset(n->kind + c, (int)mtt__unicode_number(&line, &at), length);
             for (; length && !status; length--, c++) {
                 for (i = 0; section && i < 3 - section && !status; i++) {
-                    d = mtt__normal_number(&line, &at);
+                    d = mtt__unicode_number(&line, &at);
                     parts[i] = section == 2 ? d : parts[i] + (d >> 1 ^ (0 - (d & 1)));
                     status = mtt__table_put(env, &n->parts, mtt__pair_key(i, c), parts[i]);
                 }
@@ -11170,7 +11107,8 @@ static mtt_status mtt__bpe_create(mtt_tokenizer *t)
     const mtt_bpe_options *o = (const mtt_bpe_options *)t->kind.options;
     const int pattern = o ? (int)o->pattern : MTT_PATTERN_GPT2;
     mtt__bpe *b = (mtt__bpe *)mtt__alloc(t->env, 1, sizeof(*b));
-    size_t run, c, other = 0x100;
+    const char *const *line = mtt__unicode_runs, *at = *line;
+    uint32_t run, c, other = 0x100;
     t->own = b;
     if (!b || mtt__table_grow(t->env, &b->merges.ranks)) return MTT_E_MEMORY;
     if (pattern < 0 || pattern >= MTT_PATTERN_COUNT)
@@ -11181,13 +11119,14 @@ static mtt_status mtt__bpe_create(mtt_tokenizer *t)
         b->code[c] = (uint16_t)(c <= 0x20 || (c >= 0x7f && c <= 0xa0) || c == 0xad ? other++ : c);
         b->byte[b->code[c]] = (int16_t)c;
     }
-    for (run = c = 0; run < MTT__LENGTH(mtt__unicode_runs); c += mtt__unicode_runs[run++] / 4)
-        memset(b->classes + c, mtt__unicode_runs[run] & 3, mtt__unicode_runs[run] / 4);
+    for (c = 0; c < MTT__UNICODE_END; c += run / 4) {
+        run = mtt__unicode_number(&line, &at);
+        memset(b->classes + c, run & 3, run / 4);
+    }
     return MTT_OK;
 }
 
-/* The class and size of the character at `at`. A byte outside well-formed UTF-8 is a character of class
-   other. */
+/* The class and size of the character at `at`. A byte outside well-formed UTF-8 is one of class other. */
 MTT__INLINE int mtt__symbol(const unsigned char *classes, const unsigned char *at, const unsigned char *end,
                             int *size)
 {
@@ -11519,13 +11458,10 @@ static size_t mtt__bpe_symbol(const mtt_tokenizer *t, const char *at, size_t siz
 
 static mtt_status mtt__bpe_learn(mtt_tokenizer *t, int vocab, const mtt__strings *words)
 {
-    mtt_status status;
     if (vocab < 257)
         return mtt__fail(t->env, MTT_E_ARGUMENT, "%lld ids cannot hold " MTT__END_OF_TEXT " and the 256 "
                          "bytes: ask for 257 or more", (long long)vocab);
-    status = mtt__bpe_add_end(t);
-    if (!status) status = mtt__bpe_add_bytes(t);
-    if (status) return status;
+    if (mtt__bpe_add_end(t) || mtt__bpe_add_bytes(t)) return MTT_E_MEMORY;
     return mtt__learn(t, &((mtt__bpe *)t->own)->merges, words, mtt__bpe_symbol, 0, (size_t)vocab);
 }
 
@@ -11561,6 +11497,11 @@ static mtt_slice mtt__vocab_value(const mtt__vocab_file *f, const char *path)
     for (i = 0; i < f->key_count; i++)
         if (strcmp(f->keys[i].path, path) == 0) return f->keys[i].value;
     return none;
+}
+
+static int mtt__vocab_is(const mtt__vocab_file *f, const char *path, const char *value)
+{
+    return mtt_slice_is(mtt__vocab_value(f, path), value);
 }
 
 /* Lists the keys of the object at the top, whose `part` is "", and of the objects in it; all keys that are in
@@ -11617,23 +11558,18 @@ static mtt_status mtt__vocab_check(mtt__vocab_file *f, const mtt__vocab_rule *ru
     return MTT_OK;
 }
 
-/* One of the added tokens of a file. */
-typedef struct mtt__vocab_token {
-    mtt_slice content;
-    uint64_t id;
-    int special, normalized;
-} mtt__vocab_token;
-
-static int mtt__vocab_added(mtt_json *j, mtt__vocab_token *token)
+/* Reads one of the added tokens of a file, and its text. */
+static int mtt__vocab_added(mtt_json *j, mtt__added *token, mtt_slice *text)
 {
     mtt_slice key;
+    uint64_t id = 0;
     int has_content = 0, has_id = 0;
-    token->special = token->normalized = 0;
+    memset(token, 0, sizeof(*token));
     mtt_json_begin(j, '{');
     while (mtt_json_key(j, &key)) {
         const int yes = mtt_json_peek(j) == 't';
-        if (mtt_slice_is(key, "content")) has_content = mtt_json_string(j, &token->content);
-        else if (mtt_slice_is(key, "id")) has_id = mtt_json_u64(j, &token->id);
+        if (mtt_slice_is(key, "content")) has_content = mtt_json_string(j, text);
+        else if (mtt_slice_is(key, "id")) has_id = mtt_json_u64(j, &id);
         else {
             if (mtt_slice_is(key, "special")) token->special = yes;
             if (mtt_slice_is(key, "normalized")) token->normalized = yes;
@@ -11643,7 +11579,8 @@ static int mtt__vocab_added(mtt_json *j, mtt__vocab_token *token)
             mtt_json_skip(j);
         }
     }
-    if (has_content && has_id && token->content.size && token->id <= INT32_MAX) return !j->fault;
+    token->id = (uint32_t)id;
+    if (has_content && has_id && text->size && id <= INT32_MAX) return !j->fault;
     return mtt__json_fail(j, "an added token must have a content and an id");
 }
 
@@ -11863,32 +11800,28 @@ static mtt_status mtt__vocab_tokens(mtt_tokenizer *t, mtt__vocab_file *f)
     static const char *const ends[] = {MTT__END_OF_TEXT, "<|end_of_text|>", "</s>"};
     mtt_json *j = &f->j;
     mtt_status status = MTT_OK;
-    mtt__vocab_token found;
+    mtt__added token;
+    mtt_slice text;
     size_t i, count = 0;
     uint32_t end = MTT__NONE;
     char *normal;
     j->at = mtt__vocab_value(f, "added_tokens").at;
-    for (mtt_json_begin(j, '['); !status && mtt_json_item(j) && mtt__vocab_added(j, &found); count++) {
-        mtt__added token = {0, 0, 0, 0, 0};
-        found.content.size = mtt_json_unescape(found.content, (char *)found.content.at);
-        token.id = (uint32_t)found.id;
-        token.special = found.special;
-        token.normalized = found.normalized;
+    for (mtt_json_begin(j, '['); !status && mtt_json_item(j) && mtt__vocab_added(j, &token, &text); count++) {
+        text.size = mtt_json_unescape(text, (char *)text.at);
         if (count == MTT__ADDED_MOST) mtt__json_fail(j, "more than 4096 added tokens");
         if (count && t->added[count - 1].id >= token.id)
             mtt__json_fail(j, "the added tokens must be in order of their ids");
-        if (mtt__strings_find(&t->added_texts, found.content.at, found.content.size) != MTT__NONE)
+        if (mtt__strings_find(&t->added_texts, text.at, text.size) != MTT__NONE)
             mtt__json_fail(j, "an added token has two ids");
         if (t->nfc && token.normalized) {
-            mtt_slice content = found.content;
-            status = mtt__normalize(t->env, t->normal, &content, &normal);
-            if (!status && (content.size != found.content.size ||
-                            memcmp(content.at, found.content.at, content.size)))
+            mtt_slice nfc = text;
+            status = mtt__normalize(t->env, t->normal, &nfc, &normal);
+            if (!status && (nfc.size != text.size || memcmp(nfc.at, text.at, nfc.size)))
                 mtt__json_fail(j, "the text of a normalized added token must be in form NFC");
             mtt__free(t->env, normal);
         }
         if (status || j->fault) break;
-        status = mtt__added_put(t, found.content, &token);
+        status = mtt__added_put(t, text, &token);
     }
     if (status) return status;
     for (i = 0; i < MTT__LENGTH(ends) && end == MTT__NONE; i++)
@@ -11904,7 +11837,7 @@ static const mtt__pattern *mtt__vocab_pattern(const mtt__vocab_file *f)
 {
     const mtt_slice regex = mtt__vocab_value(f, "pre_tokenizer.pretokenizers.0.pattern.Regex");
     int i;
-    if (mtt_slice_is(mtt__vocab_value(f, "pre_tokenizer.type"), "\"ByteLevel\"")) return mtt__patterns;
+    if (mtt__vocab_is(f, "pre_tokenizer.type", "\"ByteLevel\"")) return mtt__patterns;
     if (!regex.at) return &mtt__patterns[MTT_PATTERN_SMOLLM];
     for (i = 0; i < MTT_PATTERN_COUNT; i++) {
         const char *known = mtt__patterns[i].regex;
@@ -11992,7 +11925,7 @@ static mtt_status mtt__bpe_load(mtt_tokenizer *t, mtt__vocab_file *f)
     if (!f->key_count) return *f->j.at == '#' ? mtt__vocab_gpt2(t, f) : mtt__vocab_tiktoken(t, f);
     status = mtt__vocab_check(f, rules, MTT__LENGTH(rules));
     if (status) return status;
-    split = mtt_slice_is(mtt__vocab_value(f, MTT__PARTS "0.type"), "\"Split\"");
+    split = mtt__vocab_is(f, MTT__PARTS "0.type", "\"Split\"");
     b->pattern = mtt__vocab_pattern(f);
     if (!b->pattern || (split && !b->pattern->regex))
         return mtt__fail(f->env, MTT_E_FORMAT, "%s: pre_tokenizer.pretokenizers.0.pattern must be the Regex "
@@ -12000,7 +11933,7 @@ static mtt_status mtt__bpe_load(mtt_tokenizer *t, mtt__vocab_file *f)
     if (!mtt__vocab_value(f, MTT__PARTS "0.type").at) status = mtt__vocab_check(f, whole, 2);
     else status = mtt__vocab_check(f, parts, 7);
     if (!status && b->pattern != mtt__patterns) status = mtt__vocab_check(f, &parts[8 - split], 1);
-    b->whole_words = mtt_slice_is(mtt__vocab_value(f, "model.ignore_merges"), "true");
+    b->whole_words = mtt__vocab_is(f, "model.ignore_merges", "true");
     t->nfc = mtt__vocab_value(f, "normalizer.type").at != NULL;
     if (!status && t->nfc) status = mtt__normal_make(t->env, &t->normal);
     if (!status) status = mtt__vocab_tokens(t, f);
@@ -12421,8 +12354,7 @@ static mtt_status mtt__corpus_drain(mtt_corpus *c, mtt__writer *copy)
     return status;
 }
 
-/* The text in one line of JSONL, its escapes undone in the buffer. If a key occurs twice, the last one
-   counts. */
+/* The text in a line of JSONL, its escapes undone in the buffer. Of equal keys the last one counts. */
 static mtt_status mtt__corpus_parse(mtt_corpus *c, const char *line, size_t size, const char **text,
                                     size_t *bytes)
 {
@@ -12492,8 +12424,7 @@ MTTDEF mtt_split mtt_split_of(uint64_t seed, uint64_t document)
 
 /* ---- token files */
 
-/* The header of a token file. The second half says what the file was made of. It is 0 in files of older
-   versions. */
+/* The header of a token file. The second half, 0 in old files, says what the file was made of. */
 typedef struct mtt__token_header {
     char magic[8];
     uint32_t version, bits;
@@ -12649,7 +12580,6 @@ static const char *mtt__part_path(char path[MTT__PATH_BYTES], const char *prefix
     return mtt__format(path, MTT__PATH_BYTES, "%s.%s", prefix, names[part]);
 }
 
-/* The place of a split in a dataset. */
 static mtt_tokens **mtt__dataset_split(mtt_dataset *dataset, int split)
 {
     return split == MTT_TRAIN ? &dataset->train : split == MTT_VALID ? &dataset->valid : &dataset->test;
@@ -12753,7 +12683,6 @@ static mtt_status mtt__prepare_options(mtt__prepare *p)
     return MTT_OK;
 }
 
-/* Opens the text for a pass. */
 static mtt_status mtt__prepare_open(mtt__prepare *p)
 {
     mtt_status status;
@@ -12977,8 +12906,7 @@ MTTDEF mtt_status mtt_prepare(mtt_env *env, const mtt_prepare_desc *desc, mtt_pr
    ------------------------------------------------------------------------------------------------------- */
 
 /* Batches of a token file. The file is cut into sequences of seq_len tokens. An epoch is a permutation of the
-   sequences, computed place by place, so the cursor is the only state of a loader: saving it is enough to
-   continue exactly. */
+   sequences, computed place by place, so the cursor is all that must be saved to continue exactly. */
 
 MTTDEF mtt_status mtt_batches_init(mtt_env *env, mtt_batches *batches, const mtt_tokens *tokens, int batch,
                                    int seq_len, uint64_t seed, int sequential)
@@ -13512,13 +13440,21 @@ static mtt_status mtt__checkpoint_init(mtt__checkpoint *c, mtt_trainer *t, const
     return MTT_OK;
 }
 
+/* Reads a number of a file's metadata, up to `most`; 0 = there is none. */
+static int mtt__st_number(const mtt__st *st, const char *name, uint64_t most, uint64_t *value)
+{
+    const mtt__st_entry *pair = mtt__st_find(&st->metadata, name);
+    mtt_json j;
+    if (pair) mtt_json_init(&j, pair->value, strlen(pair->value));
+    return pair && mtt_json_u64(&j, value) && j.at == j.end && *value <= most;
+}
+
 /* Prints a number to the metadata, or reads it from a file. If high is 0, the file must have the same one. */
 static void mtt__checkpoint_number(mtt__checkpoint *c, const char *name, uint64_t low, uint64_t high,
                                    void *number, size_t size)
 {
     const mtt__st_entry *pair;
-    uint64_t here = 0, value = 0;
-    mtt_json j;
+    uint64_t here = 0, value;
     if (c->status) return;
     memcpy(&here, number, size);
     if (!c->st) {
@@ -13527,9 +13463,7 @@ static void mtt__checkpoint_number(mtt__checkpoint *c, const char *name, uint64_
     }
     if (!high) low = high = here;
     pair = mtt__st_find(&c->st->metadata, name);
-    if (pair) mtt_json_init(&j, pair->value, strlen(pair->value));
-    if (pair && mtt_json_u64(&j, &value) && j.at == j.end && value >= low && value <= high)
-        memcpy(number, &value, size);
+    if (mtt__st_number(c->st, name, high, &value) && value >= low) memcpy(number, &value, size);
     else if (!pair || low < high)
         c->status = mtt__fail(c->t->env, pair ? MTT_E_FORMAT : MTT_E_MISMATCH,
                               "%s has no valid \"%s\" in its metadata: give a checkpoint of mtt_save",
@@ -13616,21 +13550,6 @@ static mtt_status mtt__checkpoint_numbers(mtt__checkpoint *c)
     if (!c->st || mtt__st_find(&c->st->metadata, "batches.crc32")) /* not in files of older versions */
         MTT__NUMBER("batches.crc32", tokens_crc, 0, 0);
     return c->status;
-}
-
-/* Moves scales of 8-bit tensors, from entry `at` up, between host and device. */
-static mtt_status mtt__move_scales(mtt_trainer *t, int way, int64_t at, int64_t count, float *values)
-{
-    mtt_scale *device = (mtt_scale *)t->schedule->programs[MTT__TRAIN].scales->data + at;
-    mtt_scale scale = {0, 0, 0, 0};
-    mtt_status status = MTT_OK;
-    int64_t i;
-    for (i = 0; i < count && !status; i++) {
-        if (way == MTT__PUT) scale.scale = values[i], scale.inverse = 1.0f / values[i];
-        status = mtt__copy(t, way, device + i, &scale, sizeof(scale));
-        if (way == MTT__GET) values[i] = t->measured ? scale.scale : 0.0f;
-    }
-    return status;
 }
 
 /* The adapter of a weight, A or B; NULL: none. */
@@ -13781,7 +13700,6 @@ static mtt_status mtt__checkpoint_frozen(const mtt__checkpoint *c)
     return MTT_OK;
 }
 
-/* Finds all tensors in the file. */
 static mtt_status mtt__checkpoint_find(mtt__checkpoint *c)
 {
     size_t i;
@@ -13873,8 +13791,7 @@ MTTDEF mtt_status mtt_resume(mtt_trainer *t, const char *path, mtt_batches *batc
 /* WHOLE: a parameter. JOINED: one that is several tensors in Llama's family. They are its columns. */
 enum { MTT__WHOLE, MTT__JOINED, MTT__OF_Q, MTT__OF_K, MTT__OF_V, MTT__OF_GATE, MTT__OF_UP };
 
-/* What names begin with: mtt's, which GPT-2 has in Hugging Face, too; those of Llama and Qwen3 there;
-   llama.cpp's. */
+/* What names begin with: mtt's, as GPT-2's in Hugging Face; those of Llama and Qwen3 there; llama.cpp's. */
 static const struct {
     const char *name, *llama, *gguf;
     int part;
@@ -13898,8 +13815,7 @@ static const struct {
     {"lm_head.", "lm_head.", "output.", MTT__WHOLE},
 };
 
-/* Fills in a tensor: parameter `kind` of a layer, of which `shape` has the rows and columns, by a row of the
-   table. */
+/* Fills in a tensor by a row of the table: parameter `kind` of a layer, with these rows and columns. */
 static void mtt__form_fill(const mtt_model_desc *m, mtt_form form, int kind, int layer, int row,
                            const int64_t shape[2], mtt_form_tensor *t)
 {
@@ -13980,14 +13896,14 @@ static const char *mtt__form_impose(mtt_model_desc *m)
 }
 
 /* A value of a field in words. */
-static void mtt__field_print(mtt__text *text, const void *desc, const mtt_field *f)
+static const char *mtt__field_words(const void *desc, const mtt_field *f, char words[40])
 {
     double value = mtt__field_get(desc, f);
     const char *at = f->choices;
     int left = (int)value;
     for (; at && left > 0; left--) at = strchr(at, '|') + 1;
-    if (at) mtt__print(text, "%.*s", (int)strcspn(at, "|"), at);
-    else mtt__print(text, "%.9g", value);
+    if (at) return mtt__format(words, 40, "%.*s", (int)strcspn(at, "|"), at);
+    return mtt__format(words, 40, "%.9g", value);
 }
 
 /* MTT_E_MISMATCH names the first field in which two models differ. */
@@ -13996,18 +13912,13 @@ static mtt_status mtt__model_compare(mtt_env *env, const mtt_model_desc *is, con
 {
     const mtt_field *f;
     char words[2][40];
-    mtt__text text;
     for (f = mtt__model_field; f->name; f++) {
         if (f->offset == offsetof(mtt_model_desc, dropout) ||
             (f->offset == offsetof(mtt_model_desc, max_seq) && is->positions != MTT_POSITIONS_LEARNED) ||
             mtt__field_get(is, f) == mtt__field_get(must, f))
             continue;
-        mtt__text_init(&text, words[0], sizeof(words[0]));
-        mtt__field_print(&text, is, f);
-        mtt__text_init(&text, words[1], sizeof(words[1]));
-        mtt__field_print(&text, must, f);
-        return mtt__fail(env, MTT_E_MISMATCH, "%s is %s in the model, but %s in %s: %s", f->name, words[0],
-                         words[1], who, remedy);
+        return mtt__fail(env, MTT_E_MISMATCH, "%s is %s in the model, but %s in %s: %s", f->name,
+                         mtt__field_words(is, f, words[0]), mtt__field_words(must, f, words[1]), who, remedy);
     }
     return MTT_OK;
 }
@@ -14171,15 +14082,6 @@ static mtt_status mtt__model_match(mtt_model *m)
     return MTT_OK;
 }
 
-/* A number of a checkpoint's metadata; 0 = there is none. */
-static int mtt__model_number(const mtt_model *m, const char *name, uint64_t *value)
-{
-    const mtt__st_entry *pair = mtt__st_find(&m->files[0].metadata, name);
-    mtt_json j;
-    if (pair) mtt_json_init(&j, pair->value, strlen(pair->value));
-    return pair && mtt_json_u64(&j, value) && j.at == j.end && *value <= INT_MAX;
-}
-
 static mtt_status mtt__model_checkpoint(mtt_model *m)
 {
     mtt_status status = mtt__model_file(m, NULL);
@@ -14193,15 +14095,15 @@ static mtt_status mtt__model_checkpoint(mtt_model *m)
         char name[40];
         int number;
         mtt__format(name, sizeof(name), f->kind == MTT_FIELD_FLOAT ? "%s_bits" : "%s", f->name);
-        if (mtt__model_number(m, name, &value)) {
+        if (mtt__st_number(m->files, name, INT_MAX, &value)) {
             number = (int)value;
             memcpy((char *)&m->desc + f->offset, &number, sizeof(number));
         } else if (!mtt__checkpoint_optional(f, 0))
             return mtt__fail(m->env, MTT_E_FORMAT, "%s does not say its %s: give a checkpoint of mtt_save",
                              m->path, f->name);
     }
-    if (mtt__model_number(m, "window", &value)) m->window = (int)value;
-    if (mtt__model_number(m, "batches.seq_len", &value)) m->seq_len = (int)value;
+    if (mtt__st_number(m->files, "window", INT_MAX, &value)) m->window = (int)value;
+    if (mtt__st_number(m->files, "batches.seq_len", INT_MAX, &value)) m->seq_len = (int)value;
     return MTT_OK;
 }
 
@@ -14225,12 +14127,6 @@ static const struct {
     {MTT__SIZE(rotary_factor), "", "rope_scaling.factor", 1},
     {MTT__SIZE(rotary_factor), "", "rope_parameters.factor", 1},
 };
-
-static int mtt__config_is(const mtt__vocab_file *f, const char *key, const char *value)
-{
-    mtt_slice text = mtt__vocab_value(f, key);
-    return text.at && mtt_slice_is(text, value);
-}
 
 static mtt_status mtt__config_fields(const mtt__vocab_file *f, int rotary, mtt_model_desc *desc)
 {
@@ -14282,8 +14178,8 @@ static mtt_status mtt__model_config(mtt_model *m, mtt__vocab_file *f)
     };
     mtt_model_desc *desc = &m->desc;
     mtt_status status = mtt__vocab_check(f, all, MTT__LENGTH(all));
-    const int is_gpt2 = mtt__config_is(f, "model_type", "\"gpt2\"");
-    const int attention = mtt__config_is(f, "attention_bias", "true");
+    const int is_gpt2 = mtt__vocab_is(f, "model_type", "\"gpt2\"");
+    const int attention = mtt__vocab_is(f, "attention_bias", "true");
     mtt_slice types = mtt__vocab_value(f, "layer_types"), type = {NULL, 0};
     mtt_json j;
     if (!status) status = is_gpt2 ? mtt__vocab_check(f, gpt2, MTT__LENGTH(gpt2))
@@ -14291,13 +14187,13 @@ static mtt_status mtt__model_config(mtt_model *m, mtt__vocab_file *f)
     if (!status) status = mtt__config_fields(f, !is_gpt2, desc);
     if (status) return status;
     desc->positions = is_gpt2 ? MTT_POSITIONS_LEARNED : MTT_POSITIONS_ROTARY;
-    desc->qk_norm = mtt__config_is(f, "model_type", "\"qwen3\"");
-    desc->tied_head = mtt__config_is(f, "tie_word_embeddings", is_gpt2 ? "false" : "true") != is_gpt2;
+    desc->qk_norm = mtt__vocab_is(f, "model_type", "\"qwen3\"");
+    desc->tied_head = mtt__vocab_is(f, "tie_word_embeddings", is_gpt2 ? "false" : "true") != is_gpt2;
     desc->no_biases = !is_gpt2 && !attention;
-    if (!mtt__config_is(f, "rope_parameters.rope_type", "\"llama3\"") &&
-        !mtt__config_is(f, "rope_scaling.rope_type", "\"llama3\""))
+    if (!mtt__vocab_is(f, "rope_parameters.rope_type", "\"llama3\"") &&
+        !mtt__vocab_is(f, "rope_scaling.rope_type", "\"llama3\""))
         desc->rotary_factor = 1;
-    if (!is_gpt2 && attention != mtt__config_is(f, "mlp_bias", "true"))
+    if (!is_gpt2 && attention != mtt__vocab_is(f, "mlp_bias", "true"))
         return mtt__fail(f->env, MTT_E_MISMATCH, "%s: attention_bias and mlp_bias differ: mtt has biases in "
                          "all layers or in none", f->path);
     mtt_json_init(&j, types.at ? types.at : "", types.size);
@@ -14436,26 +14332,25 @@ MTTDEF mtt_status mtt_trainer_load(mtt_trainer *t, mtt_model *m)
     mtt_status status = mtt__model_compare(t->env, &m->desc, &t->schedule->model,
                                            t->schedule->chunk ? "the generator" : "the trainer",
                                            "create it with the model's description");
-    int64_t shape[2], most = 0, count;
-    const char *name;
+    const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
+    const mtt__parameter *q, *end = p->parameters + p->parameter_count;
+    int64_t most = 0;
     float *values;
     uint32_t crc = 0;
     mtt__crc_table table;
-    int i, setting;
+    int setting;
     mtt__crc_init(&table);
-    for (i = 0; mtt_parameter(t, i, shape); i++) {
-        count = shape[0] * (shape[1] ? shape[1] : 1);
-        most = count > most ? count : most;
-    }
+    for (q = p->parameters; q < end; q++)
+        if (mtt__parameter_elements(q) > most) most = mtt__parameter_elements(q);
     values = (float *)mtt__alloc(t->env, (size_t)most, sizeof(*values));
     if (!values) status = MTT_E_MEMORY;
     for (setting = 0; setting < 2; setting++) {
-        for (i = 0; !status && (name = mtt_parameter(t, i, shape)); i++) {
-            if (mtt__is_adapter(t->schedule->programs[0].parameters[i].kind)) continue;
-            status = mtt_model_read(m, name, values);
-            if (!status && setting) status = mtt_parameter_set(t, i, values);
-            if (!status && !setting)
-                crc = mtt__crc32(&table, crc, values, (size_t)(shape[0] * (shape[1] ? shape[1] : 1)) * 4);
+        for (q = p->parameters; q < end && !status; q++) {
+            if (mtt__is_adapter(q->kind)) continue;
+            status = mtt_model_read(m, q->weight->name, values);
+            if (!status && setting) status = mtt_parameter_set(t, (int)(q - p->parameters), values);
+            if (!status && !setting && t->schedule->policy.ranks > 1)
+                crc = mtt__crc32(&table, crc, values, (size_t)mtt__parameter_elements(q) * sizeof(*values));
         }
         if (!setting) status = mtt__all_agree(t, status, NULL);
         if (!setting && !status) status = mtt_ranks_agree(t->backend.ranks, "the first weights", crc);
@@ -14478,8 +14373,7 @@ static int mtt__peft_has(const mtt_model_desc *m)
            !m->qk_norm && !m->no_biases && m->heads * m->d_head == m->d_model && m->heads_kv == m->heads;
 }
 
-/* An adapter of a weight of Hugging Face's, which may be some columns of one here: A transposed, or these
-   columns of B as rows. */
+/* An adapter of a weight of Hugging Face, maybe some columns of mtt's: A^T, or such columns of B as rows. */
 typedef struct mtt__peft_tensor {
     char name[128];
     mtt_form_tensor weight;
@@ -14548,7 +14442,6 @@ static size_t mtt__peft_list(mtt_trainer *t, mtt__peft_tensor *x, mtt__st_entry 
     return count;
 }
 
-/* Writes both files. */
 static mtt_status mtt__peft_write(mtt_trainer *t, const char *folder, mtt__peft_tensor *x, size_t count,
                                   mtt__st_entry *entries)
 {
@@ -14833,12 +14726,6 @@ static float mtt__sample_least(const float *x, int n, float low, float most, flo
     return low;
 }
 
-/* The logit of this share of the largest one's probability, which stays itself. */
-static float mtt__sample_floor(float most, float temperature, float share)
-{
-    return fminf(most, (float)((double)most + (double)temperature * log((double)share)));
-}
-
 MTTDEF int32_t mtt_sample(const float *logits, int vocab, const mtt_sampling *s, uint64_t index)
 {
     float temperature = s->temperature, most, least;
@@ -14859,7 +14746,8 @@ MTTDEF int32_t mtt_sample(const float *logits, int vocab, const mtt_sampling *s,
         sum = mtt__sample_mass(logits, vocab, least, most, temperature);
     }
     if (s->min_p > 0) {
-        least = fmaxf(least, mtt__sample_floor(most, temperature, s->min_p));
+        float share = (float)((double)most + (double)temperature * log((double)s->min_p));
+        least = fmaxf(least, fminf(most, share)); /* the largest logit stays */
         sum = mtt__sample_mass(logits, vocab, least, most, temperature);
     }
     left = sum * mtt__random_uniform(s->seed, mtt__stream(MTT__SITE_SAMPLE, 0, 0), index);
@@ -14869,18 +14757,6 @@ MTTDEF int32_t mtt_sample(const float *logits, int vocab, const mtt_sampling *s,
             last = i;
         }
     return last;
-}
-
-static mtt_status mtt__sampling_check(mtt_env *env, const mtt_sampling *s)
-{
-    mtt__faults faults;
-    mtt__faults_init(&faults, env);
-    mtt__in_range(&faults, "temperature", (double)s->temperature, 0, 1e30);
-    mtt__in_range(&faults, "top_k", s->top_k, 0, INT_MAX);
-    mtt__in_range(&faults, "top_p", (double)s->top_p, 0, 1);
-    mtt__in_range(&faults, "min_p", (double)s->min_p, 0, 1);
-    mtt__in_range(&faults, "repetition_penalty", (double)s->repetition_penalty, 0, 1e6);
-    return faults.count ? MTT_E_ARGUMENT : MTT_OK;
 }
 
 /* A sequence while its text is generated: `place` ids from `first` up are in the cache. */
@@ -14903,11 +14779,9 @@ static void mtt__free_sequence(mtt_env *env, mtt__sequence *q)
 static mtt_status mtt__add_ids(mtt_env *env, mtt__sequence *q, const int32_t *ids, int count)
 {
     size_t most = mtt__add((size_t)q->known, (size_t)count);
-    mtt_status status = MTT_OK;
     int i;
-    if (most > INT_MAX) status = mtt__fail(env, MTT_E_ARGUMENT, "a text has at most 2^31 - 1 ids");
-    if (!status) status = mtt__reserve(env, (void **)&q->ids, &q->ids_capacity, most, sizeof(*ids));
-    if (status) return status;
+    if (most > INT_MAX) return mtt__fail(env, MTT_E_ARGUMENT, "a text has at most 2^31 - 1 ids");
+    if (mtt__reserve(env, (void **)&q->ids, &q->ids_capacity, most, sizeof(*ids))) return MTT_E_MEMORY;
     for (i = 0; i < count; i++) {
         q->ids[q->known++] = ids[i];
         if (q->seen) q->seen[ids[i]] = 1;
@@ -14928,11 +14802,18 @@ static int mtt__prompt(const mtt_tokenizer *tokenizer, const mtt_generation *g, 
 static mtt_status mtt__generation_check(mtt_env *env, const mtt_tokenizer *tokenizer, const mtt_generation *g,
                                         int vocab, int most)
 {
-    mtt_status status = mtt__sampling_check(env, &g->sampling);
+    const mtt_sampling *s = &g->sampling;
     const int32_t *ids;
+    mtt__faults faults;
     int32_t end;
     int i, k, count;
-    if (status) return status;
+    mtt__faults_init(&faults, env);
+    mtt__in_range(&faults, "temperature", (double)s->temperature, 0, 1e30);
+    mtt__in_range(&faults, "top_k", s->top_k, 0, INT_MAX);
+    mtt__in_range(&faults, "top_p", (double)s->top_p, 0, 1);
+    mtt__in_range(&faults, "min_p", (double)s->min_p, 0, 1);
+    mtt__in_range(&faults, "repetition_penalty", (double)s->repetition_penalty, 0, 1e6);
+    if (faults.count) return MTT_E_ARGUMENT;
     if (g->count < 0 || g->prompt_count < 0 || g->stop_count < 0)
         return mtt__fail(env, MTT_E_ARGUMENT, "count is %d, prompt_count %d and stop_count %d, they must not "
                          "be negative", g->count, g->prompt_count, g->stop_count);
@@ -14957,7 +14838,6 @@ static mtt_status mtt__generation_check(mtt_env *env, const mtt_tokenizer *token
     return MTT_OK;
 }
 
-/* Begins with a prompt. */
 static mtt_status mtt__begin_sequence(mtt_env *env, const mtt_tokenizer *tokenizer, const mtt_generation *g,
                                       int vocab, int number, mtt__sequence *q)
 {
@@ -15251,7 +15131,7 @@ MTTDEF mtt_status mtt_generator_append(mtt_generator *g, const int32_t *const *t
     return status;
 }
 
-/* Makes room in the context for the ids of a sequence that are not in the cache. Returns their number. */
+/* Makes room in the context for the ids of a sequence that are not in the cache. */
 static mtt_status mtt__make_room(mtt_generator *g, int slot, const mtt_generation *o, mtt__sequence *q)
 {
     int context = g->schedule.seq_len, half = context > 1 ? context / 2 : 1;

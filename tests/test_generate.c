@@ -307,12 +307,14 @@ static void test_few_rows(int number)
         float value = (float)(below(2001) - 1000) * 1e-3f;
         mtt__store(&x, i, 1, &value);
     }
-    mtt__gemm(mtt__matrix(&x, 0), mtt__matrix(&w, transposed), mtt__matrix(&y, 0), number % 3 ? &b : NULL, 0);
+    mtt__gemm(mtt__matrix(&x, 0), mtt__matrix(&w, transposed), mtt__matrix(&y, 0), number % 3 ? &b : NULL, 0,
+              1);
     x = mtt__row_range(&x, first, few);
     part = mtt__row_range(&y, first, few);
     y = part;
     y.data = malloc(y.bytes);
-    mtt__gemm(mtt__matrix(&x, 0), mtt__matrix(&w, transposed), mtt__matrix(&y, 0), number % 3 ? &b : NULL, 0);
+    mtt__gemm(mtt__matrix(&x, 0), mtt__matrix(&w, transposed), mtt__matrix(&y, 0), number % 3 ? &b : NULL, 0,
+              1);
     check(!memcmp(y.data, part.data, y.bytes), "product %d: %d of %d rows, %d x %d%s, have other bits",
           number, few, ROWS, (int)k, (int)n, transposed ? " transposed" : "");
     free((char *)x.data - (size_t)first * (x.bytes / (size_t)few));

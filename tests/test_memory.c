@@ -55,7 +55,7 @@ static void product(int64_t m, int64_t n, int64_t k, int a_transposed, int b_tra
     for (int64_t i = 0; i < n; i++) shift[i] = (float)below(2001) / 1000 - 1;
     for (int64_t i = 0; i < m * n; i++) c[i] = before[i] = (float)below(2001) / 1000 - 1;
     mtt__gemm(mtt__matrix(&ta, a_transposed), mtt__matrix(&tb, b_transposed), mtt__matrix(&tc, 0),
-              bias ? &ts : NULL, add);
+              bias ? &ts : NULL, add, 1);
     for (int64_t i = 0; i < m; i++)
         for (int64_t j = 0; j < n; j++) {
             double sum = add ? before[i * n + j] : bias ? shift[j] : 0;

@@ -2168,7 +2168,7 @@ static void product_threads(void)
         for (int run = 0; run < 2; run++) {
             make_operand(&c[run], MTT_F32, size[0], size[1], 0, 0);
             use_threads(run ? 3 : 1);
-            mtt__gemm(a.view, b.view, c[run].view, NULL, 0);
+            mtt__gemm(a.view, b.view, c[run].view, NULL, 0, 1);
         }
         use_threads(1);
 #ifndef MTT_CBLAS /* whose sums may depend on the number of threads */

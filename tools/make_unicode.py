@@ -46,7 +46,7 @@ def gpt2_table():
             found[c] = value
     runs, start = [], 0
     for c in range(1, len(found)):
-        if found[c] != found[start] or c - start == 16383:  # a length of 14 bits
+        if found[c] != found[start]:
             runs.append((c - start) * 4 + found[start])
             start = c
     while runs[-1] % 4 == 0:  # the rest is of class other
@@ -59,9 +59,7 @@ def gpt2_table():
         + ", ".join(f"{count:,} of {pattern}" for pattern, count in counts.items())
         + ". */\n"
         f"enum {{ MTT__UNICODE_END = {end:#x} }}; /* code points from here up are of class other */\n"
-        "static const uint16_t mtt__unicode_runs[] = {\n"
-        + wrapped([f"{run}," for run in runs], "", "", "")
-        + "};\n"
+        "static const char *const mtt__unicode_runs[] = {\n" + wrapped(map(number, runs), "", '"', '",') + "};\n"
     )
 
 

@@ -505,20 +505,20 @@ static mtt_status mtt__words_load(mtt_tokenizer *t, mtt__vocab_file *f)
     mtt_json *j = &f->j;
     const char *fault = NULL;
     mtt_status status = MTT_OK;
-    mtt__vocab_token token;
+    mtt__added token;
     mtt_slice text;
     uint64_t id;
     int added = 0;
     if (!f->key_count) return mtt__words_load_list(t, f);
     status = mtt__vocab_check(f, rules, MTT__LENGTH(rules));
     if (status) return status;
-    o->lowercase = mtt_slice_is(mtt__vocab_value(f, "normalizer.lowercase"), "true");
-    o->keep_controls = mtt_slice_is(mtt__vocab_value(f, "normalizer.clean_text"), "false");
-    o->keep_cjk = mtt_slice_is(mtt__vocab_value(f, "normalizer.handle_chinese_chars"), "false");
+    o->lowercase = mtt__vocab_is(f, "normalizer.lowercase", "true");
+    o->keep_controls = mtt__vocab_is(f, "normalizer.clean_text", "false");
+    o->keep_cjk = mtt__vocab_is(f, "normalizer.handle_chinese_chars", "false");
     text = mtt__vocab_value(f, "normalizer.strip_accents");
     o->strip_accents = mtt_slice_is(text, "true") || (o->lowercase && mtt_slice_is(text, "null"));
     j->at = mtt__vocab_value(f, "added_tokens").at;
-    for (mtt_json_begin(j, '['); mtt_json_item(j) && mtt__vocab_added(j, &token); added = 1)
+    for (mtt_json_begin(j, '['); mtt_json_item(j) && mtt__vocab_added(j, &token, &text); added = 1)
         if (!token.special) mtt__json_fail(j, "an added token must be special");
     if (!added) mtt__json_fail(j, "no added token");
     if (j->fault) return mtt__vocab_fail(f, NULL);
