@@ -132,8 +132,8 @@
    Recomputation never changes a bit. Flash attention, windows of full length and the chunked loss change only
    the order of sums. The gradient of a micro-batch is complete before it is added to the step's. Dropout and
    stochastic rounding are functions of (seed, micro-batch or update, site, layer, element), so recomputation
-   replays them. The same seed, build and machine give the same bits, on the CPU for any number of threads
-   unless a BLAS is in use.
+   replays them. The same seed, build and machine give the same bits, on the CPU for any number of threads.
+   With MTT_CBLAS this holds if the BLAS has no threads inside OpenMP's, as OpenBLAS.
    FP16 and FP8 scale the loss: a step that overflows is skipped and halves the scale, 2000 good steps double
    it. FP8's other scales come from the largest values of the step before, with room for twice as much. Before
    the first step a forward pass over its batch measures them.
@@ -142,7 +142,7 @@
       MTT_IMPLEMENTATION    here        compile the implementation; include mtt.h first, it asks for POSIX
       MTT_STATIC            everywhere  make all functions static, so that two files can hold implementations
       MTTDEF                everywhere  the text before each function's declaration, default extern
-      MTT_CBLAS             here        FP32 products through cblas.h; use a BLAS with OpenMP threads
+      MTT_CBLAS             here        FP32 products through cblas.h; of OpenBLAS, the build for OpenMP
       MTT_PORTABLE          here        the same bits on every x86-64: no use of AVX512-BF16 where it is found
       MTT_MPI               here        ranks that mpirun has started exchange by MPI 3; compile with mpicc
       MTT_CUDA              everywhere  mtt_kernels.cu is linked, with -lcublasLt: mtt_cuda_backend works
@@ -7953,24 +7953,28 @@ static void mtt__product_tile(const mtt__product *g, int64_t tile)
 }
 
 /* C = scale A B + bias, or C += scale A B where `add` is set, by a BLAS. 1 = done, 0 = not in FP32 or no
-   BLAS. OpenBLAS copies all rows of A, some hundred columns at a time, to buffers of its own: 61 MiB for the
-   50,304 rows of a head's gradient. ROWS at a time take 2 MiB and no more time. */
+   BLAS. Each thread calls it for tiles of its own. It has no threads inside: OpenBLAS's sums, and thus the
+   bits, would depend on their number. */
 static int mtt__blas_gemm(mtt__view a, mtt__view b, mtt__view c, const mtt_tensor *bias, int add, float scale)
 {
 #ifdef MTT_CBLAS
-    enum { ROWS = 1024 };
-    float *out = (float *)c.t->data + c.first;
-    int64_t i;
+    enum { ROWS = 128, COLUMNS = 512 };
+    int64_t across = (c.n + COLUMNS - 1) / COLUMNS, tiles = (c.m + ROWS - 1) / ROWS * across, tile;
     if (a.t->dtype != MTT_F32 || b.t->dtype != MTT_F32 || c.t->dtype != MTT_F32) return 0;
-    if (a.m > INT_MAX || a.n > INT_MAX || b.n > INT_MAX) return 0;
-    MTT__THREADS(c.m * c.n)
-    for (i = 0; i < (bias ? c.m : 0); i++) memcpy(out + i * c.row, bias->data, (size_t)c.n * sizeof(float));
-    for (i = 0; i < c.m; i += ROWS)
+    if (a.row * a.column > INT_MAX || b.row * b.column > INT_MAX || c.row > INT_MAX || a.n > INT_MAX) return 0;
+    MTT__OMP(omp parallel for schedule(dynamic))
+    for (tile = 0; tile < tiles; tile++) {
+        int64_t i = tile / across * ROWS, j = tile % across * COLUMNS, r;
+        int rows = (int)mtt__min(ROWS, c.m - i), columns = (int)mtt__min(COLUMNS, c.n - j);
+        float *out = (float *)c.t->data + c.first + i * c.row + j;
+        const float *added = bias ? (const float *)bias->data + j : NULL;
+        for (r = 0; r < (bias ? rows : 0); r++) memcpy(out + r * c.row, added, (size_t)columns * sizeof(float));
         cblas_sgemm(CblasRowMajor, a.column == 1 ? CblasNoTrans : CblasTrans,
-                    b.column == 1 ? CblasNoTrans : CblasTrans, (int)mtt__min(ROWS, c.m - i), (int)c.n,
-                    (int)a.n, scale, (const float *)a.t->data + a.first + i * a.row, (int)(a.row * a.column),
-                    (const float *)b.t->data + b.first, (int)(b.row * b.column), bias || add ? 1.0f : 0.0f,
-                    out + i * c.row, (int)c.row);
+                    b.column == 1 ? CblasNoTrans : CblasTrans, rows, columns, (int)a.n, scale,
+                    (const float *)a.t->data + a.first + i * a.row, (int)(a.row * a.column),
+                    (const float *)b.t->data + b.first + j * b.column, (int)(b.row * b.column),
+                    bias || add ? 1.0f : 0.0f, out, (int)c.row);
+    }
     return 1;
 #else
     (void)a, (void)b, (void)c, (void)bias, (void)add, (void)scale;

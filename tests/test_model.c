@@ -2171,11 +2171,9 @@ static void product_threads(void)
             mtt__gemm(a.view, b.view, c[run].view, NULL, 0, 1);
         }
         use_threads(1);
-#ifndef MTT_CBLAS /* whose sums may depend on the number of threads */
         check(memcmp(c[0].tensor.data, c[1].tensor.data, (size_t)(size[0] * size[1]) * sizeof(float)) == 0,
               "%lld x %lld x %lld, dtype %d: three threads make other bits than one", (long long)size[0],
               (long long)size[1], (long long)size[2], (int)dtype);
-#endif
         free_operand(&a), free_operand(&b), free_operand(&c[0]), free_operand(&c[1]);
     }
 }
@@ -3547,10 +3545,8 @@ static void repeatable(void)
         s.policy.precision = kind / 2 == 3 ? MTT_FP8 : kind / 2 ? MTT_FP16 : MTT_FP32;
         s.policy.loss = kind % 3 ? MTT_LOSS_CHUNKED : MTT_LOSS_FULL;
         for (int run = 0; run < 4; run++) {
-#ifndef MTT_CBLAS /* whose sums may depend on the number of threads */
             static const int THREADS[] = {2, 2, 1, 3};
             use_threads(THREADS[run]);
-#endif
             train(&s, 3, losses[run], run ? other : first);
             check(memcmp(losses[0], losses[run], sizeof(losses[0])) == 0 &&
                       (!run || memcmp(first, other, r.weights * sizeof(float)) == 0),
@@ -4364,9 +4360,7 @@ static void eight_bits_agree(void)
         for (int run = 0; run < RUNS; run++) {
             mtt_plan_report report = {.ops = 0};
             set_recompute(&s, run % WAYS);
-#ifndef MTT_CBLAS /* whose sums may depend on the number of threads */
             use_threads(run == WAYS ? 3 : 1);
-#endif
             check(!mtt_plan(&env, &s.model, &s.policy, s.batch, s.seq_len, &report), "a plan failed: %s",
                   env.error);
             recomputed += report.recompute_flops > 0;
