@@ -7961,14 +7961,15 @@ static int mtt__blas_gemm(mtt__view a, mtt__view b, mtt__view c, const mtt_tenso
     enum { ROWS = 128, COLUMNS = 512 };
     int64_t across = (c.n + COLUMNS - 1) / COLUMNS, tiles = (c.m + ROWS - 1) / ROWS * across, tile;
     if (a.t->dtype != MTT_F32 || b.t->dtype != MTT_F32 || c.t->dtype != MTT_F32) return 0;
-    if (a.row * a.column > INT_MAX || b.row * b.column > INT_MAX || c.row > INT_MAX || a.n > INT_MAX) return 0;
+    if (a.row * a.column > INT_MAX || b.row * b.column > INT_MAX) return 0;
+    if (a.n > INT_MAX || c.row > INT_MAX) return 0;
     MTT__OMP(omp parallel for schedule(dynamic))
     for (tile = 0; tile < tiles; tile++) {
         int64_t i = tile / across * ROWS, j = tile % across * COLUMNS, r;
         int rows = (int)mtt__min(ROWS, c.m - i), columns = (int)mtt__min(COLUMNS, c.n - j);
         float *out = (float *)c.t->data + c.first + i * c.row + j;
-        const float *added = bias ? (const float *)bias->data + j : NULL;
-        for (r = 0; r < (bias ? rows : 0); r++) memcpy(out + r * c.row, added, (size_t)columns * sizeof(float));
+        size_t bytes = (size_t)columns * sizeof(float);
+        for (r = 0; r < (bias ? rows : 0); r++) memcpy(out + r * c.row, (float *)bias->data + j, bytes);
         cblas_sgemm(CblasRowMajor, a.column == 1 ? CblasNoTrans : CblasTrans,
                     b.column == 1 ? CblasNoTrans : CblasTrans, rows, columns, (int)a.n, scale,
                     (const float *)a.t->data + a.first + i * a.row, (int)(a.row * a.column),
