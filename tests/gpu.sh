@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # gpu.sh PROGRAM JSON [PART PARTS] - runs the GPU tests, or one part of them, and records what they proved, on
 #                                    which GPU and for which sources; JSON.log keeps the output
-# gpu.sh PROGRAM JSON beside PARTS - all parts on one GPU: the first, then the others side by side
+# gpu.sh PROGRAM JSON beside PARTS - all parts: the first, then the others side by side. Where there are two
+#                                    GPUs, the first has one, and the others have the other at the same time
 # gpu.sh join JSON RECORD...       - joins the records of all parts, which must be of the same sources
 #
 # The first of several parts needs a GPU alone. The others are faster side by side, since the CPU's share of
@@ -44,8 +45,13 @@ fi
 program=$1 json=$2 part=${3:-1} parts=${4:-1}
 if [ "$part" = beside ]; then
   threads=$(($(nproc) / parts)) records=("$json.1")
-  "$0" "$program" "$json.1" 1 "$parts"; status=$?
-  [ -f "$json.1" ] || exit $status # no GPU
+  if [ "$(nvidia-smi -L 2> /dev/null | wc -l)" -gt 1 ]; then
+    CUDA_VISIBLE_DEVICES=0 "$0" "$program" "$json.1" 1 "$parts" &
+    export CUDA_VISIBLE_DEVICES=1
+  else
+    "$0" "$program" "$json.1" 1 "$parts"; status=$?
+    [ -f "$json.1" ] || exit $status # no GPU
+  fi
   for ((part = 2; part <= parts; part++)); do
     records+=("$json.$part")
     OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((threads + 1))} \
