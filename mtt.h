@@ -204,7 +204,7 @@ extern "C" {
     X(MTT_E_FORMAT, "a file is malformed")                                              \
     X(MTT_E_MISMATCH, "a file or another rank belongs to another configuration")        \
     X(MTT_E_DATA, "too little data")                                                    \
-    X(MTT_E_NUMBERS, "the loss is no longer a finite number")                           \
+    X(MTT_E_NUMBERS, "the loss or a logit is no longer a finite number")                \
     X(MTT_E_DEVICE, "the device reported an error")                                     \
     X(MTT_E_RANK, "another rank is lost, or does not answer")                           \
     X(MTT_E_STOPPED, "another rank has stopped; its words are in the error")
@@ -14891,6 +14891,9 @@ static mtt_status mtt__draw_id(mtt_env *env, const mtt_tokenizer *tokenizer, con
         if (q->seen[i]) logits[i] = logits[i] > 0 ? logits[i] / penalty : logits[i] * penalty;
     sampling.seed += (uint64_t)q->number;
     id = mtt_sample(logits, vocab, &sampling, (uint64_t)q->drawn);
+    if (!(fabsf(logits[id]) < INFINITY))
+        return mtt__fail(env, MTT_E_NUMBERS, "the logit of id %d is %g: take weights that are finite, not "
+                         "too large for their precision", (int)id, (double)logits[id]);
     ends = tokenizer && id == mtt_tokenizer_end_of_text(tokenizer);
     if (!ends) {
         status = mtt__add_ids(env, q, &id, 1);

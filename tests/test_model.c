@@ -4023,7 +4023,7 @@ static void generation(const mtt_tokens *tokens, mtt_tokenizer *tokenizer)
     const mtt_sampling bad[] = {{.temperature = -1}, {.temperature = NAN}, {.temperature = INFINITY},
                                 {.top_k = -1}, {.top_p = -0.5f}, {.top_p = 1.5f}, {.top_p = NAN},
                                 {.min_p = -0.1f}, {.min_p = 1.5f}, {.repetition_penalty = -1},
-                                {.repetition_penalty = NAN}};
+                                {.repetition_penalty = NAN}}, greedy = {.temperature = 0};
     setup s = small_setup(), one;
     char text[1000], wanted[1000], other[1000];
     int32_t id = 0;
@@ -4062,6 +4062,11 @@ static void generation(const mtt_tokens *tokens, mtt_tokenizer *tokenizer)
     generated(trainer, tokenizer, "abk", 1, 0, 1, text);
     check(strcmp(text, wanted) == 0 && *text && count < GENERATED, "a text that ends: \"%s\", not \"%s\"",
           text, wanted);
+    for (size_t i = 0; i < r.weights; i++) w[i] = NAN;
+    write_all(trainer, &r, w);
+    check(mtt_generate(trainer, tokenizer, "abk", 5, &greedy, NULL, NULL) == MTT_E_NUMBERS &&
+              strstr(env.error, "is NaN"),
+          "weights that are not finite: %s", env.error);
     mtt_trainer_destroy(trainer);
     free(w);
     free(wide);
