@@ -12965,6 +12965,9 @@ MTTDEF mtt_status mtt_batches_next(mtt_batches *b, int32_t *tokens, int32_t *tar
     uint64_t cursor = b->cursor + (uint64_t)b->rank * batch, sequence;
     size_t row, i, length = (size_t)b->seq_len;
     mtt_status status = MTT_OK;
+    if (b->rank < 0 || (uint64_t)b->rank >= ranks)
+        return mtt__fail(b->tokens->env, MTT_E_ARGUMENT, "batches of rank %d of %d: rank must be below ranks",
+                         b->rank, (int)ranks);
     if (b->sequential && b->cursor >= b->sequences) return MTT_END;
     for (row = 0; row < (size_t)b->batch && !status; row++, tokens += length, targets += length) {
         size_t there = length;

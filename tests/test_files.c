@@ -1064,6 +1064,8 @@ static void test_batches(void)
     }
     for (i = 10; i < 15; i++) check(a[i] == 0 && b[i] == -1, "padding at %zu", i);
     check(mtt_batches_next(&whole, a, b) == MTT_END && whole.cursor == 8, "the end");
+    whole.rank = 5, whole.ranks = 2;
+    refused(mtt_batches_next(&whole, a, b), MTT_E_ARGUMENT, "rank 5 of 2", "a rank that is not there");
     mtt_tokens_close(t);
     for (n = 1; n <= 12; n++) { /* files of few tokens: each target once */
         int targets = 0, batches = 0;
