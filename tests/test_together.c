@@ -207,7 +207,8 @@ static void run(const job *j)
         mtt_backend backend;
         mtt_ranks *ranks = NULL;
         if (!j->policy.nccl) setenv("NCCL_FAKE_REFUSES", "1", 1); /* tests/nccl_fake.c: they must copy */
-        if (j->fate == DIES || j->fate >= GIVES_UP) /* tests/emulate_host.h: nobody waits to free */
+        if (j->fate == OTHER_CHECKPOINT || j->fate == OTHER_WEIGHTS || j->fate == DIES ||
+            j->fate >= GIVES_UP) /* after these no rank waits for others before it frees: emulate_host.h */
             setenv("EMULATE_LOST_RANK", "1", 1);
         outcome *o;
         if (j->ranks > 1 && mtt_ranks_fork(&env, j->ranks, 0, &ranks)) {
