@@ -517,7 +517,7 @@ static mtt_status stopped_once(mtt_ranks *r)
     int last = r->rank == r->count - 1;
     mtt_transfer t = {last ? 0 : r->count - 1, NULL, 0, &byte, 1};
     mtt_status status = mtt_ranks_agree(r, "the begin", 1);
-    if (last) sleep_in_poll = 400;
+    if (last) sleep_in_poll = 800;
     return status ? status : mtt__exchange(r, &t, 1);
 }
 
@@ -553,19 +553,19 @@ static void test_silence(void)
 {
     int tcp;
     for (tcp = 0; tcp < 2; tcp++) {
-        run(tcp, 4, 0.4, chain);
+        run(tcp, 4, 0.5, chain);
         all_say(4, 3, MTT_E_RANK, "rank 3 (host ", "chain");
-        all_say(4, 3, MTT_E_RANK, ") has been silent for 0.4 seconds", "chain");
-        run(tcp, 3, 0.4, stop_waiting);
-        all_say(3, 2, MTT_E_RANK, ") has been silent for 0.4 seconds", "stop waiting");
-        run(tcp, 3, 0.15, stopped_once);
+        all_say(4, 3, MTT_E_RANK, ") has been silent for 0.5 seconds", "chain");
+        run(tcp, 3, 0.5, stop_waiting);
+        all_say(3, 2, MTT_E_RANK, ") has been silent for 0.5 seconds", "stop waiting");
+        run(tcp, 3, 0.3, stopped_once);
         all_say(3, -1, MTT_E_RANK, "rank 2 (host ", "stopped once");
         run(tcp, 4, 0.5, busy_chain);
         all_say(4, -1, MTT_OK, "", "busy");
         run(tcp, 2, 0.5, busy_once);
         all_say(2, 1, MTT_E_RANK, ") has been silent", "busy once");
-        run(tcp, 2, 0.2, wait_for_each_other);
-        all_say(2, -1, MTT_E_RANK, ") has been silent for 0.4 seconds", "deadlock");
+        run(tcp, 2, 0.3, wait_for_each_other);
+        all_say(2, -1, MTT_E_RANK, ") has been silent for 0.6 seconds", "deadlock");
         run(tcp, 3, 5, last_words);
         all_say(3, 2, MTT_E_STOPPED, "rank 2 (host ", "last words");
         all_say(3, 2, MTT_E_STOPPED, ") stopped: out of memory, 0000", "last words");
