@@ -11,7 +11,6 @@
 #include "../tools/wordpiece.h"
 #include "../tools/options.h"
 
-enum { EXIT_DATA = 3, EXIT_MEMORY = 4, EXIT_DEVICE = 6 };
 enum { MOST_CONTEXT = 4096 }; /* unless --context asks for more */
 
 static void write_token(void *unused, int number, int32_t id, const char *text, size_t bytes)
@@ -76,8 +75,7 @@ static mtt_status generate(const char *path)
     size = (int)count;
     job.prompts = &prompts, job.sizes = &size, job.stops = &stop, job.stop_count = stop != NULL;
     if (!status) fputs(prompt, stdout), status = mtt_generator_run(generator, tokenizer, &job);
-    if (!status) putchar('\n');
-    if (!status && (fflush(stdout) || ferror(stdout)))
+    if (!status && (putchar('\n') == EOF || fflush(stdout) || ferror(stdout)))
         status = MTT_E_FILE, strcpy(env.error, "cannot write all of standard output: check where it goes");
     mtt_generator_destroy(generator);
     mtt_tokenizer_destroy(tokenizer);
@@ -98,7 +96,5 @@ int main(int argc, char **argv)
     if (!named) return option_fail("the model comes first: generate MODEL [option...] (--help lists all)");
     status = generate(path);
     if (status) fprintf(stderr, "generate: %s\n", env.error[0] ? env.error : mtt_status_string(status));
-    if (status == MTT_E_MEMORY || status == MTT_E_BUDGET) return EXIT_MEMORY;
-    if (status == MTT_E_DEVICE) return EXIT_DEVICE;
-    return status == MTT_E_ARGUMENT ? OPTION_ERROR : status ? EXIT_DATA : 0;
+    return option_exit_code(status);
 }

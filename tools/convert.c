@@ -20,7 +20,6 @@
 #include <stdarg.h>
 #include <unistd.h>
 
-enum { EXIT_USAGE = 2, EXIT_DATA = 3, EXIT_MEMORY = 4 };
 enum { F32, F16, BF16, Q8_0 };
 enum { U32 = 4, I32 = 5, FLOAT32 = 6, BOOL = 7, STRING = 8, ARRAY = 9 }; /* of GGUF's metadata */
 
@@ -77,7 +76,7 @@ static void fail(int code, const char *format, ...)
 
 static void check(mtt_status status)
 {
-    if (status) fail(status == MTT_E_MEMORY ? EXIT_MEMORY : EXIT_DATA, "%s", env.error);
+    if (status) fail(option_exit_code(status), "%s", env.error);
 }
 
 static void *allocate(size_t count, size_t size)

@@ -25,7 +25,11 @@
 #include <string.h>
 
 enum { OPTION_TEXT = MTT_FIELD_TEXT, OPTION_TITLE, OPTION_FIELDS }; /* besides mtt_field_kind */
-enum { OPTION_ERROR = 2, OPTION_HELP = -1, OPTION_MOST = 128 };
+enum { OPTION_HELP = -1, OPTION_MOST = 128 };
+
+/* Exit codes. After Ctrl-C it is that of a shell: 128 and the signal. */
+enum { EXIT_USAGE = 2, EXIT_DATA, EXIT_MEMORY, EXIT_DIVERGED, EXIT_DEVICE, EXIT_RANK };
+enum { EXIT_INTERRUPTED = 130 };
 
 typedef struct option {
     const char *name;           /* without --; the text of a title */
@@ -111,11 +115,21 @@ static struct {
     int count;
 } option_all;
 
+/* The exit code of a program that ends with this status. */
+static inline int option_exit_code(mtt_status status)
+{
+    static const int codes[MTT_STATUS_COUNT] = {
+        [MTT_E_ARGUMENT] = EXIT_USAGE, [MTT_E_MEMORY] = EXIT_MEMORY, [MTT_E_BUDGET] = EXIT_MEMORY,
+        [MTT_E_NUMBERS] = EXIT_DIVERGED, [MTT_E_DEVICE] = EXIT_DEVICE, [MTT_E_RANK] = EXIT_RANK,
+        [MTT_E_STOPPED] = EXIT_RANK};
+    return !status || codes[status] ? codes[status] : EXIT_DATA;
+}
+
 /* Prints a message; returns the exit code of a wrong command line. */
 static int option_fail(const char *message)
 {
     fprintf(stderr, "%s: %s\n", option_all.program, message);
-    return OPTION_ERROR;
+    return EXIT_USAGE;
 }
 
 /* ---- the table ---- */
@@ -374,7 +388,7 @@ static int option_read(int argc, char **argv)
     return 0;
 }
 
-/* Sets the options of a row of `r`, a preset or model. Returns 0, or OPTION_ERROR after a message. */
+/* Sets the options of a row of `r`, a preset or model. Returns 0, or EXIT_USAGE after a message. */
 static int option_use(const char *what, const option_recipe *r, const char *name)
 {
     char message[512];
@@ -397,7 +411,7 @@ static int option_use(const char *what, const option_recipe *r, const char *name
 }
 
 /* Sets the words of the technique. Each of them alone must then change nothing: where it would, a later word
-   contradicts it, as in bf16_fp16. Returns 0, or OPTION_ERROR after a message. */
+   contradicts it, as in bf16_fp16. Returns 0, or EXIT_USAGE after a message. */
 static int option_use_technique(int *batch)
 {
     static mtt_env env;
@@ -417,7 +431,7 @@ static int option_use_technique(int *batch)
     return 0;
 }
 
-/* 0, OPTION_ERROR after a message that says what was expected, or OPTION_HELP after the usage. */
+/* 0, EXIT_USAGE after a message that says what was expected, or OPTION_HELP after the usage. */
 static int option_parse(const option *table, int count, int argc, char **argv)
 {
     const option *batch = option_find(table, count, "batch-size", 10);

@@ -12,8 +12,6 @@
 #include "wordpiece.h"
 #include "options.h"
 
-enum { EXIT_USAGE = 2, EXIT_DATA = 3, EXIT_MEMORY = 4 };
-
 static mtt_prepare_desc desc;
 static mtt_wordpiece_options words;
 static mtt_bpe_options bytes_options;
@@ -95,7 +93,7 @@ int main(int argc, char **argv)
     status = mtt_prepare(&env, &desc, &r);
     if (status) {
         fprintf(stderr, "prepare: %s\n", env.error[0] ? env.error : mtt_status_string(status));
-        return status == MTT_E_ARGUMENT ? EXIT_USAGE : status == MTT_E_MEMORY ? EXIT_MEMORY : EXIT_DATA;
+        return option_exit_code(status);
     }
     if (r.reused) fprintf(stderr, "prepare: %s is up to date\n", desc.output);
     printf("vocabulary %d, %s.tokenizer.json\n", r.vocab, desc.output);

@@ -22,7 +22,6 @@
 #include <time.h>
 #include "curves.h"
 
-enum { EXIT_DATA = 3, EXIT_MEMORY, EXIT_DIVERGED, EXIT_DEVICE, EXIT_RANK, EXIT_INTERRUPTED = 130 };
 enum { RUN_NAME = 200 }; /* letters: with an ending, a name in a folder has at most 255 */
 
 typedef struct run {
@@ -82,10 +81,6 @@ static void run_say(const char *format, ...)
    rank that has stopped has said why, and after a rank is lost every call fails in the same words. */
 static int run_tell(run *r, mtt_status status)
 {
-    static const int codes[MTT_STATUS_COUNT] = {
-        [MTT_E_ARGUMENT] = OPTION_ERROR, [MTT_E_MEMORY] = EXIT_MEMORY, [MTT_E_BUDGET] = EXIT_MEMORY,
-        [MTT_E_NUMBERS] = EXIT_DIVERGED, [MTT_E_DEVICE] = EXIT_DEVICE, [MTT_E_RANK] = EXIT_RANK,
-        [MTT_E_STOPPED] = EXIT_RANK};
     static char last[sizeof(r->env->error)];
     const char *error = r->env->error;
     int known = run_rank && (status == MTT_E_NUMBERS || status == MTT_E_MISMATCH);
@@ -95,7 +90,7 @@ static int run_tell(run *r, mtt_status status)
                 status != MTT_E_MEMORY ? "" :
                 ": --find-max-batch --memory-budget 8G prints the batch that fits 8 GiB");
     memcpy(last, error, sizeof(last));
-    return codes[status] ? codes[status] : EXIT_DATA;
+    return option_exit_code(status);
 }
 
 static mtt_status run_cannot(run *r, const char *verb, const char *path)
