@@ -57,4 +57,4 @@ profile: $(B)/profile; @set -f; tools/profile.sh $$ARGS
 
 fuzz: deps; @tests/fuzz.sh $(B) $$((60 * $(or $(MINUTES),1)))
 
-clean:; rm -rf $(B) results
+clean:; rm -rf $(B)

@@ -81,8 +81,7 @@ int main(int argc, char **argv)
         mtt_schedule_report(plan.schedule, &report);
         mtt_plan_print(&report, print, stdout);
     }
-    if (!status && (fflush(stdout) || ferror(stdout))) status = explorer_fail(&env, "the output");
-    if (status) fprintf(stderr, "schedule: %s\n", env.error);
+    if (status) fprintf(stderr, "schedule: %s\n", env.error[0] ? env.error : mtt_status_string(status));
     explorer_close(&plan);
-    return status != MTT_OK;
+    return option_close_output(option_exit_code(status));
 }

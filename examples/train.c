@@ -107,7 +107,7 @@ static int read_options(int argc, char **argv)
 static mtt_status open_data(mtt_dataset *data, mtt_batches *batches)
 {
     mtt_status status = run_open(&files, &env, set.results, set.data, set.dataset, option_technique());
-    int prepared = result_has_tokens(set.data), vocab;
+    int prepared = result_is_prefix(set.data), vocab;
     const char *prefix = prepared ? set.data : result_path(set.results, files.dataset, "");
     mtt_tokenizer_kind kind = mtt_wordpiece(NULL);
     mtt_prepare_desc job = {.input = set.data, .output = prefix, .field = set.field, .vocab = set.model.vocab,
@@ -200,7 +200,7 @@ static mtt_status train(mtt_trainer *t, mtt_batches *batches, const mtt_dataset 
 static int finish(mtt_status status, mtt_trainer *t, mtt_batches *batches, const mtt_dataset *data)
 {
     mtt_quality q = {NAN, NAN, NAN, NAN, 0};
-    int code = report(status), saved = 0;
+    int code = report(status), saved = 0, later;
     if (!status && set.save_every >= 0) saved = run_tell(&files, run_save_last(&files, t, batches));
     if (!status && !files.stopped) code = report(evaluate(t, batches, data, &q));
     if (!code && files.stopped) {
@@ -212,9 +212,10 @@ static int finish(mtt_status status, mtt_trainer *t, mtt_batches *batches, const
         run_say("train: the run diverged, its validation loss is %g: lower --lr\n", q.loss);
         code = EXIT_DIVERGED;
     }
-    if ((!code || code == EXIT_DIVERGED) && !run_rank) saved |= report(write_results(t, &q));
-    saved |= report(run_close_log(&files));
-    return code ? code : saved;
+    later = (!code || code == EXIT_DIVERGED) && !run_rank ? report(write_results(t, &q)) : 0;
+    if (!saved) saved = later;
+    later = report(run_close_log(&files));
+    return code ? code : saved ? saved : later;
 }
 
 /* Data and plan. Rank 0 goes ahead. Returns an exit code. */
@@ -225,10 +226,12 @@ static int prepare(mtt_dataset *data, mtt_batches *batches)
     mtt_plan_report plan;
     mtt_status status = run_rank ? run_meet(&files) : MTT_OK;
     if (!status) status = run_open_init(&files, &set.model, set.data, &set.tokenizer);
+    if (!status && !set.dry_run)
+        status = run_check_model(&files, &set.model, &set.policy, set.batch, set.seq_len);
     if (!status && !set.dry_run) status = open_data(data, batches);
     if (!status && budget)
         status = mtt_plan_max_batch(&env, &set.model, &set.policy, set.seq_len, budget, &max_batch);
-    if (!status && set.find_max) return printf("%d\n", max_batch) < 0;
+    if (!status && set.find_max) return printf("%d\n", max_batch), 0;
     if (!status) status = mtt_plan(&env, &set.model, &set.policy, set.batch, set.seq_len, &plan);
     if (status) return report(status);
     speak_plan(&plan, set.dry_run, set.json, max_batch);
@@ -253,7 +256,7 @@ static int execute(mtt_backend *backend, mtt_batches *batches, const mtt_dataset
                                 &t);
     if (!status)
         status = run_check_settings(&files, set.eval_every, set.eval_batches, set.save_every, set.resume);
-    if (!status) status = run_begin(&files, t, batches, set.save_every, set.resume);
+    if (!status) status = run_begin(&files, t, batches, data->tokenizer, set.save_every, set.resume);
     if (!status) speak_begin(&session, batches, mtt_trainer_step(t), set.steps, set.policy.accumulate);
     code = report(status);
     run_obey_signals(1);
@@ -284,7 +287,7 @@ int main(int argc, char **argv)
     backend.ranks = files.ranks;
     if (!code) code = prepare(&data, &batches);
     if (!code && !set.dry_run) code = execute(&backend, &batches, &data);
-    if (!code) code = report(run_close_output(&files));
+    if (!run_rank) code = option_close_output(code);
     mtt_dataset_close(&data);
     mtt_ranks_close(files.ranks);
     return code;

@@ -61,7 +61,7 @@ if [ "$part" = beside ]; then
   wait
   cat "${records[@]/%/.log}" > "$json.log"
   grep '^FAILED' "$json.log"
-  "$0" join "$json" "${records[@]}"
+  "$0" join "$json" "${records[@]}" || exit 1
   rm -f "${records[@]}" "${records[@]/%/.log}" "${records[@]/%/.out}"
   grep -q '"complete": true.*"failed": 0,' "$json"
   exit

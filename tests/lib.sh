@@ -1,5 +1,4 @@
-# lib.sh - what the tests of programs share. Read by test_train.sh, test_generate.sh, test_suites.sh,
-# test_tools_data.sh, test_convert.sh and test_explorer.sh.
+# lib.sh - functions that the test scripts share.
 passed=0 failed=0 skipped=0
 pass() { passed=$((passed + 1)); }
 fail() { failed=$((failed + 1)); echo "FAILED: $*"; }

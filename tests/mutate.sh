@@ -203,7 +203,7 @@ trial() { # LINE COLUMN LENGTH ROOM NEW: the verdict into `verdict`
 series() { # MOST
   local most=$1 counted=0 line column length_ room new key
   while [ $counted -lt "$most" ] && IFS=$'\t' read -r line column length_ room new; do
-    key="$line:$column:$length_:$new"
+    key="line $line:$column:$length_:$new"
     if [ "$room" = stale ]; then
       verdict="stale"
     elif verdict=$(grep -m 1 -F "$key"$'\t' "$work/results"); then

@@ -16,7 +16,7 @@ if [ "$gpus" = 1 ]; then
     gcc -O2 -std=gnu99 -w -shared -fPIC "-I${CUDA_HOME:-/usr/local/cuda}/include" "$here/nccl_fake.c" \
       -o "$build/nccl/libnccl.so.2" "-L${CUDA_HOME:-/usr/local/cuda}/lib64" -lcudart_static -ldl -lrt \
       -lpthread -lm || exit 1
-  export LD_LIBRARY_PATH=$build/nccl:$LD_LIBRARY_PATH
+  export LD_LIBRARY_PATH=$build/nccl${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 fi
 "$build/test_together_cuda" quick $most > "$build/together.log" 2>&1
 cat "$build/together.log"

@@ -201,11 +201,16 @@ head -c $((8 + size + 5000)) run.safetensors > bad.safetensors
 expect 3 'data that is missing at the end of the file' bad.safetensors a.gguf --tokenizer none
 head -c 100 run.safetensors > bad.safetensors
 expect 3 'cut off' bad.safetensors a.gguf --tokenizer none
-(trap '' XFSZ; ulimit -f 100; "$build/convert" run.safetensors a.gguf --tokenizer none > out 2>&1)
-check "a full disk is an error" eval '[ $? = 0 ] && says out "cannot write a.gguf: File too large"'
+full() { (trap '' XFSZ; ulimit -f 100; "$build/convert" run.safetensors "$@" > out 2>&1); code=$?; }
+full a.gguf --tokenizer none
+check "a full disk is an error" eval '[ $code = 3 ] && says out "cannot write a.gguf: File too large"'
 check "what fails leaves the earlier file" cmp a.gguf before
-(trap '' XFSZ; ulimit -f 100; "$build/convert" run.safetensors folder --tokenizer none > out 2>&1)
-check "a folder that is not whole has no config.json" [ ! -e folder/config.json ]
+full folder --tokenizer none
+check "a folder that is not whole has no config.json" [ $code = 3 -a ! -e folder/config.json ]
+echo mine > victim; ln -s victim linked.gguf.tmp
+expect 0 . run.safetensors linked.gguf --tokenizer none
+check "a link is not followed" [ "$(cat victim)" = mine -a ! -L linked.gguf ]
+rm victim linked.gguf
 check "no temporary files are left" alone
 
 closing_line

@@ -56,21 +56,21 @@ expect 0 'adamw +[0-9]+ gradients -> m v [0-9]+ weights  frees [0-9]+ gradients$
 
 # What is wrong gets one message.
 expect 2 'add --html memory.html' --compare fp32
-expect 1 'fp33" is no technique' --html page.html --compare fp33
-expect 1 'cannot write absent/page.html: No such file' --html absent/page.html
-expect 1 'cannot write .*: No space left' --html /dev/full
+expect 2 'fp33" is no technique' --html page.html --compare fp33
+expect 3 'cannot write absent/page.html: No such file' --html absent/page.html
+expect 3 'cannot write .*: No space left' --html /dev/full
 ( # only the last bytes do not fit
   trap '' XFSZ
   expect 0 'wrote cut.html' --html cut.html
   ulimit -f $(($(wc -c < cut.html) / 1024))
-  expect 1 'cannot write cut.html: File too large' --html cut.html
+  expect 3 'cannot write cut.html: File too large' --html cut.html
   [ $failed = 0 ]
 )
 check "a page that is cut fails" [ $? = 0 ]
-expect 1 'does not divide into 3 heads' --html other.html --compare bf16 --heads 3
+expect 2 'does not divide into 3 heads' --html other.html --compare bf16 --heads 3
 check "what fails leaves no page" [ ! -e other.html ]
 "$schedule" $small > /dev/full 2> err
-check "a full disk fails the listing" [ $? = 1 ]
+check "a full disk fails the listing" [ $? = 3 ]
 
 # A name that ends strings, elements and lines stays a name. Each failed allocation is one status.
 cat > hostile.c << 'C'

@@ -73,7 +73,7 @@ touch -d '1 hour ago' cut/a/text_fp32_bs2_metrics.json; old=$(stat -c %Y cut/a/t
 suite $some --results-dir cut -- $tiny; check "the continued suite ends with $code, not 0" [ $code = 0 ]
 check "what was complete is not run again" [ "$(stat -c %Y cut/a/text_fp32_bs2_metrics.json)" = "$old" ]
 check "the tables of both are the same" cmp <(timeless whole/a/results.csv) <(timeless cut/a/results.csv)
-suite $some --results-dir cut -- $tiny; check "nothing is left to run" says err '18 experiments|, 0 to run'
+suite $some --results-dir cut -- $tiny; check "nothing is left to run" says err ', 0 to run'
 mkdir other && tac text.txt > other/text.txt
 suite ${some/text.txt/other\/text.txt} --results-dir cut --only fp32_bs2 -- $tiny
 check "another text of the same name is another experiment" says err ', 1 to run'
@@ -257,6 +257,11 @@ check "TF32 is the GPU's baseline" says $here/other/cuda/results.csv ',batch,tf3
 export NO_CUDA=1; demo other.txt --steps 6 --batch-size 2 --only tf32,fp32,bf16; unset NO_CUDA
 check "without the GPU's trainer it ends with $code, not 1, after the CPU's part" \
   eval '[ $code = 1 ] && says out "does not build for the GPU" && says out "^fp32 "'
+rm fake_bin/nvcc
+no_nvcc=$(tr : '\n' <<< "$PATH" | while read -r dir; do [ -x "$dir/nvcc" ] || echo "$dir"; done | paste -sd :)
+PATH=$no_nvcc demo other.txt --steps 6 --batch-size 2 --only tf32,fp32,bf16
+check "without nvcc the demo ends with $code, not 0, and names what is missing" \
+  eval '[ $code = 0 ] && says out "but no nvcc" && ! says out "building for the GPU"'
 rm fake_bin/nv*
 
 # packages: installed where that needs no password, named otherwise

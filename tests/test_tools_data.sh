@@ -55,6 +55,12 @@ prepare 2 '20 ids cannot hold the characters.*ask for [0-9]+ or more' --input te
   --tokenizer wordpiece --vocab-size 20
 prepare 3 'no field "missing"' --input text.jsonl --output o --field missing
 check "what fails leaves no files" [ -z "$(find . -name 'o.*')" ]
+if [ -c /dev/full ]; then
+  for command in prepare\ --help schedule "profile --device cpu --layers 1 --steps 2 --only-step"; do
+    "$build"/$command > /dev/full 2> err; code=$?
+    check "$command to a full disk" eval '[ $code = 3 ] && says err "cannot write all of standard output"'
+  done
+fi
 
 # prepare: what it makes
 prepare 0 '^vocabulary 300,' --input text.txt --output bpe --vocab-size 300
@@ -235,6 +241,7 @@ if command -v gnuplot > /dev/null; then
   echo '{"step": 200, "loss": 1, "grad_norm": null, "clipped": 7, "ms": 1}' >> \
     quality/tiny_s1_fp8_flash.jsonl
   quality 0 '^\| tiny \| fp8_flash \| 1 .* \| 1 \| 7 \| ' "$tools/quality.sh" bpe tiny
+  quality 2 'has tiny with other settings' STEPS=9 "$tools/quality.sh" bpe tiny
   rm quality/tiny_s1_fp8_flash_metrics.json
   quality 1 'there is no result of tiny fp8_flash 1' TRAIN=false "$tools/quality.sh" bpe tiny
 else skip "quality, gnuplot is missing: apt-get install gnuplot-nox"; fi

@@ -55,7 +55,7 @@ run --data text.txt --dataset more --results-dir more --init first/first_fp32_st
   --batch-size 4 --steps 1 --lr 1e-30 --log csv
 check "--init" [ $code = 0 ]
 check "it says whose weights and tokenizer it takes" says err \
-  'weights of first/first_fp32_step3.safetensors, tokenizer first/first.tokenizer.json'
+  'weights of first/first_fp32_step3.safetensors, tokenizer first/first_fp32_tokenizer.json'
 check "it has their loss" near "$(field first/first_fp32_metrics.json val_loss)" \
   "$(field more/more_fp32_metrics.json val_loss)"
 "$(dirname "$train")/convert" first/first_fp32_step3.safetensors folder > /dev/null
@@ -227,7 +227,7 @@ check "a size of the model leaves the rest to the library" not cmp out plan
 run --dry-run --device cuda
 check "CUDA gets the library's model" says out '^parameters 8289552,'
 
-# plans without data: the assignment's model
+# plans without data
 a="--dry-run --vocab-size 50257 --layers 4 --heads 8 --d-model 256 --d-ff 1024 --seq-len 256 --batch-size 32"
 run $a --json
 check "--dry-run --json is one JSON object" is_json out
@@ -464,7 +464,7 @@ check "the defaults are others" \
 # names and paths: of any length, or refused before anything is written; nothing in them is run
 deep=$(printf 'd%.0s' $(seq 200))/$(printf 'e%.0s' $(seq 200))/$(printf 'f%.0s' $(seq 93))
 expect 0 . --data results/text.txt --dataset ds --results-dir "$deep" $model --steps 2
-check "a folder of 495 letters has all files of a run" [ "$(ls -A "$deep" | grep -c '^ds_fp32')" = 5 ]
+check "a folder of 495 letters has all files of a run" [ "$(ls -A "$deep" | grep -c '^ds_fp32')" = 6 ]
 expect 2 'takes 1 to 1500 letters' \
   --data text.txt --results-dir "$(printf 'd/%.0s' $(seq 800))" $model --steps 1
 expect 2 'takes 1 to 1500 letters' --data text.txt --results-dir '' $model --steps 1
@@ -702,6 +702,12 @@ best=$(sed -n 's/.*"step": \([0-9]*\), "val_loss": \([0-9.]*\).*/\2 \1/p' result
   sort -g | sed 's/.* //; q')
 check "the best checkpoint is that of step $best, of the least validation loss" \
   cmp results/every_fp32_best.safetensors "results/every_fp32_step$best.safetensors"
+expect 0 . --data text.txt --dataset damaged $model --steps 4 --save-every 2
+truncate -s 1000 results/damaged_fp32_step4.safetensors
+expect 0 'continuing .*step 2' --data text.txt --dataset damaged --resume $model --steps 5 --lr 0.5 \
+  --save-every 40 --eval-every 4
+check "the best checkpoint, of step 4, is no damaged file of that step" \
+  [ "$(stat -c %s results/damaged_fp32_best.safetensors)" -gt 1000 ]
 truncate -s 1000 results/every_fp32_step800.safetensors
 expect 0 'continuing from step 750' $long --dataset every --resume
 check "a damaged checkpoint costs the steps since the one before" \
@@ -722,6 +728,23 @@ kill -INT $id; wait $id
 check "the first one does not notice" [ $? = 130 ]
 expect 0 . --data text.txt $model --steps 1 --results-dir a/b/c --no-checkpoint
 check "--results-dir makes its folders" [ -s a/b/c/text.txt_fp32_metrics.json ]
+mkdir beside; cp text.txt beside; cd beside # where token files lie beside the text
+expect 0 . --data text.txt $model --steps 1 --results-dir . --no-checkpoint
+tac ../text.txt > text.txt
+expect 0 '^comparing text.txt with' --data text.txt $model --steps 1 --results-dir . --no-checkpoint
+check "a changed text is new data" not says err 'reused'
+cd ..
+expect 0 . --data text.txt --dataset shared $model --steps 2
+cp results/shared.train.tokens before; cp results/shared.tokenizer.json first.json
+expect 2 'does not divide into 3 heads' --data text.txt --dataset shared $model --vocab-size 320 --heads 3
+check "a model that is refused leaves the tokens" cmp results/shared.train.tokens before
+expect 0 . --data text.txt --dataset shared $model --vocab-size 320 --steps 2 --technique bf16
+check "a run's tokenizer stays" cmp results/shared_fp32_tokenizer.json first.json
+check "another run has its own" cmp results/shared_bf16_tokenizer.json results/shared.tokenizer.json
+check "and it is another" not cmp results/shared.tokenizer.json first.json
+expect 0 . --data text.txt --dataset shared $model --steps 2
+check "a run that is set aside has its tokenizer" \
+  cmp results/shared_fp32.old/shared_fp32_tokenizer.json first.json
 
 # data that is reported before the first step
 cp results/made.train.tokens mixed.train.tokens && cp results/made.tokenizer.json mixed.tokenizer.json

@@ -76,7 +76,8 @@ static void fail(int code, const char *format, ...)
 
 static void check(mtt_status status)
 {
-    if (status) fail(option_exit_code(status), "%s", env.error);
+    if (status) fail(status == MTT_E_MEMORY ? EXIT_MEMORY : EXIT_DATA, "%s",
+                     env.error[0] ? env.error : mtt_status_string(status));
 }
 
 static void *allocate(size_t count, size_t size)
@@ -250,7 +251,8 @@ static void open_output(const char *name)
 {
     snprintf(path, sizeof(path), gguf ? "%s" : "%s/%s", target, name);
     snprintf(temporary, sizeof(temporary), "%s.tmp", path);
-    out = fopen(temporary, "wb");
+    unlink(temporary); /* a link there is not followed */
+    out = fopen(temporary, "wbx");
     if (!out) cannot_write();
 }
 
@@ -352,7 +354,7 @@ static void make_positions(float *values)
         }
 }
 
-/* By what llama.cpp divides the turn of each pair. */
+/* The divisors that llama.cpp applies to the rotary angles, one for each pair. */
 static void put_rotary_factors(void)
 {
     int i;
@@ -531,7 +533,7 @@ static void put_array(const char *name, uint32_t kind, uint64_t count)
     put_u64(count);
 }
 
-/* Of ids that the tokenizer lacks llama.cpp wants a text, too, and that it differs. */
+/* llama.cpp wants a text for every id, each different. Ids that the tokenizer lacks get [PADn]. */
 static void put_tokenizer(void)
 {
     mtt_slice text;
@@ -647,5 +649,5 @@ int main(int argc, char **argv)
            family, model.layers, model.d_model, model.heads, model.vocab, context, parameter_count,
            types[type].config);
     mtt_model_close(source);
-    return 0;
+    return option_close_output(0);
 }

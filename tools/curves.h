@@ -58,7 +58,7 @@ static void curves_put_block(curve_bytes *b, int member, const void *data, size_
     curves_put(b, data, size);
 }
 
-/* CRC-32C, in TFRecord's disguise. */
+/* CRC-32C, masked as TFRecord requires. */
 static uint32_t curves_crc(const void *data, size_t size)
 {
     const unsigned char *at = (const unsigned char *)data, *end = at + size;
@@ -92,7 +92,7 @@ static void curves_event(FILE *f, double seconds, int64_t step, int member, cons
 
 /* ---- both kinds ---- */
 
-/* What comes before the first row. */
+/* The header of the table, or the first two events. */
 static void curves_begin(FILE *f, int kind, double seconds)
 {
     if (kind == CURVES_CSV) fputs("step,time" CURVES(CURVES_COLUMN) "\n", f);

@@ -18,7 +18,8 @@ echo "Ten techniques train the same small GPT on ${text:-the source of mtt}. On 
 if [ -n "$gpu" ] && command -v nvcc > /dev/null; then
   echo "Then they train a larger one on ${gpu%% (*}; building that takes a minute."
 elif [ -n "$gpu" ]; then
-  echo "There is a GPU (${gpu%% (*}), but no nvcc: with the CUDA Toolkit, the demo would use it, too." gpu=
+  echo "There is a GPU (${gpu%% (*}), but no nvcc: with the CUDA Toolkit, the demo would use it, too."
+  gpu=
 fi
 mkdir -p build/demo && tools/deps.sh gnuplot || exit 1
 echo "building the trainer ..."

@@ -161,7 +161,8 @@ outcome() { # NAME: prints done or diverged if its metrics are there
 }
 set_aside() { # NAME: moves the files of a run with other settings to NAME.old, NAME.old2, ...
   local away=$dir/$1.old files k
-  files=("$dir/$1"@(_metrics.json|_memory.json|_sample.txt|.jsonl|?(_best|_step+([0-9])).safetensors))
+  files=("$dir/$1"@(_metrics.json|_memory.json|_tokenizer.json|_sample.txt|.jsonl|.csv|_tensorboard|_adapter)
+    "$dir/$1"?(_best|_merged|_step+([0-9])).safetensors)
   [ ${#files[@]} -gt 0 ] || return 0
   for ((k = 2; ; k++)); do [ -e "$away" ] || break; away=$dir/$1.old$k; done
   mkdir "$away" && mv "${files[@]}" "$away" || fail "cannot move the files of $1 to $away"
@@ -228,7 +229,7 @@ finish() { # INDEX: records how the experiment ended; sets ending or trouble, fo
   case $code in 0) status=$(outcome "$name");; 5) status=diverged;; esac
   if [ "$status" = done ]; then
     entry $1 done 0 ""
-    found=("$files"?(_best|_step+([0-9])).safetensors)
+    found=("$files"@(?(_best|_step+([0-9])).safetensors|_tokenizer.json))
     if [ -z "$keep" ]; then rm -f "${found[@]}"
     elif [ ${#found[@]} -gt 0 ]; then
       mkdir -p "$dir/checkpoints" && mv --backup=numbered "${found[@]}" "$dir/checkpoints"

@@ -27,7 +27,7 @@
 enum { OPTION_TEXT = MTT_FIELD_TEXT, OPTION_TITLE, OPTION_FIELDS }; /* besides mtt_field_kind */
 enum { OPTION_HELP = -1, OPTION_MOST = 128 };
 
-/* Exit codes. After Ctrl-C it is that of a shell: 128 and the signal. */
+/* Exit codes. A run that Ctrl-C, SIGTERM or SIGHUP stops ends with 130, as a shell reports Ctrl-C. */
 enum { EXIT_USAGE = 2, EXIT_DATA, EXIT_MEMORY, EXIT_DIVERGED, EXIT_DEVICE, EXIT_RANK };
 enum { EXIT_INTERRUPTED = 130 };
 
@@ -123,6 +123,15 @@ static inline int option_exit_code(mtt_status status)
         [MTT_E_NUMBERS] = EXIT_DIVERGED, [MTT_E_DEVICE] = EXIT_DEVICE, [MTT_E_RANK] = EXIT_RANK,
         [MTT_E_STOPPED] = EXIT_RANK};
     return !status || codes[status] ? codes[status] : EXIT_DATA;
+}
+
+/* The exit code of a program at its end: `code`, or EXIT_DATA after a message if that is 0, but standard
+   output did not take everything, as on a full disk. */
+static int option_close_output(int code)
+{
+    if (code || (!fflush(stdout) && !ferror(stdout))) return code;
+    fprintf(stderr, "%s: cannot write all of standard output: check where it goes\n", option_all.program);
+    return EXIT_DATA;
 }
 
 /* Prints a message; returns the exit code of a wrong command line. */
@@ -266,7 +275,7 @@ static int option_usage(void)
     for (i = 0; i < option_all.count; i++)
         if (option_all.list[i].kind != OPTION_TITLE) option_print(&option_all.list[i]);
         else printf("%s%s\n", i ? "\n" : "", option_all.list[i].name);
-    return OPTION_HELP;
+    return option_close_output(0) ? EXIT_DATA : OPTION_HELP;
 }
 
 /* ---- parser ---- */
@@ -431,7 +440,8 @@ static int option_use_technique(int *batch)
     return 0;
 }
 
-/* 0, EXIT_USAGE after a message that says what was expected, or OPTION_HELP after the usage. */
+/* 0, EXIT_USAGE after a message that says what was expected, or OPTION_HELP after the usage, which is
+   EXIT_DATA if it cannot be written. */
 static int option_parse(const option *table, int count, int argc, char **argv)
 {
     const option *batch = option_find(table, count, "batch-size", 10);

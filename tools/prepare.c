@@ -103,5 +103,5 @@ int main(int argc, char **argv)
         documents += r.documents[k], bytes += r.bytes[k], tokens += r.tokens[k];
     }
     row("all", documents, bytes, tokens);
-    return 0;
+    return option_close_output(0);
 }

@@ -9,7 +9,7 @@
    step hides behind other work makes it slower. The floor of an operation is the larger of two times: its
    FLOPs at the peak rate of products, and its bytes at the peak rate of copies. The time of a step is the
    mean over the second half of the steps. It includes the copy of each batch to the device. The host waits
-   for the last step alone.
+   only after the middle and the last step.
    --only flash reports the sum of all operations whose names begin so: attention without the rest of a layer.
    --generate N reports the time of a generated token instead, for a generator with random weights.
    With --ranks 2, two processes with a GPU each train together. Each first trains alone, because GPUs of one
@@ -57,12 +57,13 @@ static int line_count;
 
 static mtt_env env;
 
-static int fail(mtt_ranks *ranks)
+static int fail(mtt_ranks *ranks, mtt_status status)
 {
-    fprintf(stderr, "profile: %s\n", env.error);
-    mtt_ranks_fail(ranks, env.error);
+    const char *reason = env.error[0] ? env.error : mtt_status_string(status);
+    fprintf(stderr, "profile: %s\n", reason);
+    mtt_ranks_fail(ranks, reason);
     mtt_ranks_close(ranks);
-    return 1;
+    return option_exit_code(status);
 }
 
 /* ms since some moment. */
@@ -256,34 +257,38 @@ int main(int argc, char **argv)
     mtt_ranks *ranks = NULL;
     mtt_trainer *t;
     mtt_step_info info;
+    mtt_status status = MTT_OK;
     int code = option_parse(options, LENGTH(options), argc, argv), count, rank;
     int32_t *tokens;
     double step_ms, alone_ms = 0;
     if (code) return code == OPTION_HELP ? 0 : code;
     if (set.seq_len > 1024) set.model.max_seq = set.seq_len;
+    if (set.batch > INT_MAX / set.seq_len)
+        return option_fail("--batch-size times --seq-len is more than 2^31 - 1 tokens: lower one");
     count = set.batch * set.seq_len;
     tokens = malloc(2 * sizeof(*tokens) * (size_t)count);
-    if (!tokens) {
-        fprintf(stderr, "profile: no memory for %d tokens: lower --batch-size\n", count);
-        return 1;
-    }
+    if (!tokens) return fail(ranks, MTT_E_MEMORY);
     fill_tokens(tokens, tokens + count, count);
-    if (set.policy.ranks > 1 && mtt_ranks_fork(&env, set.policy.ranks, 0, &ranks)) return fail(ranks);
+    if (set.policy.ranks > 1) status = mtt_ranks_fork(&env, set.policy.ranks, 0, &ranks);
     rank = mtt_ranks_rank(ranks);
-    if (set.policy.device == MTT_DEVICE_CUDA && mtt_cuda_backend(&env, rank, &backend)) return fail(ranks);
-    if (set.generate) {
-        if (generate(&backend, tokens)) return fail(ranks);
+    if (!status && set.policy.device == MTT_DEVICE_CUDA) status = mtt_cuda_backend(&env, rank, &backend);
+    if (!status && set.generate) {
+        status = generate(&backend, tokens);
         free(tokens);
-        return 0;
+        if (status) return fail(ranks, status);
+        mtt_ranks_close(ranks);
+        return option_close_output(0);
     }
-    if (ranks) {
-        if (train(&backend, tokens, tokens + count, &t, &alone_ms, &info)) return fail(ranks);
+    if (!status && ranks) {
+        status = train(&backend, tokens, tokens + count, &t, &alone_ms, &info);
+        if (status) return fail(ranks, status);
         fprintf(stderr, "rank %d alone: a step %.3f ms\n", rank, alone_ms);
         mtt_trainer_destroy(t);
     }
     backend.ranks = ranks;
-    if (train(&backend, tokens, tokens + count, &t, &step_ms, &info)) return fail(ranks);
-    if ((!set.only_step || set.only) && measure(t)) return fail(ranks);
+    if (!status) status = train(&backend, tokens, tokens + count, &t, &step_ms, &info);
+    if (!status && (!set.only_step || set.only)) status = measure(t);
+    if (status) return fail(ranks, status);
     if (!rank && set.only)
         printf("{\"ms\": %.4f}\n", sum_of_only());
     else if (!rank && set.only_step)
@@ -297,5 +302,5 @@ int main(int argc, char **argv)
     mtt_trainer_destroy(t);
     mtt_ranks_close(ranks);
     free(tokens);
-    return 0;
+    return option_close_output(0);
 }

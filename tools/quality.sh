@@ -5,7 +5,8 @@
 # Variables: TECHNIQUES (bf16_flash_chunked fp8_flash), the first is the baseline; SEEDS (0 1 2); STEPS (1500;
 # small: 10000); GPUS (0), "0 1" trains two runs at a time; DEVICE (cuda); TRAIN (build/train_cuda); RESULTS
 # (results/quality), which gets quality.md and MODEL.svg.
-# The same command leaves complete runs as they are. Exit status: 1 if a run failed; 2 for a wrong call.
+# The same command leaves complete runs as they are. Exit status: 1 if a run failed; 2 for a wrong call, or if
+# RESULTS has runs of a model with other settings.
 set -u -o pipefail
 gpus=(${GPUS:-0}) techniques=(${TECHNIQUES:-bf16_flash_chunked fp8_flash}) runs=() logs=()
 train=${TRAIN:-build/train_cuda} results=${RESULTS:-results/quality}
@@ -14,7 +15,7 @@ declare -A model=([gpt2]="--preset gpt2 --batch-size 16 --steps ${STEPS:-1500}"
   [small]="--preset a --batch-size 64 --seq-len 128 --steps ${STEPS:-10000}"
   [tiny]="--layers 1 --heads 2 --d-model 32 --seq-len 32 --batch-size 2 --steps ${STEPS:-200}")
 fail() { echo "quality: $2" >&2; exit "$1"; }
-[ $# -gt 0 ] || { sed -n '2,8s/^# //p' "$0"; exit 2; }
+[ $# -gt 0 ] || { sed -n '2,9s/^# //p' "$0"; exit 2; }
 tokens=$1; shift
 [ -s "$tokens.train.tokens" ] || fail 2 "there is no $tokens.train.tokens: build/prepare makes it of a text"
 [ $# -gt 0 ] || set -- gpt2 d small
@@ -33,6 +34,12 @@ run() { # MODEL TECHNIQUE SEED: on the GPU `gpu`, unless it is complete
     --no-checkpoint --no-memory-profiling > "$results/$name.out" 2>&1 || tail -n 1 "$results/$name.out" >&2
 }
 mkdir -p "$results" || fail 2 "cannot write to $results"
+for name; do
+  settings=$results/$name.settings
+  [ -s "$settings" ] || echo "${model[$name]} --data $tokens" > "$settings" || fail 2 "cannot write $settings"
+  [ "$(cat "$settings")" = "${model[$name]} --data $tokens" ] ||
+    fail 2 "$results has $name with other settings: $(cat "$settings"): choose another RESULTS"
+done
 for k in "${!gpus[@]}"; do
   gpu=${gpus[k]}
   for ((i = k; i < ${#runs[@]}; i += ${#gpus[@]})); do run ${runs[i]}; done &

@@ -90,7 +90,7 @@ static const option options[] = {
 static void out_of_memory(void)
 {
     fprintf(stderr, "report: out of memory: compare fewer runs with --experiments\n");
-    exit(1);
+    exit(EXIT_MEMORY);
 }
 
 /* The path of a file in the folder; main has checked that it fits. */
@@ -415,7 +415,7 @@ static void check_dataset(void)
         if (!strcmp(r->dataset, first->dataset)) continue;
         fprintf(stderr, "report: %s has runs of %s and of %s: choose one with --dataset\n", results,
                 first->dataset, r->dataset);
-        exit(2);
+        exit(EXIT_USAGE);
     }
 }
 
@@ -1139,5 +1139,5 @@ int main(int argc, char **argv)
     written = whole && known && report();
     free(runs);
     free(times);
-    return written && !damaged ? 0 : 3;
+    return option_close_output(written && !damaged ? 0 : EXIT_DATA);
 }

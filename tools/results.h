@@ -13,6 +13,7 @@
 #define RESULT_METRICS "_metrics.json" /* one object with the keys of RESULTS */
 #define RESULT_MEMORY "_memory.json"   /* plan and timeline, by mtt_schedule_json */
 #define RESULT_LOG ".jsonl"            /* an object for each step and each evaluation */
+#define RESULT_TOKENIZER "_tokenizer.json" /* that of the dataset may change with the next run */
 
 /* Names of datasets and techniques go to file names, JSON, awk and gnuplot, so they have these letters alone,
    and do not begin with a dot or a dash. */
@@ -97,16 +98,26 @@ static inline int result_has_tokens(const char *prefix)
     return size < (int)sizeof(path) && access(path, F_OK) == 0;
 }
 
-/* The tokenizer of a checkpoint DATASET_TECHNIQUE_best.safetensors: DATASET.tokenizer.json beside it, in
-   static storage; NULL if there is none. */
+/* 1 = token files have this prefix, and it is not itself a text beside them. */
+static inline int result_is_prefix(const char *path)
+{
+    struct stat info;
+    return (stat(path, &info) || S_ISDIR(info.st_mode)) && result_has_tokens(path);
+}
+
+/* The tokenizer of a checkpoint {dataset}_{technique}_best.safetensors, in static storage: beside it that of
+   the run, or else {dataset}.tokenizer.json. NULL if there is none. */
 static inline const char *result_find_tokenizer(const char *checkpoint)
 {
     static char found[RESULT_FOLDER + 1024];
     const char *slash = strrchr(checkpoint, '/');
     size_t folder = slash ? (size_t)(slash + 1 - checkpoint) : 0, size = strlen(checkpoint);
     for (; size > folder && size < RESULT_FOLDER; size--) {
+        if (!strchr("_.", checkpoint[size])) continue;
+        snprintf(found, sizeof(found), "%.*s" RESULT_TOKENIZER, (int)size, checkpoint);
+        if (!access(found, R_OK)) return found;
         snprintf(found, sizeof(found), "%.*s.tokenizer.json", (int)size, checkpoint);
-        if (strchr("_.", checkpoint[size]) && !access(found, R_OK)) return found;
+        if (!access(found, R_OK)) return found;
     }
     return NULL;
 }

@@ -7,7 +7,7 @@
    Functions return a status, with the reason in env->error.
 
    A run may be several processes. All of them make the same calls, but rank 0 alone writes and speaks. What
-   can fail in the same way everywhere it does first, so that a user reads one message. */
+   would fail alike on all ranks it does first, so that a user reads one message. */
 #ifndef RUN_H_INCLUDED
 #define RUN_H_INCLUDED
 
@@ -57,10 +57,10 @@ static mtt_status run_fail(run *r, mtt_status status, const char *format, ...)
     return status;
 }
 
-/* Of several ranks, which this process is: rank 0 alone writes files and speaks. */
+/* This process's rank. Rank 0 alone writes files and prints. */
 static int run_rank;
 
-/* What a message of another rank than rank 0 begins with. */
+/* The prefix of a message: empty on rank 0, "rank N: " on the others. */
 static const char *run_who(void)
 {
     static char text[32];
@@ -118,8 +118,10 @@ static volatile sig_atomic_t run_stop; /* 1 = the run shall end after this step 
 static void run_on_signal(int number)
 {
     static const char text[] = "\nstopping after this step ... (again: at once, without a checkpoint)\n";
+    int before = errno; /* of the call that was interrupted */
     ssize_t written = run_rank ? 0 : write(2, text, sizeof(text) - 1); /* the one way to print here */
     (void)written;
+    errno = before;
     run_stop = 1;
     signal(number, SIG_DFL);
 }
@@ -144,13 +146,6 @@ static void run_guard_streams(void)
     do fd = open("/dev/null", O_RDWR | O_CLOEXEC);
     while (fd >= 0 && fd < 3);
     if (fd >= 0) close(fd);
-}
-
-/* The last act. What standard output did not take, as on a full disk, is a failure. */
-static mtt_status run_close_output(run *r)
-{
-    if (run_rank || (!fflush(stdout) && !ferror(stdout))) return MTT_OK;
-    return run_fail(r, MTT_E_FILE, "cannot write all of standard output: check where it goes");
 }
 
 /* ---- ranks ---- */
@@ -194,7 +189,7 @@ static mtt_status run_meet(run *r)
     return mtt_ranks_any(r->ranks, &nothing);
 }
 
-/* What rank 0 decides, for all. */
+/* Gives all ranks the decision of rank 0. */
 static mtt_status run_decide(run *r, int *yes)
 {
     *yes = *yes && !run_rank;
@@ -326,8 +321,8 @@ static mtt_status run_open_init(run *r, mtt_model_desc *model, const char *data,
                         r->init);
     *model = fixed;
     found = mtt_model_tokenizer(r->model) ? mtt_model_tokenizer(r->model) : result_find_tokenizer(r->init);
-    if (!*tokenizer && data && !result_has_tokens(data)) *tokenizer = found;
-    if (!*tokenizer && data && !result_has_tokens(data))
+    if (!*tokenizer && data && !result_is_prefix(data)) *tokenizer = found;
+    if (!*tokenizer && data && !result_is_prefix(data))
         return run_fail(r, MTT_E_ARGUMENT, "there is no tokenizer beside %s: pass --tokenizer", r->init);
     run_say("train: model and first weights of %s%s%s\n", r->init, *tokenizer ? ", tokenizer " : "",
             *tokenizer ? *tokenizer : "");
@@ -366,6 +361,19 @@ static mtt_status run_write_memory(run *r, const mtt_schedule *schedule)
     FILE *f = run_create(temporary);
     if (f) mtt_schedule_json(schedule, result_write_text, f);
     return run_commit(r, f, temporary, run_path(r, RESULT_MEMORY));
+}
+
+/* Names what is wrong with the model or the technique before the text is tokenized, which can take minutes
+   and replaces earlier tokens. It plans few ids: the budget is judged when their number is known. */
+static mtt_status run_check_model(run *r, const mtt_model_desc *model, const mtt_policy *policy, int batch,
+                                  int seq_len)
+{
+    mtt_model_desc least = *model;
+    mtt_plan_report plan;
+    mtt_status status;
+    if (!least.vocab) least.vocab = 256;
+    status = mtt_plan(r->env, &least, policy, batch, seq_len, &plan);
+    return status == MTT_E_BUDGET ? MTT_OK : status;
 }
 
 /* A sequence must fit into the validation split, which is a tenth of the text. The model gets the data's
@@ -488,7 +496,7 @@ static mtt_status run_open_log(run *r, long long step)
     return MTT_E_FILE;
 }
 
-/* A new line, which those who watch the files see at once. */
+/* Logs a line and flushes it, so that programs that watch the files see it. */
 static void run_log_now(run *r, const char *line)
 {
     run_log_line(r, line);
@@ -496,7 +504,7 @@ static void run_log_now(run *r, const char *line)
     if (r->rows) fflush(r->rows);
 }
 
-/* A step of so many tokens. */
+/* Logs a step. `tokens`: tokens in it. */
 static void run_log_step(run *r, const mtt_step_info *info, double tokens)
 {
     char line[1024], loss[RESULT_NUMBER], norm[RESULT_NUMBER], clipped[RESULT_NUMBER] = "";
@@ -640,7 +648,7 @@ static mtt_status run_save_adapters(run *r, mtt_trainer *t)
     return status == MTT_E_ARGUMENT ? MTT_OK : status; /* PEFT has no such model */
 }
 
-/* Saves the best checkpoint: a second name of the step's file, if there is one. */
+/* Saves the best checkpoint: a second name of the step's file, if this run has saved or loaded that. */
 static mtt_status run_save_best(run *r, mtt_trainer *t, const mtt_batches *batches)
 {
     const char *best = run_path(r, "_best.safetensors"), *temporary = run_path(r, "_best.safetensors.tmp");
@@ -648,7 +656,8 @@ static mtt_status run_save_best(run *r, mtt_trainer *t, const mtt_batches *batch
     mtt_status status;
     if (!run_rank) {
         unlink(temporary);
-        linked = !link(run_checkpoint(r, mtt_trainer_step(t)), temporary) && !rename(temporary, best);
+        linked = r->saved == mtt_trainer_step(t) && !link(run_checkpoint(r, r->saved), temporary) &&
+                 !rename(temporary, best);
         unlink(temporary); /* a rename to another name of the same file does nothing */
     }
     status = run_decide(r, &linked);
@@ -679,8 +688,9 @@ static mtt_status run_save_last(run *r, mtt_trainer *t, const mtt_batches *batch
 
 static int run_has_file(const run *r, const char *file)
 {
-    static const char *const endings[] = {RESULT_METRICS, RESULT_MEMORY,  RESULT_LOG, "_best.safetensors",
-                                          ".csv",         "_tensorboard", "_adapter", "_merged.safetensors"};
+    static const char *const endings[] = {RESULT_METRICS, RESULT_MEMORY, RESULT_LOG, RESULT_TOKENIZER,
+                                          "_best.safetensors", "_merged.safetensors", ".csv", "_tensorboard",
+                                          "_adapter"};
     size_t size = strlen(r->name), i;
     if (run_step_of(r, file) >= 0) return 1;
     for (i = 0; i < sizeof(endings) / sizeof(endings[0]); i++)
@@ -717,7 +727,8 @@ static mtt_status run_set_aside(run *r)
 
 /* Continues the run, or starts it and keeps an earlier one's files. What can fail later is tried now.
    `often`: steps between checkpoints; 0 = one at the end; less = none. */
-static mtt_status run_begin(run *r, mtt_trainer *t, mtt_batches *batches, int often, int resume)
+static mtt_status run_begin(run *r, mtt_trainer *t, mtt_batches *batches, const mtt_tokenizer *tokenizer,
+                            int often, int resume)
 {
     mtt_status status = often < 0 ? MTT_OK : run_check_room(r, mtt_checkpoint_bytes(t), often, resume);
     int evaluated;
@@ -727,6 +738,8 @@ static mtt_status run_begin(run *r, mtt_trainer *t, mtt_batches *batches, int of
         run_say("note: --lora-rank without --init trains adapters of random weights, which stay random\n");
     mtt_model_close(r->model);
     r->model = NULL;
+    if (!status && !run_rank && often >= 0)
+        status = mtt_tokenizer_save(tokenizer, run_path(r, RESULT_TOKENIZER));
     if (!status) status = run_open_log(r, mtt_trainer_step(t));
     evaluated = r->evaluated == (double)mtt_trainer_step(t); /* by rank 0's log */
     if (!status) status = run_decide(r, &evaluated);

@@ -61,6 +61,7 @@ static const char *speak_input(const mtt_prepare_desc *job)
 static void speak_preparing(const mtt_prepare_desc *job)
 {
     int vocab = job->vocab ? job->vocab : 10000;
+    if (strcmp(job->input, "-") && access(job->input, R_OK)) return; /* the error says why */
     if (result_has_tokens(job->output))
         run_say("comparing %s with the tokens of an earlier run ...\n", speak_input(job));
     else if (job->tokenizer)
