@@ -14,7 +14,7 @@ if [ -n "$text" ]; then
   name=${name//[^A-Za-z0-9_-]/_}
 fi
 gpu=$(nvidia-smi -L 2> /dev/null | head -n 1)
-echo "Ten techniques train the same small GPT on ${text:-the source of mtt}. On two cores: about 2 minutes."
+echo "Ten techniques train the same small GPT on ${text:-the source of mtt}. On two cores: 2 to 5 minutes."
 if [ -n "$gpu" ] && command -v nvcc > /dev/null; then
   echo "Then they train a larger one on ${gpu%% (*}; building that takes a minute."
 elif [ -n "$gpu" ]; then
