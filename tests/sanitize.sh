@@ -7,9 +7,9 @@ build=$(mkdir -p "$1/sanitize" && cd "$1/sanitize" && pwd) || exit 1
 shift
 export ASAN_OPTIONS=allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 OMP_WAIT_POLICY=passive
 export MSAN_OPTIONS=allocator_may_return_null=1 TSAN_OPTIONS=ignore_noninstrumented_modules=1
-room=$(mktemp -d)
-trap 'rm -rf "$room"' EXIT
-sample_text | head -c 30000 | fold -w 600 | sed G > "$room/text"
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+sample_text | head -c 30000 | fold -w 600 | sed G > "$work/text"
 
 compile() { # SOURCE: for the job
   local sanitizer=(-fsanitize=$job -fno-sanitize-recover=all) compiler=clang defines=-DMTT_DOCUMENT_BYTES=512
@@ -26,10 +26,11 @@ compile() { # SOURCE: for the job
   $compiler -std=gnu99 -O1 -g -fno-omit-frame-pointer "${sanitizer[@]}" $defines "$1" \
     -o "$build/$(basename "$1" .c)" -lm
 }
-compile_all() { # SOURCE...: one on each processor. If one does not compile, its program is missing
+room() { while [ "$(jobs -rp | wc -l)" -ge "$(nproc)" ]; do wait -n; done; } # one job a processor
+compile_all() { # SOURCE... If one does not compile, its program is missing
   local source
   for source; do
-    while [ "$(jobs -rp | wc -l)" -ge "$(nproc)" ]; do wait -n; done
+    room
     rm -f "$build/$(basename "$source" .c)"
     compile "$source" &
   done
@@ -48,21 +49,25 @@ shorten() { # what a failure is about
     cut -c1-200
 }
 try() { # NAME COMMAND...
-  local name=$1 start=$SECONDS status; shift
-  under "$@" > "$room/log" 2>&1; status=$?
+  local name=$1 start=$SECONDS log=$work/$1.log status; shift
+  under "$@" > "$log" 2>&1; status=$?
   if [ $status = 0 ]; then pass; printf '%-8s %s, %d s\n' $job "$name" $((SECONDS - start)); return; fi
   fail "$name under $job, status $status"
-  shorten "$room/log"
-  tail -3 "$room/log"
+  shorten "$log"
+  tail -3 "$log"
+}
+try_beside() { # NAME COMMAND...: beside others; leaves NAME.passed if it passes
+  room
+  { failed=0; try "$@" > "$work/$1.said"; [ $failed = 0 ] && touch "$work/$1.passed"; } &
 }
 programs() { # a dataset with each tokenizer, a run, its continuation, another technique, the report
-  local source technique out=$room/$job
+  local source technique out=$work/$job
   local small=(--layers 1 --heads 2 --d-model 16 --d-ff 16 --batch-size 2 --seq-len 16 --eval-batches 2)
   for source in $programs; do compiled $source || return; done
   mkdir -p "$out"
-  try "prepare" "$build/prepare" --input "$room/text" --output "$out/d" --vocab-size 280
+  try "prepare" "$build/prepare" --input "$work/text" --output "$out/d" --vocab-size 280
   try "prepare, wordpiece" "$build/prepare" --input - --output "$out/w" --tokenizer wordpiece \
-    --vocab-size 100 < "$room/text"
+    --vocab-size 100 < "$work/text"
   small+=(--data "$out/d" --results-dir "$out/runs")
   try "train" "$build/train" "${small[@]}" --steps 3 --save-every 2 --eval-every 2 --sample 5
   try "train --resume" "$build/train" "${small[@]}" --steps 5 --resume
@@ -77,16 +82,24 @@ programs() { # a dataset with each tokenizer, a run, its continuation, another t
 programs="tools/prepare.c examples/train.c tools/report.c"
 for job in ${*:-address memory thread valgrind}; do
   case $job in
-    address) tests="test_tokenizer test_files test_models test_ranks test_plan test_model test_together";;
+    address) tests="test_model test_together test_plan test_files test_ranks test_tokenizer test_models";;
     memory) tests=test_files;;
     *) tests=;;
   esac
   # shellcheck disable=SC2086
   compile_all ${tests:+$(printf 'tests/%s.c ' $tests)} $programs
+  begun=
   for test in $tests; do
     compiled tests/$test.c || continue
-    try $test "$build/$test" $([[ $test != test_@(model|together) ]] || echo quick)
+    try_beside $test "$build/$test" $([[ $test != test_@(model|together) ]] || echo quick)
+    begun+=" $test"
   done
+  wait
+  for test in $begun; do
+    cat "$work/$test.said"
+    if [ -e "$work/$test.passed" ]; then pass; else failed=$((failed + 1)); fi
+  done
+  rm -f "$work"/*.passed
   programs
 done
 echo "$passed passed, $failed failed, 0 skipped"
