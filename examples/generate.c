@@ -87,13 +87,10 @@ int main(int argc, char **argv)
 {
     int named = argc > 1 && argv[1][0] != '-', code;
     const char *path = argv[named];
-    mtt_status status = MTT_OK;
     mtt_wait_passively(argv);
     argv[named] = argv[0];
     code = option_parse(options, LENGTH(options), argc - named, argv + named);
     if (code) return code == OPTION_HELP ? 0 : code;
     if (!named) return option_fail("the model comes first: generate MODEL [option...] (--help lists all)");
-    status = generate(path);
-    if (status) fprintf(stderr, "generate: %s\n", env.error[0] ? env.error : mtt_status_string(status));
-    return option_close_output(option_exit_code(status));
+    return option_close_output(option_tell(&env, generate(path)));
 }

@@ -81,7 +81,6 @@ int main(int argc, char **argv)
         mtt_schedule_report(plan.schedule, &report);
         mtt_plan_print(&report, print, stdout);
     }
-    if (status) fprintf(stderr, "schedule: %s\n", env.error[0] ? env.error : mtt_status_string(status));
     explorer_close(&plan);
-    return option_close_output(option_exit_code(status));
+    return option_close_output(option_tell(&env, status));
 }

@@ -200,7 +200,7 @@ static mtt_status train(mtt_trainer *t, mtt_batches *batches, const mtt_dataset 
 static int finish(mtt_status status, mtt_trainer *t, mtt_batches *batches, const mtt_dataset *data)
 {
     mtt_quality q = {NAN, NAN, NAN, NAN, 0};
-    int code = report(status), saved = 0, later;
+    int code = report(status), saved = 0, results = 0, log;
     if (!status && set.save_every >= 0) saved = run_tell(&files, run_save_last(&files, t, batches));
     if (!status && !files.stopped) code = report(evaluate(t, batches, data, &q));
     if (!code && files.stopped) {
@@ -212,10 +212,9 @@ static int finish(mtt_status status, mtt_trainer *t, mtt_batches *batches, const
         run_say("train: the run diverged, its validation loss is %g: lower --lr\n", q.loss);
         code = EXIT_DIVERGED;
     }
-    later = (!code || code == EXIT_DIVERGED) && !run_rank ? report(write_results(t, &q)) : 0;
-    if (!saved) saved = later;
-    later = report(run_close_log(&files));
-    return code ? code : saved ? saved : later;
+    if ((!code || code == EXIT_DIVERGED) && !run_rank) results = report(write_results(t, &q));
+    log = report(run_close_log(&files));
+    return code ? code : saved ? saved : results ? results : log;
 }
 
 /* Data and plan. Rank 0 goes ahead. Returns an exit code. */

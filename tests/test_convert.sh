@@ -211,6 +211,11 @@ echo mine > victim; ln -s victim linked.gguf.tmp
 expect 0 . run.safetensors linked.gguf --tokenizer none
 check "a link is not followed" [ "$(cat victim)" = mine -a ! -L linked.gguf ]
 rm victim linked.gguf
+if [ -c /dev/full ]; then
+  "$build/convert" run.safetensors said.gguf --tokenizer none > /dev/full 2> out
+  check "output that is lost is a failure" [ $? = 3 ]
+  rm said.gguf
+fi
 check "no temporary files are left" alone
 
 closing_line

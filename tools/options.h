@@ -125,6 +125,14 @@ static inline int option_exit_code(mtt_status status)
     return !status || codes[status] ? codes[status] : EXIT_DATA;
 }
 
+/* Says why a program fails, if it does. Returns its exit code. */
+static inline int option_tell(const mtt_env *env, mtt_status status)
+{
+    const char *reason = env->error[0] ? env->error : mtt_status_string(status);
+    if (status) fprintf(stderr, "%s: %s\n", option_all.program, reason);
+    return option_exit_code(status);
+}
+
 /* The exit code of a program at its end: `code`, or EXIT_DATA after a message if that is 0, but standard
    output did not take everything, as on a full disk. */
 static int option_close_output(int code)

@@ -91,10 +91,7 @@ int main(int argc, char **argv)
     if ((code = choose_tokenizer(&wordpiece, &byte_level))) return code;
     desc.seed = (uint64_t)seed;
     status = mtt_prepare(&env, &desc, &r);
-    if (status) {
-        fprintf(stderr, "prepare: %s\n", env.error[0] ? env.error : mtt_status_string(status));
-        return option_exit_code(status);
-    }
+    if (status) return option_tell(&env, status);
     if (r.reused) fprintf(stderr, "prepare: %s is up to date\n", desc.output);
     printf("vocabulary %d, %s.tokenizer.json\n", r.vocab, desc.output);
     printf("%-6s %12s %15s %15s %12s\n", "split", "documents", "bytes", "tokens", "bytes/token");

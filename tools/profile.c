@@ -59,11 +59,10 @@ static mtt_env env;
 
 static int fail(mtt_ranks *ranks, mtt_status status)
 {
-    const char *reason = env.error[0] ? env.error : mtt_status_string(status);
-    fprintf(stderr, "profile: %s\n", reason);
-    mtt_ranks_fail(ranks, reason);
+    int code = option_tell(&env, status);
+    mtt_ranks_fail(ranks, env.error);
     mtt_ranks_close(ranks);
-    return option_exit_code(status);
+    return code;
 }
 
 /* ms since some moment. */
@@ -267,7 +266,10 @@ int main(int argc, char **argv)
         return option_fail("--batch-size times --seq-len is more than 2^31 - 1 tokens: lower one");
     count = set.batch * set.seq_len;
     tokens = malloc(2 * sizeof(*tokens) * (size_t)count);
-    if (!tokens) return fail(ranks, MTT_E_MEMORY);
+    if (!tokens) {
+        fprintf(stderr, "profile: no memory for %d tokens: lower --batch-size\n", count);
+        return EXIT_MEMORY;
+    }
     fill_tokens(tokens, tokens + count, count);
     if (set.policy.ranks > 1) status = mtt_ranks_fork(&env, set.policy.ranks, 0, &ranks);
     rank = mtt_ranks_rank(ranks);

@@ -10,9 +10,9 @@
 #include <unistd.h>
 
 /* Files of a run: {folder}/{run}{ending}; a run is {dataset}_{technique}. */
-#define RESULT_METRICS "_metrics.json" /* one object with the keys of RESULTS */
-#define RESULT_MEMORY "_memory.json"   /* plan and timeline, by mtt_schedule_json */
-#define RESULT_LOG ".jsonl"            /* an object for each step and each evaluation */
+#define RESULT_METRICS "_metrics.json"     /* one object with the keys of RESULTS */
+#define RESULT_MEMORY "_memory.json"       /* plan and timeline, by mtt_schedule_json */
+#define RESULT_LOG ".jsonl"                /* an object for each step and each evaluation */
 #define RESULT_TOKENIZER "_tokenizer.json" /* that of the dataset may change with the next run */
 
 /* Names of datasets and techniques go to file names, JSON, awk and gnuplot, so they have these letters alone,

@@ -321,8 +321,7 @@ static mtt_status run_open_init(run *r, mtt_model_desc *model, const char *data,
                         r->init);
     *model = fixed;
     found = mtt_model_tokenizer(r->model) ? mtt_model_tokenizer(r->model) : result_find_tokenizer(r->init);
-    if (!*tokenizer && data && !result_is_prefix(data)) *tokenizer = found;
-    if (!*tokenizer && data && !result_is_prefix(data))
+    if (!*tokenizer && data && !result_is_prefix(data) && !(*tokenizer = found))
         return run_fail(r, MTT_E_ARGUMENT, "there is no tokenizer beside %s: pass --tokenizer", r->init);
     run_say("train: model and first weights of %s%s%s\n", r->init, *tokenizer ? ", tokenizer " : "",
             *tokenizer ? *tokenizer : "");
