@@ -6,9 +6,9 @@ bench.sh [CASE...]     without a case all of them, into tools/performance.md; wi
 bench.sh --table       measures nothing: the table of all figures so far, into tools/performance.md
   cases: a128 a128_dropout a128_tf32 a32 b64 d32 d32_dropout gpt2_16 gpt2_16_dropout gpt2_64 gpt2m_16
   gpt2xl_8 long llama_16 llama_16_d128 largest; attention alone gqa12_1k gqa12_4k gqa12_16k gqa16_1k gqa16_4k
-  gqa16_16k; generation, with transformers gpt2_generate; with torchao gpt2_16_fp8; with two GPUs
-  gpt2_16_ranks2 gpt2_64_ranks2 gpt2m_16_ranks2; and for a CPU tiny tiny_dropout tiny_ranks2 tiny_llama
-  tiny_gqa tiny_generate
+  gqa16_16k; generation, with transformers gpt2_generate; with torchao gpt2_16_fp8; with N = 2, 4
+  or 8 GPUs gpt2_16_ranksN gpt2_64_ranksN gpt2m_16_ranksN gpt2xl_8_ranksN; and for a CPU tiny tiny_dropout
+  tiny_ranks2 tiny_llama tiny_gqa tiny_generate
 Variables: PROFILE and TRAIN, programs built elsewhere (make builds them); PYTHON (python3), which is left out
 if it has no PyTorch; DEVICE (cuda) or cpu; STEPS (40); PAGE (tools/performance.md); FIGURES
 (results/bench/figures.tsv), where figures are kept for --table.
@@ -62,7 +62,7 @@ theirs() { # CASE...: PyTorch; cases of the same modes share a process, since it
   declare -A groups=()
   for name; do
     tail=
-    [[ ! $name =~ _(tf32|dropout|fp8|ranks2)$ ]] || tail=${BASH_REMATCH[0]}
+    [[ ! $name =~ _(tf32|dropout|fp8|ranks[248])$ ]] || tail=${BASH_REMATCH[0]}
     kernels=flash
     [[ ! $name =~ llama|gqa ]] || kernels="flash cudnn"
     [ -z "${modes[$name]}" ] || groups[${modes[$name]},$kernels,$tail]+=" ${name%$tail}"
@@ -71,7 +71,7 @@ theirs() { # CASE...: PyTorch; cases of the same modes share a process, since it
     start=("$python")
     IFS=, read -r mode kernels tail <<< "$group"
     case $tail in
-      _ranks2) how=bf16 start+=(-m torch.distributed.run --standalone --nproc-per-node 2);;
+      _ranks*) how=bf16 start+=(-m torch.distributed.run --standalone --nproc-per-node ${tail#_ranks});;
       _tf32 | _fp8) how=${tail#_};;
       _dropout) how="bf16 --dropout 0.1";;
       *) how=bf16;;
@@ -169,7 +169,8 @@ for name; do [[ -n ${modes[$name]+set} ]] || fail 2 "there is no case $name (--h
 cases=("$@") failed=
 if [ $# = 0 ]; then
   "$python" -c 'import torchao' 2> /dev/null || all=${all/ gpt2_16_fp8/}
-  [ "$(nvidia-smi -L 2> /dev/null | wc -l)" -ge 2 ] || all=$(sed -E 's/ [a-z0-9_]+_ranks2//g' <<< "$all")
+  gpus=$(nvidia-smi -L 2> /dev/null | wc -l)
+  for n in 2 4 8; do [ "$gpus" -ge $n ] || all=$(sed -E "s/ [a-z0-9_]+_ranks$n//g" <<< "$all"); done
   read -ra cases <<< "$all"
 fi
 if [ "${cases[*]}" != largest ] && [ "$device" = cuda ]; then

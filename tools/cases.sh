@@ -31,19 +31,21 @@ benchmark gpt2_16_fp8 compile "GPT-2 124M, 16 x 1024, PyTorch in FP8 (torchao)" 
   $gpt2 --batch-size 16
 benchmark gpt2_64 compile "GPT-2 124M, 64 x 1024" flash,fp8_flash,fp8_flash_compact,$best \
   $gpt2 --batch-size 64
+medium="--layers 24 --heads 16 --d-model 1024 --seq-len 1024 $head --batch-size 16"
+large="--layers 48 --heads 25 --d-model 1600 --seq-len 1024 $head --batch-size 8"
 benchmark gpt2m_16 compile "GPT-2 355M, 16 x 1024" flash,fp8_flash,fp8_flash_compact,flash_selective_chunked \
-  --layers 24 --heads 16 --d-model 1024 $head --seq-len 1024 --batch-size 16
-ranks="--ranks 2 --shard gradients"
-benchmark gpt2_16_ranks2 compile "GPT-2 124M, 16 x 1024 on each of 2 GPUs" flash,fp8_flash \
-  $gpt2 --batch-size 16 $ranks
-benchmark gpt2_64_ranks2 compile "GPT-2 124M, 64 x 1024 on each of 2 GPUs" flash \
-  $gpt2 --batch-size 64 $ranks
-benchmark gpt2m_16_ranks2 compile "GPT-2 355M, 16 x 1024 on each of 2 GPUs" flash \
-  --layers 24 --heads 16 --d-model 1024 $head --seq-len 1024 --batch-size 16 $ranks
+  $medium
 least=checkpointing_chunked_compact
+for n in 2 4 8; do
+  ranks="--ranks $n --shard gradients" where="on each of $n GPUs"
+  benchmark gpt2_16_ranks$n compile "GPT-2 124M, 16 x 1024 $where" flash,fp8_flash \
+    $gpt2 --batch-size 16 $ranks
+  benchmark gpt2_64_ranks$n compile "GPT-2 124M, 64 x 1024 $where" flash $gpt2 --batch-size 64 $ranks
+  benchmark gpt2m_16_ranks$n compile "GPT-2 355M, 16 x 1024 $where" flash $medium $ranks
+  benchmark gpt2xl_8_ranks$n "" "GPT-2 1.5B, 8 x 1024 $where" flash_$least,fp8_flash_$least $large $ranks
+done
 benchmark gpt2xl_8 "" "GPT-2 1.5B, 8 x 1024" \
-  flash_$least,flash_segments_chunked_compact_early,fp8_flash_$least \
-  --layers 48 --heads 25 --d-model 1600 $head --seq-len 1024 --batch-size 8
+  flash_$least,flash_segments_chunked_compact_early,fp8_flash_$least $large
 benchmark long compile "GPT-2 124M, 1 x 32768" flash,flash_checkpointing_chunked_compact \
   $gpt2 --seq-len 32768 --batch-size 1
 llama="--layers 12 --d-model 768 --d-ff 2048 --norm rms --mlp swiglu --positions rotary --no-biases"
@@ -65,7 +67,7 @@ benchmark largest "" "" ""
 all="${order[*]}"
 tiny="--layers 2 --heads 4 --d-model 64 --vocab-size 1000 --seq-len 64 --batch-size 4"
 benchmark tiny compile "tiny, 4 x 64" flash,fp8_flash,$best $tiny
-benchmark tiny_ranks2 compile "tiny, 4 x 64 on each of 2 ranks" flash $tiny $ranks
+benchmark tiny_ranks2 compile "tiny, 4 x 64 on each of 2 ranks" flash $tiny --ranks 2 --shard gradients
 benchmark tiny_dropout compile "tiny, 4 x 64, dropout 0.1" flash $tiny --dropout 0.1
 benchmark tiny_llama compile "tiny Llama form, 4 x 64" flash,fp8_flash,$best $llama \
   --layers 2 --heads 4 --heads-kv 2 --d-model 64 --d-ff 256 --vocab-size 1000 --seq-len 64 --batch-size 4
