@@ -899,7 +899,7 @@ if ! command -v mpicc > /dev/null || ! command -v mpirun > /dev/null; then
 elif ! mpicc -std=gnu99 -O2 -fopenmp -DMTT_MPI "$root/examples/train.c" -o train_mpi -lm 2> err; then
   fail "train.c does not compile with MPI: $(head -n 3 err)"
 else
-  for ranks in 2 3 4; do
+  for ranks in 2 3 8; do
     rm -rf by_one
     timeout 120 ./train_mpi $together --dataset alone --accumulate $ranks --results-dir by_one > out 2> err
     for shard in none optimizer gradients; do
