@@ -1377,7 +1377,7 @@ struct mtt_op {
     int first_range, range_count;      /* their entries in `ranges`, if there is one */
     const mtt_transfer *transfers;     /* all_to_all, all_gather: of the backend's memory. Those with one */
     int transfer_count;                /* peer are in the order of the peer's with this rank */
-    const mtt_tensor *workspace;       /* scratch; NULL on a CPU */
+    const mtt_tensor *workspace;       /* scratch; on a CPU tiles of each thread, not in the arena */
     const mtt_shape *shape;
     size_t live_bytes;                 /* during the operation, state included */
     size_t bytes[MTT_CATEGORY_COUNT];  /* the same by category */
@@ -2058,9 +2058,11 @@ MTTDEF const char *mtt_op_name(mtt_op_kind kind);
 #include <omp.h>
 #define MTT__OMP(directive) _Pragma(#directive)
 static int mtt__threads(void) { return omp_get_max_threads(); }
+static int mtt__thread(void) { return omp_get_thread_num(); }
 #else
 #define MTT__OMP(directive)
 static int mtt__threads(void) { return 1; }
+static int mtt__thread(void) { return 0; }
 #endif
 
 #define MTT__STRING(name, text) text,
@@ -2846,7 +2848,7 @@ typedef struct mtt__writer {
     size_t pending;             /* bytes in the buffer */
     size_t folder_size;         /* of `temporary`, which begins with FOLDER/. */
     char path[2048], temporary[4096];
-    unsigned char buffer[65536];
+    unsigned char buffer[32768];
 } mtt__writer;
 
 /* Removes the file before it closes it: without the lock, the name may already belong to another writer. */
@@ -7336,11 +7338,18 @@ enum {
     MTT__FEW_COLUMNS = 4096, /* of C that a thread then computes at a time, at most */
     MTT__LANES = 16,       /* partial sums of a long sum */
     MTT__MAX_WIDTH = 16384,
-    MTT__MAX_HEAD = 256
+    MTT__MAX_HEAD = 256,
+    MTT__TILES = MTT__TILE * (7 * MTT__MAX_HEAD + 2 * MTT__TILE) /* floats of a thread's tiles: 480 KB */
 };
 #define MTT__THREADS(elements) MTT__OMP(omp parallel for schedule(static) if ((elements) > MTT__ALONE))
 /* A loop over [from, end) in blocks: `n` elements from `at` up. */
 #define MTT__BLOCKS(at, n, from, end) for (at = from; (n = mtt__min(MTT__BLOCK, (end) - at)) > 0; at += n)
+
+/* The calling thread's tiles. They are not on its stack, which may be of 128 KB. */
+static float *mtt__tiles(const mtt_op *op)
+{
+    return (float *)op->workspace->data + (size_t)mtt__thread() * MTT__TILES;
+}
 
 /* ---- reading and writing ---- */
 
@@ -7846,6 +7855,7 @@ static int mtt__has_pairs(void) { return 0; }
    whose operands are a_next and b_next elements apart. `a` is A transposed, so both operands are k
    rows of vectors side by side. With `pairs`, rows hold words: two BF16 values, neighbours along k. */
 typedef struct mtt__product {
+    const mtt_op *op;
     mtt__view a, b, c;
     const mtt_tensor *bias;
     float scale;
@@ -7873,10 +7883,11 @@ static int mtt__view_words(mtt__view *v, mtt_tensor *words)
 
 /* Tiles have 128 rows and columns, since smaller ones copy operands more often and 256 were 5 % slower. Where
    that makes few tiles, they have 64, to keep more threads busy. The side changes no bit of C. */
-static void mtt__product_of(mtt__product *g, mtt__view a, mtt__view b, mtt__view c)
+static void mtt__product_of(mtt__product *g, const mtt_op *op, mtt__view a, mtt__view b, mtt__view c)
 {
     int64_t large = mtt__ceil_div(c.m, MTT__SIDE) * mtt__ceil_div(c.n, MTT__SIDE);
     memset(g, 0, sizeof(*g));
+    g->op = op;
     g->scale = 1;
     g->members = 1;
     g->a = mtt__transposed(a);
@@ -7923,7 +7934,7 @@ static void mtt__start_tile(const mtt__product *g, int64_t i, int64_t m, int64_t
 static void mtt__product_tile(const mtt__product *g, int64_t tile)
 {
     enum { S = MTT__STRIPE, N = MTT__SIDE, K = MTT__DEPTH };
-    float a[N * K], b[K * S], c[N * N];
+    float *c = mtt__tiles(g->op), *a = c + N * N, *b = a + N * K;
     int64_t i = tile % g->down * g->side, m = mtt__min(g->side, g->c.m - i), p, r, s;
     int64_t j = tile / g->down * g->side, n = mtt__min(g->side, g->c.n - j);
     mtt__multiplier *multiply = g->pairs ? mtt__multiply_pairs : mtt__multiply_block;
@@ -8134,17 +8145,15 @@ static void mtt__few_terms(const mtt__product *g, int64_t i, int64_t p, int64_t 
 static void mtt__few_columns(const mtt__product *g, int64_t j0, int64_t n)
 {
     int64_t p, i, j;
-    float c[MTT__FEW_ROWS][MTT__FEW_COLUMNS], sum[MTT__FEW_COLUMNS];
-    for (i = 0; i < g->c.m; i++) {
-        memset(c[i], 0, (size_t)n * sizeof(float));
-        if (g->bias) mtt__load(g->bias, j0, n, c[i]);
-    }
+    float *sum = mtt__tiles(g->op), *c = sum + n;
+    memset(c, 0, (size_t)(g->c.m * n) * sizeof(float));
+    for (i = 0; i < g->c.m && g->bias; i++) mtt__load(g->bias, j0, n, c + i * n);
     for (p = 0; p < g->a.m; p += MTT__DEPTH)
         for (i = 0; i < g->c.m; i++) {
             mtt__few_terms(g, i, p, j0, n, sum);
-            for (j = 0; j < n; j++) c[i][j] += sum[j];
+            for (j = 0; j < n; j++) c[i * n + j] += sum[j];
         }
-    for (i = 0; i < g->c.m; i++) mtt__store(g->c.t, g->c.first + i * g->c.row + j0, n, c[i]);
+    for (i = 0; i < g->c.m; i++) mtt__store(g->c.t, g->c.first + i * g->c.row + j0, n, c + i * n);
 }
 
 /* C's only row. Threads share B's rows, DEPTH at a time, so each reads long runs of memory: up to twice as
@@ -8152,7 +8161,7 @@ static void mtt__few_columns(const mtt__product *g, int64_t j0, int64_t n)
 static int mtt__few_panels(const mtt__product *g)
 {
     enum { K = MTT__DEPTH, SUMS = 65536 };
-    float sums[SUMS], *c = sums + SUMS - g->c.n;
+    float *sums = mtt__tiles(g->op), *c = sums + SUMS - g->c.n;
     int64_t n = g->c.n, threads = mtt__threads(), panels = mtt__ceil_div(g->a.m, K), p, j;
     if (threads == 1 || panels < threads || (panels + 1) * n > SUMS || n * g->a.m <= MTT__ALONE) return 0;
     MTT__OMP(omp parallel for schedule(dynamic, 1))
@@ -8184,11 +8193,12 @@ static int mtt__few_rows(const mtt__product *g)
 
 /* C = A B + bias, or C += A B where `add` is set, or C = scale A B: one parallel region, in which a late
    thread holds up no other. */
-static void mtt__gemm(mtt__view a, mtt__view b, mtt__view c, const mtt_tensor *bias, int add, float scale)
+static void mtt__gemm(const mtt_op *op, mtt__view a, mtt__view b, mtt__view c, const mtt_tensor *bias,
+                      int add, float scale)
 {
     mtt__product g;
     int64_t tile;
-    mtt__product_of(&g, a, b, c);
+    mtt__product_of(&g, op, a, b, c);
     g.bias = bias;
     g.add = add;
     g.scale = scale;
@@ -8230,7 +8240,7 @@ static void mtt__cpu_embed(const mtt_op *op, const mtt_embed *o)
     int64_t C = op->shape->d_model, row;
     MTT__THREADS(op->shape->rows * C)
     for (row = 0; row < op->shape->rows; row++) {
-        float x[MTT__MAX_WIDTH], buffer[MTT__MAX_WIDTH];
+        float *x = mtt__tiles(op), *buffer = x + C;
         mtt__load(o->wte, tokens[row] * C, C, x);
         if (o->positions)
             mtt__add_block(mtt__read(o->positions, row % op->shape->seq_len * C, C, buffer), x, C);
@@ -8292,7 +8302,7 @@ static void mtt__cpu_norm(const mtt_op *op, const mtt_norm *o)
     int64_t C = op->shape->d_model, rows = mtt__rows(o->y), row;
     MTT__THREADS(rows * C)
     for (row = 0; row < rows; row++) {
-        float xs[MTT__MAX_WIDTH], gains[MTT__MAX_WIDTH], shifts[MTT__MAX_WIDTH], y[MTT__MAX_WIDTH];
+        float *y = mtt__tiles(op), *xs = y + C, *gains = xs + C, *shifts = gains + C;
         const float *x = mtt__read(o->x, row * C, C, xs), *gain = mtt__read(o->gain, 0, C, gains);
         const float *shift = o->shift ? mtt__read(o->shift, 0, C, shifts) : NULL;
         float mean = shift ? mtt__sum(x, C) / (float)C : 0.0f, lane[MTT__LANES] = {0}, rstd,
@@ -8402,7 +8412,7 @@ static void mtt__cpu_norm_backward(const mtt_op *op, const mtt_norm_backward *o)
     if (o->d_shift) mtt__sum_rows(o->dy, NULL, NULL, o->d_shift, 0);
     MTT__THREADS(rows * C)
     for (row = 0; row < rows; row++) {
-        float g[MTT__MAX_WIDTH], xhat[MTT__MAX_WIDTH], buffer[MTT__MAX_WIDTH], mean_g, mean_gx;
+        float *g = mtt__tiles(op), *xhat = g + C, *buffer = xhat + C, mean_g, mean_gx;
         const float *stats = (const float *)o->stats->data + 2 * row,
                     *gain = mtt__read(o->gain, 0, C, buffer);
         const float mean = stats[0], rstd = stats[1];
@@ -8426,8 +8436,8 @@ static void mtt__cpu_norm_backward(const mtt_op *op, const mtt_norm_backward *o)
 /* y = x W + b, or x W^T + b for a transposed weight; scale x W for an adapter's A */
 static void mtt__cpu_linear(const mtt_op *op, const mtt_linear *o)
 {
-    mtt__gemm(mtt__matrix(o->x, 0), mtt__matrix(o->weight, op->transposed), mtt__matrix(o->y, 0), o->bias, 0,
-              mtt__op_scale(op));
+    mtt__gemm(op, mtt__matrix(o->x, 0), mtt__matrix(o->weight, op->transposed), mtt__matrix(o->y, 0),
+              o->bias, 0, mtt__op_scale(op));
 }
 
 /* y = x W + b, rounded; y += xa B */
@@ -8435,14 +8445,14 @@ static void mtt__cpu_linear_adapted(const mtt_op *op, const mtt_linear_adapted *
 {
     mtt_linear linear = {o->x, o->weight, o->bias, o->y};
     mtt__cpu_linear(op, &linear);
-    mtt__gemm(mtt__matrix(o->xa, 0), mtt__matrix(o->lora_b, 0), mtt__matrix(o->y, 0), NULL, 1, 1);
+    mtt__gemm(op, mtt__matrix(o->xa, 0), mtt__matrix(o->lora_b, 0), mtt__matrix(o->y, 0), NULL, 1, 1);
 }
 
 /* dx = scale dy W^T */
 static void mtt__cpu_linear_backward_input(const mtt_op *op, const mtt_linear_backward_input *o)
 {
-    mtt__gemm(mtt__matrix(o->dy, 0), mtt__matrix(o->weight, !op->transposed), mtt__matrix(o->dx, 0), NULL, 0,
-              mtt__op_scale(op));
+    mtt__gemm(op, mtt__matrix(o->dy, 0), mtt__matrix(o->weight, !op->transposed), mtt__matrix(o->dx, 0),
+              NULL, 0, mtt__op_scale(op));
 }
 
 /* sums (+)= the sums of the rows of dy_t */
@@ -8465,7 +8475,7 @@ static void mtt__cpu_linear_backward_weight(const mtt_op *op, const mtt_linear_b
     const mtt_tensor *left = op->transposed ? o->dy : o->x, *right = op->transposed ? o->x : o->dy;
     int eight = o->dy->dtype == MTT_F8_E5M2;
     if (o->d_weight)
-        mtt__gemm(mtt__matrix(left, !eight), mtt__matrix(right, eight), mtt__matrix(o->d_weight, 0), NULL,
+        mtt__gemm(op, mtt__matrix(left, !eight), mtt__matrix(right, eight), mtt__matrix(o->d_weight, 0), NULL,
                   op->adds, 1);
     if (o->d_bias && eight) mtt__sum_columns(o->dy, o->d_bias, op->adds);
     else if (o->d_bias) mtt__sum_rows(o->dy, NULL, NULL, o->d_bias, op->adds);
@@ -8577,9 +8587,9 @@ static void mtt__rotary_backward_row(const mtt_op *op, const mtt_rotary_backward
 static void mtt__cpu_rotary_backward(const mtt_op *op, const mtt_rotary_backward *o)
 {
     enum { PIECES = 64 };
-    float sums[PIECES][2][MTT__MAX_HEAD];
+    float (*sums)[2][MTT__MAX_HEAD] = (float (*)[2][MTT__MAX_HEAD])mtt__tiles(op);
     int64_t D = op->shape->head_dim, rows = op->shape->rows, piece, k;
-    memset(sums, 0, sizeof(sums));
+    memset(sums, 0, PIECES * sizeof(*sums));
     MTT__THREADS(mtt__elements(o->dx))
     for (piece = 0; piece < PIECES; piece++) {
         int64_t row;
@@ -8632,7 +8642,7 @@ static void mtt__heads_gemm(const mtt_op *op, float scale, const mtt_tensor *a, 
         mtt__view left = mtt__head(op, a, a_part, i), right = mtt__head(op, b, b_part, i);
         mtt__product g;
         int64_t tile;
-        mtt__product_of(&g, left, right, mtt__head(op, c, c_part, i));
+        mtt__product_of(&g, op, left, right, mtt__head(op, c, c_part, i));
         g.scale = scale;
         g.members = members;
         g.a_next = mtt__head(op, a, a_part, i + 1).first - left.first;
@@ -8710,11 +8720,9 @@ static void mtt__cpu_attention_scores_backward(const mtt_op *op, const mtt_atten
 
 /* ---- flash attention (Dao et al. 2022) ---- */
 
-/* Scores exist only for a tile of 64 queries by 64 keys at a time, so no T x T matrix is in memory. A thread
-   needs 0.3 MB of stack, in the backward pass 0.5 MB. A tile of q, k, v or the output has its tokens as rows,
-   MTT__MAX_HEAD apart, or, transposed, as columns. */
-typedef float mtt__tile[MTT__TILE * MTT__MAX_HEAD];
-typedef float mtt__score_tile[MTT__TILE * MTT__TILE];
+/* Scores exist only for a tile of 64 queries by 64 keys at a time, so no T x T matrix is in memory. A tile of
+   q, k, v or the output has its tokens as rows, MTT__MAX_HEAD apart, or, transposed, as columns. */
+enum { MTT__HEAD_TILE = MTT__TILE * MTT__MAX_HEAD, MTT__SCORE_TILE = MTT__TILE * MTT__TILE };
 
 /* The keys [*low, *high) of a tile that a query attends, counted from the tile's first key j0. */
 static void mtt__attended(const mtt_shape *d, int64_t query, int64_t j0, int64_t *low, int64_t *high)
@@ -8745,8 +8753,8 @@ typedef struct mtt__attention_tile {
 static void mtt__attend(const mtt_op *op, const mtt__attention_tile *t)
 {
     enum { S = MTT__TILE, W = MTT__MAX_HEAD };
-    mtt__tile q, k, v, o;
-    mtt__score_tile s;
+    float *q = mtt__tiles(op), *k = q + MTT__HEAD_TILE, *v = k + MTT__HEAD_TILE, *o = v + MTT__HEAD_TILE;
+    float *s = o + MTT__HEAD_TILE;
     float row_max[S], row_sum[S], sum[W], scale = mtt__score_scale(op);
     int64_t D = op->shape->head_dim, m = t->m, rows = mtt__round_up(m, 8), across = MTT__ACROSS, j0, i, j;
     int few = m <= MTT__FEW_ROWS && across && D % across == 0 && t->v.row == D;
@@ -8865,22 +8873,40 @@ static void mtt__cpu_flash(const mtt_op *op, const mtt_flash *f)
 /* For the backward pass of a head: tiles of m queries from i0 up and n keys from j0 up, their P and dS. */
 typedef struct mtt__flash_pair {
     int64_t head, i0, m, j0, n;
-    mtt__tile q, d_out, k, k_t, v_t;
-    mtt__score_tile p, ds;
+    float *q, *d_out, *k, *k_t, *v_t, *dq, *dk, *dv, *p, *ds;
     float delta[MTT__TILE]; /* rowsum(dO O) */
 } mtt__flash_pair;
+
+/* A pair in the calling thread's tiles. The sums of dQ, dK and dV begin with 0; dQ's are in dK's place. */
+static void mtt__flash_pair_of(const mtt_op *op, int64_t head, mtt__flash_pair *t)
+{
+    t->head = head;
+    t->q = mtt__tiles(op);
+    t->d_out = t->q + MTT__HEAD_TILE;
+    t->k = t->d_out + MTT__HEAD_TILE;
+    t->k_t = t->k + MTT__HEAD_TILE;
+    t->v_t = t->k_t + MTT__HEAD_TILE;
+    t->dq = t->dk = t->v_t + MTT__HEAD_TILE;
+    t->dv = t->dk + MTT__HEAD_TILE;
+    t->p = t->dv + MTT__HEAD_TILE;
+    t->ds = t->p + MTT__SCORE_TILE;
+    memset(t->dk, 0, 2 * MTT__HEAD_TILE * sizeof(float));
+}
 
 static void mtt__load_queries(const mtt_op *op, const mtt_flash_backward *f, int64_t i0, mtt__flash_pair *t)
 {
     enum { W = MTT__MAX_HEAD };
     int64_t D = op->shape->head_dim, m = mtt__min(MTT__TILE, op->shape->seq_len - i0), i;
-    mtt__tile out;
+    mtt__view o = mtt__head(op, f->out, MTT__OUT, t->head);
+    float out[MTT__MAX_HEAD];
     t->i0 = i0;
     t->m = m;
     mtt__load_block(mtt__head(op, f->qkv, MTT__Q, t->head), i0, m, 0, D, t->q, W);
     mtt__load_block(mtt__head(op, f->d_out, MTT__OUT, t->head), i0, m, 0, D, t->d_out, W);
-    mtt__load_block(mtt__head(op, f->out, MTT__OUT, t->head), i0, m, 0, D, out, W);
-    for (i = 0; i < m; i++) t->delta[i] = mtt__dot(t->d_out + i * W, out + i * W, D);
+    for (i = 0; i < m; i++) {
+        mtt__load(o.t, o.first + (i0 + i) * o.row, D, out);
+        t->delta[i] = mtt__dot(t->d_out + i * W, out, D);
+    }
 }
 
 static void mtt__load_keys(const mtt_op *op, const mtt_flash_backward *f, int64_t j0, mtt__flash_pair *t)
@@ -8901,8 +8927,7 @@ static void mtt__flash_gradients(const mtt_op *op, const mtt_flash_backward *f, 
     const mtt_shape *d = op->shape;
     int64_t first = t->head * d->seq_len + t->i0, D = d->head_dim, i, j, low, high;
     float mask[S], scale = mtt__score_scale(op), d_scale = mtt__attends_one(d) ? 0.0f : scale;
-    memset(t->p, 0, sizeof(t->p));
-    memset(t->ds, 0, sizeof(t->ds));
+    memset(t->p, 0, 2 * MTT__SCORE_TILE * sizeof(float)); /* and ds */
     mtt__multiply_block(t->m, t->n, D, t->q, W, 1, t->k_t, S, t->p, S);
     mtt__multiply_block(t->m, t->n, D, t->d_out, W, 1, t->v_t, S, t->ds, S);
     for (i = 0; i < t->m; i++) {
@@ -8943,20 +8968,17 @@ static void mtt__flash_backward_keys(const mtt_op *op, const mtt_flash_backward 
     const mtt_shape *d = op->shape;
     int64_t end = d->window ? mtt__min(d->seq_len, j0 + S - 1 + d->window) : d->seq_len, i0;
     mtt__flash_pair t;
-    mtt__tile dk, dv;
-    t.head = head;
+    mtt__flash_pair_of(op, head, &t);
     mtt__load_keys(op, f, j0, &t);
-    memset(dk, 0, sizeof(dk));
-    memset(dv, 0, sizeof(dv));
     for (; t.head < head + d->heads / d->heads_kv; t.head++)
         for (i0 = j0; i0 < end; i0 += S) {
             mtt__load_queries(op, f, i0, &t);
             mtt__flash_gradients(op, f, &t);
-            mtt__multiply_block(t.n, d->head_dim, t.m, t.p, 1, S, t.d_out, W, dv, W);
-            mtt__multiply_block(t.n, d->head_dim, t.m, t.ds, 1, S, t.q, W, dk, W);
+            mtt__multiply_block(t.n, d->head_dim, t.m, t.p, 1, S, t.d_out, W, t.dv, W);
+            mtt__multiply_block(t.n, d->head_dim, t.m, t.ds, 1, S, t.q, W, t.dk, W);
         }
-    mtt__store_gradients(op, f, MTT__K, head, j0, t.n, dk);
-    mtt__store_gradients(op, f, MTT__V, head, j0, t.n, dv);
+    mtt__store_gradients(op, f, MTT__K, head, j0, t.n, t.dk);
+    mtt__store_gradients(op, f, MTT__V, head, j0, t.n, t.dv);
 }
 
 /* One tile of queries: dQ = dS K, summed over the tiles of keys. It computes S and dP again: two more
@@ -8966,17 +8988,15 @@ static void mtt__flash_backward_queries(const mtt_op *op, const mtt_flash_backwa
 {
     enum { S = MTT__TILE, W = MTT__MAX_HEAD };
     mtt__flash_pair t;
-    mtt__tile dq;
     int64_t j0;
-    t.head = head;
+    mtt__flash_pair_of(op, head, &t);
     mtt__load_queries(op, f, i0, &t);
-    memset(dq, 0, sizeof(dq));
     for (j0 = mtt__first_key(op->shape->window, i0) / S * S; j0 < i0 + t.m; j0 += S) {
         mtt__load_keys(op, f, j0, &t);
         mtt__flash_gradients(op, f, &t);
-        mtt__multiply_block(t.m, op->shape->head_dim, t.n, t.ds, S, 1, t.k, W, dq, W);
+        mtt__multiply_block(t.m, op->shape->head_dim, t.n, t.ds, S, 1, t.k, W, t.dq, W);
     }
-    mtt__store_gradients(op, f, MTT__Q, head, i0, t.m, dq);
+    mtt__store_gradients(op, f, MTT__Q, head, i0, t.m, t.dq);
 }
 
 static void mtt__cpu_flash_backward(const mtt_op *op, const mtt_flash_backward *f)
@@ -9078,7 +9098,7 @@ static void mtt__chunk_gradients(const mtt_op *op, const mtt_chunked_loss *o, mt
         mtt__view left = mtt__matrix(o->d_logits_t, 0), right = mtt__matrix(o->x_t, 1);
         left.n = right.m = mtt__round_up(mtt__rows(d_logits), 16);
         right.first += first;
-        mtt__gemm(left, right, mtt__matrix(o->d_weight, 0), NULL, op->adds, 1);
+        mtt__gemm(op, left, right, mtt__matrix(o->d_weight, 0), NULL, op->adds, 1);
     }
     if (o->d_bias) mtt__sum_columns(o->d_logits_t, o->d_bias, op->adds);
 }
@@ -9321,11 +9341,32 @@ static void mtt__cpu_rescale(const mtt_op *op, const mtt_rescale *o)
 
 /* ---- backend ---- */
 
-/* A CPU needs a source of memory, and the other ranks. */
+/* A CPU needs a source of memory, the other ranks, and tiles for its threads. */
 typedef struct mtt__cpu {
     mtt_env *env;
     mtt_ranks *ranks;
+    void *block;
+    mtt_tensor tiles; /* in the block, from a cache line's beginning up */
 } mtt__cpu;
+
+/* Takes more tiles if OpenMP may now start more threads. */
+static mtt_status mtt__cpu_tiles(mtt__cpu *c)
+{
+    const size_t line = 64, bytes = (size_t)mtt__threads() * MTT__TILES * sizeof(float);
+    if (bytes <= c->tiles.bytes) return MTT_OK;
+    mtt__free(c->env, c->block);
+    c->block = mtt__alloc_raw(c->env, bytes + line);
+    c->tiles.bytes = c->block ? bytes : 0;
+    c->tiles.data = (char *)c->block + (line - (uintptr_t)c->block % line) % line;
+    return c->block ? MTT_OK : MTT_E_MEMORY;
+}
+
+static void mtt__cpu_close(void *context)
+{
+    mtt__cpu *c = (mtt__cpu *)context;
+    mtt__free(c->env, c->block);
+    mtt__free(c->env, c);
+}
 
 static mtt_status mtt__cpu_open(mtt_env *env, const mtt_backend *backend, const mtt_policy *policy,
                                 void **context)
@@ -9336,13 +9377,10 @@ static mtt_status mtt__cpu_open(mtt_env *env, const mtt_backend *backend, const 
     if (!c) return MTT_E_MEMORY;
     c->env = env;
     c->ranks = backend->ranks;
-    return MTT_OK;
-}
-
-static void mtt__cpu_close(void *context)
-{
-    mtt__cpu *c = (mtt__cpu *)context;
-    mtt__free(c->env, c);
+    if (!mtt__cpu_tiles(c)) return MTT_OK;
+    mtt__cpu_close(c);
+    *context = NULL;
+    return MTT_E_MEMORY;
 }
 
 /* Asks Linux for huge pages: a token of GPT-2 (124M) takes 10 % less time, because the processor looks up
@@ -9386,20 +9424,24 @@ static mtt_status mtt__cpu_copy(void *context, void *to, const void *from, size_
 }
 
 #define mtt__cpu_all_to_all(op, o)                                                      \
-    status = mtt__exchange(((mtt__cpu *)context)->ranks, op->transfers, op->transfer_count)
+    status = mtt__exchange(c->ranks, op->transfers, op->transfer_count)
 #define mtt__cpu_all_gather(op, o) mtt__cpu_all_to_all(op, o)
 
 static mtt_status mtt__cpu_run(void *context, const mtt_op *ops, int count)
 {
-    mtt_status status = MTT_OK;
-    const mtt_op *op;
-    for (op = ops; op < ops + count && !status; op++)
+    mtt__cpu *c = (mtt__cpu *)context;
+    mtt_status status = mtt__cpu_tiles(c);
+    int i;
+    for (i = 0; i < count && !status; i++) {
+        mtt_op with_tiles = ops[i], *op = &with_tiles;
+        op->workspace = &c->tiles;
         switch (op->kind) {
 #define MTT__CPU_RUN(name, inputs, operands, flops, bytes, scratch)                     \
         case MTT_OP_##name: mtt__cpu_##name(op, MTT_OPERANDS_OF(name, op)); break;
             MTT_OPS(MTT__CPU_RUN)
         case MTT_OP_KIND_COUNT: break;
         }
+    }
     return status;
 }
 
