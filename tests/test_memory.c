@@ -4,7 +4,7 @@
    The bounds in MiB, and what was measured with 1, 2 and 8 threads:
       3         staging 0.5, lists of a model of one layer 0.2, code of mtt and of gcc's OpenMP 0.3 to 0.6;
                 LLVM's OpenMP takes 1.5 more
-      a thread  0.5: a stack with the tiles of flash attention, 0.43
+      a thread  0.5: tiles, 0.47, and a stack
       a layer   0.0625: its operations and tensors, 0.03, or 0.055 if recomputed and accumulated
       OpenBLAS  2: 1,024 rows of A, at most 512 columns deep. 1.25 a thread: a block of B that fits the cache,
                 0.8 (640 x 320) on Skylake-X and 1.125 (768 x 384) on Haswell
@@ -41,12 +41,21 @@ static mtt_env env;
 
 /* ------------------------------------------------------------------------------------------- products --- */
 
+/* Tiles for all threads, which operations that no backend runs need. */
+static const mtt_tensor *tiles(void)
+{
+    static mtt__cpu cpu;
+    check(!mtt__cpu_tiles(&cpu), "no memory for tiles");
+    return &cpu.tiles;
+}
+
 /* Rows that a product of FP32 hands to a BLAS in several calls, and one that takes a single call. */
 static void product(int64_t m, int64_t n, int64_t k, int a_transposed, int b_transposed, int bias, int add)
 {
     static float a[MAX_ROWS * 11], b[13 * 11], c[MAX_ROWS * 13], before[MAX_ROWS * 13], shift[13];
     mtt_tensor ta = {.rank = 2, .shape = {m, k}, .data = a}, tb = {.rank = 2, .shape = {k, n}, .data = b};
     mtt_tensor tc = {.rank = 2, .shape = {m, n}, .data = c}, ts = {.rank = 1, .shape = {n}, .data = shift};
+    mtt_op op = {.workspace = tiles()};
     double worst = 0;
     if (a_transposed) ta.shape[0] = k, ta.shape[1] = m;
     if (b_transposed) tb.shape[0] = n, tb.shape[1] = k;
@@ -54,7 +63,7 @@ static void product(int64_t m, int64_t n, int64_t k, int a_transposed, int b_tra
     for (int64_t i = 0; i < k * n; i++) b[i] = (float)below(2001) / 1000 - 1;
     for (int64_t i = 0; i < n; i++) shift[i] = (float)below(2001) / 1000 - 1;
     for (int64_t i = 0; i < m * n; i++) c[i] = before[i] = (float)below(2001) / 1000 - 1;
-    mtt__gemm(mtt__matrix(&ta, a_transposed), mtt__matrix(&tb, b_transposed), mtt__matrix(&tc, 0),
+    mtt__gemm(&op, mtt__matrix(&ta, a_transposed), mtt__matrix(&tb, b_transposed), mtt__matrix(&tc, 0),
               bias ? &ts : NULL, add, 1);
     for (int64_t i = 0; i < m; i++)
         for (int64_t j = 0; j < n; j++) {
