@@ -149,7 +149,11 @@
       MTT_SEPARATE_ALLOCS   here        a block for each tensor instead of the arena, for sanitizers
       MTT_DOCUMENT_BYTES    here        least bytes of a document cut from plain text, default 4096
       MTT_DOCUMENT_LIMIT    here        most bytes of a line of JSONL, default 2^30
-   -fopenmp makes it parallel. Begin main with mtt_wait_passively(argv): it is much faster beside other work.
+   -fopenmp makes it parallel; OMP_NUM_THREADS is the number of threads. They, and any thread that calls mtt,
+   need a stack of 128 KB. Begin main with mtt_wait_passively(argv): it is much faster beside other work. It
+   restarts the program once, so nothing should come before it.
+   -ffast-math and -Ofast are refused. Linked with them, a program takes subnormal numbers for 0: then FP32 and
+   BF16 differ in last bits, and FP16 and FP8 are refused.
    stb_sprintf.h must be found, as stb_sprintf.h or stb/stb_sprintf.h; it stays private.
 
    FAILURES
@@ -161,10 +165,15 @@
 #define MTT_H_INCLUDED
 #define MTT_VERSION 20000 /* major * 10000 + minor * 100 + patch */
 
-#if defined(MTT_IMPLEMENTATION) && !defined(_POSIX_C_SOURCE) && !defined(_GNU_SOURCE)
+#if defined(MTT_IMPLEMENTATION) && defined(__linux__) /* elsewhere these would hide flock and O_NOFOLLOW */
+#if !defined(_POSIX_C_SOURCE) && !defined(_GNU_SOURCE)
 #define _POSIX_C_SOURCE 200809L /* mmap, fsync and clock_gettime under -std=c99 */
+#endif
 #ifndef _DEFAULT_SOURCE
 #define _DEFAULT_SOURCE /* madvise */
+#endif
+#ifndef _FILE_OFFSET_BITS
+#define _FILE_OFFSET_BITS 64 /* files of 2 GB and more on 32-bit systems */
 #endif
 #endif
 #include <math.h>
@@ -232,7 +241,7 @@ typedef struct mtt_env {
     char error[1024];                         /* the last failure in words, and its remedy */
 } mtt_env;
 
-/* Receives text. `user` is the caller's. */
+/* Receives text. `user` is the caller's. It must return: an exception or longjmp past mtt leaks its memory. */
 typedef void (*mtt_write_fn)(void *user, const char *text, size_t bytes);
 
 /* ---------------------------------------------------------------------------------- model and policy ---- */
@@ -1471,6 +1480,14 @@ MTT__BOTH int64_t mtt__elements(const mtt_tensor *t)
 MTT__BOTH int64_t mtt__width(const mtt_tensor *t) { return t->shape[t->rank - 1]; }
 MTT__BOTH int64_t mtt__rows(const mtt_tensor *t) { return mtt__elements(t) / mtt__width(t); }
 
+/* Neither infinite nor NaN, by its bits: options for fast arithmetic drop comparisons with either. */
+MTT__BOTH int mtt__finite(double x)
+{
+    uint64_t bits;
+    memcpy(&bits, &x, sizeof(bits));
+    return (bits >> 52 & 0x7ff) != 0x7ff;
+}
+
 MTT__BOTH uint32_t mtt__float_bits(float x)
 {
     uint32_t bits;
@@ -1762,12 +1779,12 @@ MTT__BOTH void mtt__scale_gradients(const mtt_control *control, mtt_counters *co
 {
     double clip = control->clip, norm = sqrt(sum) / (double)counters->loss_scale;
     if (counters->skipped == 2) return;
-    sum += 0 * counters->loss; /* NaN if the loss is not finite: early updates have no other sum */
     counters->grad_norm = norm;
     counters->step_scale = counters->loss_scale;
     counters->gradient_scale = 1.0f / counters->loss_scale;
     if (clip > 0 && norm > clip) counters->gradient_scale *= (float)(clip / norm);
-    counters->skipped = sum <= 1.7e308 ? 0 : control->scaling ? 1 : 2;
+    /* the loss, too: early updates have no other sum */
+    counters->skipped = mtt__finite(sum) && mtt__finite(counters->loss) ? 0 : control->scaling ? 1 : 2;
     counters->updates += !counters->skipped;
     counters->steps += counters->skipped != 2;
     if (!control->scaling) return;
@@ -1972,8 +1989,16 @@ MTTDEF const char *mtt_op_name(mtt_op_kind kind);
 #ifndef MTT_IMPLEMENTATION_DONE
 #define MTT_IMPLEMENTATION_DONE
 
+#if defined(__FAST_MATH__) || defined(_M_FP_FAST) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__)
+#error "mtt.h needs infinities and NaNs: compile without -ffast-math, -Ofast and -ffinite-math-only"
+#endif
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "mtt.h runs on little-endian processors only: its files are in their byte order"
+#endif
+
 #include <errno.h>
 #include <fcntl.h>
+#include <float.h>
 #include <limits.h>
 #include <netdb.h>
 #include <netinet/in.h>
@@ -2017,6 +2042,7 @@ MTTDEF const char *mtt_op_name(mtt_op_kind kind);
 #pragma GCC diagnostic ignored "-Wshadow"
 #pragma GCC diagnostic ignored "-Wunused-function"
 #pragma GCC diagnostic ignored "-Wextra"
+#pragma GCC diagnostic ignored "-Wsign-compare"
 #pragma GCC diagnostic ignored "-Wpedantic"
 #pragma GCC diagnostic ignored "-Wimplicit-fallthrough"
 #endif
@@ -2059,10 +2085,12 @@ MTTDEF const char *mtt_op_name(mtt_op_kind kind);
 #define MTT__OMP(directive) _Pragma(#directive)
 static int mtt__threads(void) { return omp_get_max_threads(); }
 static int mtt__thread(void) { return omp_get_thread_num(); }
+MTT__INLINE void mtt__one_thread(void) { omp_set_num_threads(1); }
 #else
 #define MTT__OMP(directive)
 static int mtt__threads(void) { return 1; }
 static int mtt__thread(void) { return 0; }
+MTT__INLINE void mtt__one_thread(void) {}
 #endif
 
 #define MTT__STRING(name, text) text,
@@ -2072,7 +2100,8 @@ MTTDEF void mtt_wait_passively(char **argv)
 {
 #ifdef _OPENMP
     if (getenv("OMP_WAIT_POLICY") || getenv("GOMP_SPINCOUNT")) return;
-    if (!setenv("OMP_WAIT_POLICY", "passive", 1)) execv("/proc/self/exe", argv); /* if it fails, go on */
+    if (!setenv("OMP_WAIT_POLICY", "passive", 1)) execv("/proc/self/exe", argv);
+    unsetenv("OMP_WAIT_POLICY"); /* without /proc go on as before */
 #else
     (void)argv;
 #endif
@@ -2977,7 +3006,8 @@ static void mtt__crc_init(mtt__crc_table *table)
 {
     uint32_t i, k, crc;
     for (i = 0; i < 256; i++)
-        for (crc = i, k = 0; k < 64; k++) table->at[k / 8][i] = crc = crc >> 1 ^ (crc & 1 ? 0xedb88320u : 0);
+        for (crc = i, k = 0; k < 64; k++)
+            table->at[k / 8][i] = crc = crc >> 1 ^ (0xedb88320u & (0u - (crc & 1))); /* GCC 12 errs with ?: */
 }
 
 /* Continues `crc`, which starts at 0. Equal to zlib's crc32. */
@@ -7338,17 +7368,16 @@ enum {
     MTT__FEW_COLUMNS = 4096, /* of C that a thread then computes at a time, at most */
     MTT__LANES = 16,       /* partial sums of a long sum */
     MTT__MAX_WIDTH = 16384,
-    MTT__MAX_HEAD = 256,
-    MTT__TILES = MTT__TILE * (7 * MTT__MAX_HEAD + 2 * MTT__TILE) /* floats of a thread's tiles: 480 KB */
+    MTT__MAX_HEAD = 256
 };
 #define MTT__THREADS(elements) MTT__OMP(omp parallel for schedule(static) if ((elements) > MTT__ALONE))
 /* A loop over [from, end) in blocks: `n` elements from `at` up. */
 #define MTT__BLOCKS(at, n, from, end) for (at = from; (n = mtt__min(MTT__BLOCK, (end) - at)) > 0; at += n)
 
-/* The calling thread's tiles. They are not on its stack, which may be of 128 KB. */
+/* The calling thread's tiles: a row of the workspace. Its stack may be of 128 KB. */
 static float *mtt__tiles(const mtt_op *op)
 {
-    return (float *)op->workspace->data + (size_t)mtt__thread() * MTT__TILES;
+    return (float *)op->workspace->data + mtt__thread() * mtt__width(op->workspace);
 }
 
 /* ---- reading and writing ---- */
@@ -7450,12 +7479,15 @@ MTT__INLINE mtt_counters *mtt__counters(const mtt_tensor *t) { return (mtt_count
 /* ---- sums ---- */
 
 /* e^x within 2 ulp, without a branch or a call, so that loops over it become vectors: 2^n times a polynomial
-   on [-ln2/2, ln2/2] (Cephes' expf). Saturates near 0 below -87 and near FLT_MAX above 88. */
+   on [-ln2/2, ln2/2] (Cephes' expf). Saturates near 0 below -87 and near FLT_MAX above 88. Adding 1.5 * 2^23
+   rounds to the integer n, which is read from the bits: compilers that may reorder sums would cancel a
+   subtraction. */
 MTT__INLINE float mtt__exp(float x)
 {
     float clamped = x < -87.0f ? -87.0f : x > 88.0f ? 88.0f : x;
     float shifted = clamped * 1.44269504f + 12582912.0f;
-    float n = shifted - 12582912.0f, r = clamped - n * 0.693359375f + n * 2.12194440e-4f, y;
+    float n = (float)((int32_t)mtt__float_bits(shifted) - 0x4b400000), y;
+    float r = clamped - n * 0.693359375f + n * 2.12194440e-4f;
     y = ((((1.9875691500e-4f * r + 1.3981999507e-3f) * r + 8.3334519073e-3f) * r + 4.1665795894e-2f) * r +
          1.6666665459e-1f) * r + 5.0000001201e-1f;
     return (y * r * r + r + 1.0f) * mtt__bits_float((mtt__float_bits(shifted) + 127u) << 23);
@@ -7719,9 +7751,15 @@ enum { MTT__ROWS = 1 };
 #elif defined(__AVX512F__)
 typedef float mtt__vector __attribute__((vector_size(64)));
 enum { MTT__ROWS = 8 };
+#define MTT__NEEDS "avx512f" /* of the processor */
 #elif defined(__AVX__)
 typedef float mtt__vector __attribute__((vector_size(32)));
 enum { MTT__ROWS = 4 };
+#ifdef __AVX2__
+#define MTT__NEEDS "avx2"
+#else
+#define MTT__NEEDS "avx"
+#endif
 #else
 typedef float mtt__vector __attribute__((vector_size(16)));
 enum { MTT__ROWS = 4 };
@@ -7793,7 +7831,7 @@ static void mtt__store_block(mtt__view v, int64_t i0, int64_t m, int64_t j0, int
 #define MTT__MULTIPLY_ADD(sum, x, y)                                                                         \
     (mtt__vector) _mm256_fmadd_ps(_mm256_set1_ps(x), (__m256)(y), (__m256)(sum))
 #else
-#define MTT__MULTIPLY_ADD(sum, x, y) ((sum) + (x) * (y))
+#define MTT__MULTIPLY_ADD(sum, x, y) ((sum) + (float)(x) * (y)) /* x87 has products of long doubles */
 #endif
 
 /* C += A B for an m x k and a k x n block, in whole multiples of 8 rows and 32 columns, as mtt__load_block
@@ -7965,7 +8003,9 @@ static void mtt__product_tile(const mtt__product *g, int64_t tile)
 
 /* C = scale A B + bias, or C += scale A B where `add` is set, by a BLAS. 1 = done, 0 = not in FP32 or no
    BLAS. Each thread calls it for tiles of its own. It has no threads inside: OpenBLAS's sums, and thus the
-   bits, would depend on their number. */
+   bits, would depend on their number. Where OpenMP gives this region a single thread, OpenBLAS would start
+   omp_get_max_threads() and wait for ever for those that it does not get. So that is 1 for the region's
+   threads; the caller's number is as before. */
 static int mtt__blas_gemm(mtt__view a, mtt__view b, mtt__view c, const mtt_tensor *bias, int add, float scale)
 {
 #ifdef MTT_CBLAS
@@ -7981,6 +8021,7 @@ static int mtt__blas_gemm(mtt__view a, mtt__view b, mtt__view c, const mtt_tenso
         float *out = (float *)c.t->data + c.first + i * c.row + j;
         size_t bytes = (size_t)columns * sizeof(float);
         for (r = 0; r < (bias ? rows : 0); r++) memcpy(out + r * c.row, (float *)bias->data + j, bytes);
+        mtt__one_thread();
         cblas_sgemm(CblasRowMajor, a.column == 1 ? CblasNoTrans : CblasTrans,
                     b.column == 1 ? CblasNoTrans : CblasTrans, rows, columns, (int)a.n, scale,
                     (const float *)a.t->data + a.first + i * a.row, (int)(a.row * a.column),
@@ -8873,25 +8914,11 @@ static void mtt__cpu_flash(const mtt_op *op, const mtt_flash *f)
 /* For the backward pass of a head: tiles of m queries from i0 up and n keys from j0 up, their P and dS. */
 typedef struct mtt__flash_pair {
     int64_t head, i0, m, j0, n;
-    float *q, *d_out, *k, *k_t, *v_t, *dq, *dk, *dv, *p, *ds;
+    float q[MTT__HEAD_TILE], d_out[MTT__HEAD_TILE], k[MTT__HEAD_TILE], k_t[MTT__HEAD_TILE];
+    float v_t[MTT__HEAD_TILE], p[MTT__SCORE_TILE], ds[MTT__SCORE_TILE];
+    float dk[MTT__HEAD_TILE], dv[MTT__HEAD_TILE]; /* or dq in dk's place */
     float delta[MTT__TILE]; /* rowsum(dO O) */
 } mtt__flash_pair;
-
-/* A pair in the calling thread's tiles. The sums of dQ, dK and dV begin with 0; dQ's are in dK's place. */
-static void mtt__flash_pair_of(const mtt_op *op, int64_t head, mtt__flash_pair *t)
-{
-    t->head = head;
-    t->q = mtt__tiles(op);
-    t->d_out = t->q + MTT__HEAD_TILE;
-    t->k = t->d_out + MTT__HEAD_TILE;
-    t->k_t = t->k + MTT__HEAD_TILE;
-    t->v_t = t->k_t + MTT__HEAD_TILE;
-    t->dq = t->dk = t->v_t + MTT__HEAD_TILE;
-    t->dv = t->dk + MTT__HEAD_TILE;
-    t->p = t->dv + MTT__HEAD_TILE;
-    t->ds = t->p + MTT__SCORE_TILE;
-    memset(t->dk, 0, 2 * MTT__HEAD_TILE * sizeof(float));
-}
 
 static void mtt__load_queries(const mtt_op *op, const mtt_flash_backward *f, int64_t i0, mtt__flash_pair *t)
 {
@@ -8927,7 +8954,8 @@ static void mtt__flash_gradients(const mtt_op *op, const mtt_flash_backward *f, 
     const mtt_shape *d = op->shape;
     int64_t first = t->head * d->seq_len + t->i0, D = d->head_dim, i, j, low, high;
     float mask[S], scale = mtt__score_scale(op), d_scale = mtt__attends_one(d) ? 0.0f : scale;
-    memset(t->p, 0, 2 * MTT__SCORE_TILE * sizeof(float)); /* and ds */
+    memset(t->p, 0, sizeof(t->p));
+    memset(t->ds, 0, sizeof(t->ds));
     mtt__multiply_block(t->m, t->n, D, t->q, W, 1, t->k_t, S, t->p, S);
     mtt__multiply_block(t->m, t->n, D, t->d_out, W, 1, t->v_t, S, t->ds, S);
     for (i = 0; i < t->m; i++) {
@@ -8967,18 +8995,20 @@ static void mtt__flash_backward_keys(const mtt_op *op, const mtt_flash_backward 
     enum { S = MTT__TILE, W = MTT__MAX_HEAD };
     const mtt_shape *d = op->shape;
     int64_t end = d->window ? mtt__min(d->seq_len, j0 + S - 1 + d->window) : d->seq_len, i0;
-    mtt__flash_pair t;
-    mtt__flash_pair_of(op, head, &t);
-    mtt__load_keys(op, f, j0, &t);
-    for (; t.head < head + d->heads / d->heads_kv; t.head++)
+    mtt__flash_pair *t = (mtt__flash_pair *)(void *)mtt__tiles(op);
+    t->head = head;
+    mtt__load_keys(op, f, j0, t);
+    memset(t->dk, 0, sizeof(t->dk));
+    memset(t->dv, 0, sizeof(t->dv));
+    for (; t->head < head + d->heads / d->heads_kv; t->head++)
         for (i0 = j0; i0 < end; i0 += S) {
-            mtt__load_queries(op, f, i0, &t);
-            mtt__flash_gradients(op, f, &t);
-            mtt__multiply_block(t.n, d->head_dim, t.m, t.p, 1, S, t.d_out, W, t.dv, W);
-            mtt__multiply_block(t.n, d->head_dim, t.m, t.ds, 1, S, t.q, W, t.dk, W);
+            mtt__load_queries(op, f, i0, t);
+            mtt__flash_gradients(op, f, t);
+            mtt__multiply_block(t->n, d->head_dim, t->m, t->p, 1, S, t->d_out, W, t->dv, W);
+            mtt__multiply_block(t->n, d->head_dim, t->m, t->ds, 1, S, t->q, W, t->dk, W);
         }
-    mtt__store_gradients(op, f, MTT__K, head, j0, t.n, t.dk);
-    mtt__store_gradients(op, f, MTT__V, head, j0, t.n, t.dv);
+    mtt__store_gradients(op, f, MTT__K, head, j0, t->n, t->dk);
+    mtt__store_gradients(op, f, MTT__V, head, j0, t->n, t->dv);
 }
 
 /* One tile of queries: dQ = dS K, summed over the tiles of keys. It computes S and dP again: two more
@@ -8987,16 +9017,18 @@ static void mtt__flash_backward_queries(const mtt_op *op, const mtt_flash_backwa
                                         int64_t i0)
 {
     enum { S = MTT__TILE, W = MTT__MAX_HEAD };
-    mtt__flash_pair t;
+    mtt__flash_pair *t = (mtt__flash_pair *)(void *)mtt__tiles(op);
+    float *dq = t->dk;
     int64_t j0;
-    mtt__flash_pair_of(op, head, &t);
-    mtt__load_queries(op, f, i0, &t);
-    for (j0 = mtt__first_key(op->shape->window, i0) / S * S; j0 < i0 + t.m; j0 += S) {
-        mtt__load_keys(op, f, j0, &t);
-        mtt__flash_gradients(op, f, &t);
-        mtt__multiply_block(t.m, op->shape->head_dim, t.n, t.ds, S, 1, t.k, W, t.dq, W);
+    t->head = head;
+    mtt__load_queries(op, f, i0, t);
+    memset(dq, 0, sizeof(t->dk));
+    for (j0 = mtt__first_key(op->shape->window, i0) / S * S; j0 < i0 + t->m; j0 += S) {
+        mtt__load_keys(op, f, j0, t);
+        mtt__flash_gradients(op, f, t);
+        mtt__multiply_block(t->m, op->shape->head_dim, t->n, t->ds, S, 1, t->k, W, dq, W);
     }
-    mtt__store_gradients(op, f, MTT__Q, head, i0, t.m, t.dq);
+    mtt__store_gradients(op, f, MTT__Q, head, i0, t->m, dq);
 }
 
 static void mtt__cpu_flash_backward(const mtt_op *op, const mtt_flash_backward *f)
@@ -9341,23 +9373,26 @@ static void mtt__cpu_rescale(const mtt_op *op, const mtt_rescale *o)
 
 /* ---- backend ---- */
 
-/* A CPU needs a source of memory, the other ranks, and tiles for its threads. */
+/* A CPU needs a source of memory, the other ranks, and tiles for its threads: 0.5 MB each. */
 typedef struct mtt__cpu {
     mtt_env *env;
     mtt_ranks *ranks;
     void *block;
-    mtt_tensor tiles; /* in the block, from a cache line's beginning up */
+    mtt_tensor tiles; /* in the block; its shape is a row, for one thread */
 } mtt__cpu;
 
-/* Takes more tiles if OpenMP may now start more threads. */
+/* Makes a row of tiles for each thread that OpenMP may start now. Rows begin with cache lines. */
 static mtt_status mtt__cpu_tiles(mtt__cpu *c)
 {
-    const size_t line = 64, bytes = (size_t)mtt__threads() * MTT__TILES * sizeof(float);
+    const size_t line = 64, row = (sizeof(mtt__flash_pair) + line - 1) / line * line;
+    const size_t bytes = mtt__mul((size_t)mtt__threads(), row);
     if (bytes <= c->tiles.bytes) return MTT_OK;
     mtt__free(c->env, c->block);
-    c->block = mtt__alloc_raw(c->env, bytes + line);
+    c->block = mtt__alloc_raw(c->env, mtt__add(bytes, line));
     c->tiles.bytes = c->block ? bytes : 0;
     c->tiles.data = (char *)c->block + (line - (uintptr_t)c->block % line) % line;
+    c->tiles.rank = 1;
+    c->tiles.shape[0] = (int64_t)(row / sizeof(float));
     return c->block ? MTT_OK : MTT_E_MEMORY;
 }
 
@@ -9371,16 +9406,24 @@ static void mtt__cpu_close(void *context)
 static mtt_status mtt__cpu_open(mtt_env *env, const mtt_backend *backend, const mtt_policy *policy,
                                 void **context)
 {
-    mtt__cpu *c = (mtt__cpu *)mtt__alloc(env, 1, sizeof(*c));
-    (void)policy;
-    *context = c;
+    volatile float half = FLT_MIN;
+    mtt__cpu *c;
+    *context = NULL;
+#ifdef MTT__NEEDS
+    if (!__builtin_cpu_supports(MTT__NEEDS))
+        return mtt__fail(env, MTT_E_DEVICE, "this build is for processors with " MTT__NEEDS ", and this one has "
+                         "none: compile it here, or without -march");
+#endif
+    if ((half *= 0.5f) == 0 && (policy->precision >= MTT_FP16 || policy->kept_inputs == MTT_KEPT_FP8))
+        return mtt__fail(env, MTT_E_DEVICE, "this thread takes subnormal numbers for 0, and FP16 and FP8 need "
+                         "them: link without -ffast-math, -Ofast and -funsafe-math-optimizations");
+    c = (mtt__cpu *)mtt__alloc(env, 1, sizeof(*c));
     if (!c) return MTT_E_MEMORY;
     c->env = env;
     c->ranks = backend->ranks;
-    if (!mtt__cpu_tiles(c)) return MTT_OK;
-    mtt__cpu_close(c);
-    *context = NULL;
-    return MTT_E_MEMORY;
+    if (!mtt__cpu_tiles(c)) *context = c;
+    else mtt__cpu_close(c);
+    return *context ? MTT_OK : MTT_E_MEMORY;
 }
 
 /* Asks Linux for huge pages: a token of GPT-2 (124M) takes 10 % less time, because the processor looks up
@@ -10284,7 +10327,7 @@ MTTDEF mtt_status mtt_train_step(mtt_trainer *t, const int32_t *tokens, const in
     info->skipped = counters.skipped != 0;
     info->clipped = counters.clipped;
     info->ms = mtt__now_ms() - start;
-    if (counters.skipped == 2 || !(fabs(info->loss) < 1e30))
+    if (counters.skipped == 2 || !mtt__finite(info->loss) || fabs(info->loss) >= 1e30)
         return mtt__numbers_failed(t, &counters, info->loss);
     return MTT_OK;
 }
@@ -13777,9 +13820,9 @@ static mtt_status mtt__checkpoint_values(const mtt__checkpoint *c)
     for (i = 0; i < c->count; i++) {
         const mtt__st_entry *e = &c->tensors[i];
         const float *x = (const float *)(uintptr_t)e->data;
-        const float least = i == c->kept || c->kinds[i] % MTT__KEPT_KINDS == MTT__SECOND ? 0.0f : -INFINITY;
+        const float least = i == c->kept || c->kinds[i] % MTT__KEPT_KINDS == MTT__SECOND ? 0.0f : -FLT_MAX;
         for (k = 0; k < e->bytes / sizeof(float); k++)
-            if (!(x[k] >= least && fabsf(x[k]) < INFINITY) ||
+            if (!mtt__finite((double)x[k]) || x[k] < least ||
                 (i == c->kept && x[k] != (x[0] > 0 ? mtt__power_of_two(x[k]) : 0.0f)))
                 return mtt__fail(c->t->env, MTT_E_FORMAT, "%s: element %zu of %s is %g: the run had diverged "
                                  "or the file is forged; use another checkpoint", c->st->path, k, e->name,
@@ -14348,7 +14391,7 @@ static mtt_status mtt__model_copy(const mtt_model *m, const mtt_form_tensor *t, 
             memcpy(&half, at, sizeof(half));
             if (e->dtype == MTT_F32) memcpy(&x, at, sizeof(x));
             else x = e->dtype == MTT_F16_BITS ? mtt__from_fp16(half) : mtt__from_bf16(half);
-            faults += !(fabsf(x) < INFINITY);
+            faults += !mtt__finite((double)x);
             values[row * t->width + column] = x;
         }
     if (!faults) return MTT_OK;
@@ -14936,7 +14979,7 @@ static mtt_status mtt__draw_id(mtt_env *env, const mtt_tokenizer *tokenizer, con
         if (q->seen[i]) logits[i] = logits[i] > 0 ? logits[i] / penalty : logits[i] * penalty;
     sampling.seed += (uint64_t)q->number;
     id = mtt_sample(logits, vocab, &sampling, (uint64_t)q->drawn);
-    if (!(fabsf(logits[id]) < INFINITY))
+    if (!mtt__finite((double)logits[id]))
         return mtt__fail(env, MTT_E_NUMBERS, "the logit of id %d is %g: take weights that are finite, not "
                          "too large for their precision", (int)id, (double)logits[id]);
     ends = tokenizer && id == mtt_tokenizer_end_of_text(tokenizer);
