@@ -7480,13 +7480,12 @@ MTT__INLINE mtt_counters *mtt__counters(const mtt_tensor *t) { return (mtt_count
 
 /* e^x within 2 ulp, without a branch or a call, so that loops over it become vectors: 2^n times a polynomial
    on [-ln2/2, ln2/2] (Cephes' expf). Saturates near 0 below -87 and near FLT_MAX above 88. Adding 1.5 * 2^23
-   rounds to the integer n, which is read from the bits: compilers that may reorder sums would cancel a
-   subtraction. */
+   rounds to an integer. Setting bits that are set keeps compilers that may reorder sums from cancelling it. */
 MTT__INLINE float mtt__exp(float x)
 {
     float clamped = x < -87.0f ? -87.0f : x > 88.0f ? 88.0f : x;
     float shifted = clamped * 1.44269504f + 12582912.0f;
-    float n = (float)((int32_t)mtt__float_bits(shifted) - 0x4b400000), y;
+    float n = mtt__bits_float(mtt__float_bits(shifted) | 0x4b000000u) - 12582912.0f, y;
     float r = clamped - n * 0.693359375f + n * 2.12194440e-4f;
     y = ((((1.9875691500e-4f * r + 1.3981999507e-3f) * r + 8.3334519073e-3f) * r + 4.1665795894e-2f) * r +
          1.6666665459e-1f) * r + 5.0000001201e-1f;
