@@ -149,7 +149,11 @@
       MTT_SEPARATE_ALLOCS   here        a block for each tensor instead of the arena, for sanitizers
       MTT_DOCUMENT_BYTES    here        least bytes of a document cut from plain text, default 4096
       MTT_DOCUMENT_LIMIT    here        most bytes of a line of JSONL, default 2^30
-   -fopenmp makes it parallel. Begin main with mtt_wait_passively(argv): it is much faster beside other work.
+   -fopenmp makes it parallel; OMP_NUM_THREADS is the number of threads. They, and any thread that calls mtt,
+   need a stack of 128 KB. Begin main with mtt_wait_passively(argv): it is much faster beside other work. It
+   restarts the program once, so nothing should come before it.
+   -ffast-math and -Ofast are refused. Linked with them, a program takes subnormal numbers for 0: then FP32 and
+   BF16 differ in last bits, and FP16 and FP8 are refused.
    stb_sprintf.h must be found, as stb_sprintf.h or stb/stb_sprintf.h; it stays private.
 
    FAILURES
@@ -161,10 +165,15 @@
 #define MTT_H_INCLUDED
 #define MTT_VERSION 20000 /* major * 10000 + minor * 100 + patch */
 
-#if defined(MTT_IMPLEMENTATION) && !defined(_POSIX_C_SOURCE) && !defined(_GNU_SOURCE)
+#if defined(MTT_IMPLEMENTATION) && defined(__linux__) /* elsewhere these would hide flock and O_NOFOLLOW */
+#if !defined(_POSIX_C_SOURCE) && !defined(_GNU_SOURCE)
 #define _POSIX_C_SOURCE 200809L /* mmap, fsync and clock_gettime under -std=c99 */
+#endif
 #ifndef _DEFAULT_SOURCE
 #define _DEFAULT_SOURCE /* madvise */
+#endif
+#ifndef _FILE_OFFSET_BITS
+#define _FILE_OFFSET_BITS 64 /* files of 2 GB and more on 32-bit systems */
 #endif
 #endif
 #include <math.h>
@@ -232,7 +241,7 @@ typedef struct mtt_env {
     char error[1024];                         /* the last failure in words, and its remedy */
 } mtt_env;
 
-/* Receives text. `user` is the caller's. */
+/* Receives text. `user` is the caller's. It must return: an exception or longjmp past mtt leaks its memory. */
 typedef void (*mtt_write_fn)(void *user, const char *text, size_t bytes);
 
 /* ---------------------------------------------------------------------------------- model and policy ---- */
@@ -1377,7 +1386,7 @@ struct mtt_op {
     int first_range, range_count;      /* their entries in `ranges`, if there is one */
     const mtt_transfer *transfers;     /* all_to_all, all_gather: of the backend's memory. Those with one */
     int transfer_count;                /* peer are in the order of the peer's with this rank */
-    const mtt_tensor *workspace;       /* scratch; NULL on a CPU */
+    const mtt_tensor *workspace;       /* scratch; on a CPU tiles of each thread, not in the arena */
     const mtt_shape *shape;
     size_t live_bytes;                 /* during the operation, state included */
     size_t bytes[MTT_CATEGORY_COUNT];  /* the same by category */
@@ -1470,6 +1479,14 @@ MTT__BOTH int64_t mtt__elements(const mtt_tensor *t)
 /* The last dimension, and the number of rows of that width. */
 MTT__BOTH int64_t mtt__width(const mtt_tensor *t) { return t->shape[t->rank - 1]; }
 MTT__BOTH int64_t mtt__rows(const mtt_tensor *t) { return mtt__elements(t) / mtt__width(t); }
+
+/* Neither infinite nor NaN, by its bits: options for fast arithmetic drop comparisons with either. */
+MTT__BOTH int mtt__finite(double x)
+{
+    uint64_t bits;
+    memcpy(&bits, &x, sizeof(bits));
+    return (bits >> 52 & 0x7ff) != 0x7ff;
+}
 
 MTT__BOTH uint32_t mtt__float_bits(float x)
 {
@@ -1762,12 +1779,12 @@ MTT__BOTH void mtt__scale_gradients(const mtt_control *control, mtt_counters *co
 {
     double clip = control->clip, norm = sqrt(sum) / (double)counters->loss_scale;
     if (counters->skipped == 2) return;
-    sum += 0 * counters->loss; /* NaN if the loss is not finite: early updates have no other sum */
     counters->grad_norm = norm;
     counters->step_scale = counters->loss_scale;
     counters->gradient_scale = 1.0f / counters->loss_scale;
     if (clip > 0 && norm > clip) counters->gradient_scale *= (float)(clip / norm);
-    counters->skipped = sum <= 1.7e308 ? 0 : control->scaling ? 1 : 2;
+    /* the loss, too: early updates have no other sum */
+    counters->skipped = mtt__finite(sum) && mtt__finite(counters->loss) ? 0 : control->scaling ? 1 : 2;
     counters->updates += !counters->skipped;
     counters->steps += counters->skipped != 2;
     if (!control->scaling) return;
@@ -1972,8 +1989,16 @@ MTTDEF const char *mtt_op_name(mtt_op_kind kind);
 #ifndef MTT_IMPLEMENTATION_DONE
 #define MTT_IMPLEMENTATION_DONE
 
+#if defined(__FAST_MATH__) || defined(_M_FP_FAST) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__)
+#error "mtt.h needs infinities and NaNs: compile without -ffast-math, -Ofast and -ffinite-math-only"
+#endif
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "mtt.h runs on little-endian processors only: its files are in their byte order"
+#endif
+
 #include <errno.h>
 #include <fcntl.h>
+#include <float.h>
 #include <limits.h>
 #include <netdb.h>
 #include <netinet/in.h>
@@ -2017,6 +2042,7 @@ MTTDEF const char *mtt_op_name(mtt_op_kind kind);
 #pragma GCC diagnostic ignored "-Wshadow"
 #pragma GCC diagnostic ignored "-Wunused-function"
 #pragma GCC diagnostic ignored "-Wextra"
+#pragma GCC diagnostic ignored "-Wsign-compare"
 #pragma GCC diagnostic ignored "-Wpedantic"
 #pragma GCC diagnostic ignored "-Wimplicit-fallthrough"
 #endif
@@ -2058,9 +2084,13 @@ MTTDEF const char *mtt_op_name(mtt_op_kind kind);
 #include <omp.h>
 #define MTT__OMP(directive) _Pragma(#directive)
 static int mtt__threads(void) { return omp_get_max_threads(); }
+static int mtt__thread(void) { return omp_get_thread_num(); }
+MTT__INLINE void mtt__one_thread(void) { omp_set_num_threads(1); }
 #else
 #define MTT__OMP(directive)
 static int mtt__threads(void) { return 1; }
+static int mtt__thread(void) { return 0; }
+MTT__INLINE void mtt__one_thread(void) {}
 #endif
 
 #define MTT__STRING(name, text) text,
@@ -2070,7 +2100,8 @@ MTTDEF void mtt_wait_passively(char **argv)
 {
 #ifdef _OPENMP
     if (getenv("OMP_WAIT_POLICY") || getenv("GOMP_SPINCOUNT")) return;
-    if (!setenv("OMP_WAIT_POLICY", "passive", 1)) execv("/proc/self/exe", argv); /* if it fails, go on */
+    if (!setenv("OMP_WAIT_POLICY", "passive", 1)) execv("/proc/self/exe", argv);
+    unsetenv("OMP_WAIT_POLICY"); /* without /proc go on as before */
 #else
     (void)argv;
 #endif
@@ -2846,7 +2877,7 @@ typedef struct mtt__writer {
     size_t pending;             /* bytes in the buffer */
     size_t folder_size;         /* of `temporary`, which begins with FOLDER/. */
     char path[2048], temporary[4096];
-    unsigned char buffer[65536];
+    unsigned char buffer[32768];
 } mtt__writer;
 
 /* Removes the file before it closes it: without the lock, the name may already belong to another writer. */
@@ -2975,7 +3006,8 @@ static void mtt__crc_init(mtt__crc_table *table)
 {
     uint32_t i, k, crc;
     for (i = 0; i < 256; i++)
-        for (crc = i, k = 0; k < 64; k++) table->at[k / 8][i] = crc = crc >> 1 ^ (crc & 1 ? 0xedb88320u : 0);
+        for (crc = i, k = 0; k < 64; k++)
+            table->at[k / 8][i] = crc = crc >> 1 ^ (0xedb88320u & (0u - (crc & 1))); /* GCC 12 errs with ?: */
 }
 
 /* Continues `crc`, which starts at 0. Equal to zlib's crc32. */
@@ -7342,6 +7374,12 @@ enum {
 /* A loop over [from, end) in blocks: `n` elements from `at` up. */
 #define MTT__BLOCKS(at, n, from, end) for (at = from; (n = mtt__min(MTT__BLOCK, (end) - at)) > 0; at += n)
 
+/* The calling thread's tiles: a row of the workspace. Its stack may be of 128 KB. */
+static float *mtt__tiles(const mtt_op *op)
+{
+    return (float *)op->workspace->data + mtt__thread() * mtt__width(op->workspace);
+}
+
 /* ---- reading and writing ---- */
 
 static void mtt__load(const mtt_tensor *t, int64_t first, int64_t count, float *out)
@@ -7441,12 +7479,14 @@ MTT__INLINE mtt_counters *mtt__counters(const mtt_tensor *t) { return (mtt_count
 /* ---- sums ---- */
 
 /* e^x within 2 ulp, without a branch or a call, so that loops over it become vectors: 2^n times a polynomial
-   on [-ln2/2, ln2/2] (Cephes' expf). Saturates near 0 below -87 and near FLT_MAX above 88. */
+   on [-ln2/2, ln2/2] (Cephes' expf). Saturates near 0 below -87 and near FLT_MAX above 88. Adding 1.5 * 2^23
+   rounds to an integer. Setting bits that are set keeps compilers that may reorder sums from cancelling it. */
 MTT__INLINE float mtt__exp(float x)
 {
     float clamped = x < -87.0f ? -87.0f : x > 88.0f ? 88.0f : x;
     float shifted = clamped * 1.44269504f + 12582912.0f;
-    float n = shifted - 12582912.0f, r = clamped - n * 0.693359375f + n * 2.12194440e-4f, y;
+    float n = mtt__bits_float(mtt__float_bits(shifted) | 0x4b000000u) - 12582912.0f, y;
+    float r = clamped - n * 0.693359375f + n * 2.12194440e-4f;
     y = ((((1.9875691500e-4f * r + 1.3981999507e-3f) * r + 8.3334519073e-3f) * r + 4.1665795894e-2f) * r +
          1.6666665459e-1f) * r + 5.0000001201e-1f;
     return (y * r * r + r + 1.0f) * mtt__bits_float((mtt__float_bits(shifted) + 127u) << 23);
@@ -7710,9 +7750,15 @@ enum { MTT__ROWS = 1 };
 #elif defined(__AVX512F__)
 typedef float mtt__vector __attribute__((vector_size(64)));
 enum { MTT__ROWS = 8 };
+#define MTT__NEEDS "avx512f" /* of the processor */
 #elif defined(__AVX__)
 typedef float mtt__vector __attribute__((vector_size(32)));
 enum { MTT__ROWS = 4 };
+#ifdef __AVX2__
+#define MTT__NEEDS "avx2"
+#else
+#define MTT__NEEDS "avx"
+#endif
 #else
 typedef float mtt__vector __attribute__((vector_size(16)));
 enum { MTT__ROWS = 4 };
@@ -7784,7 +7830,7 @@ static void mtt__store_block(mtt__view v, int64_t i0, int64_t m, int64_t j0, int
 #define MTT__MULTIPLY_ADD(sum, x, y)                                                                         \
     (mtt__vector) _mm256_fmadd_ps(_mm256_set1_ps(x), (__m256)(y), (__m256)(sum))
 #else
-#define MTT__MULTIPLY_ADD(sum, x, y) ((sum) + (x) * (y))
+#define MTT__MULTIPLY_ADD(sum, x, y) ((sum) + (float)(x) * (y)) /* x87 has products of long doubles */
 #endif
 
 /* C += A B for an m x k and a k x n block, in whole multiples of 8 rows and 32 columns, as mtt__load_block
@@ -7846,6 +7892,7 @@ static int mtt__has_pairs(void) { return 0; }
    whose operands are a_next and b_next elements apart. `a` is A transposed, so both operands are k
    rows of vectors side by side. With `pairs`, rows hold words: two BF16 values, neighbours along k. */
 typedef struct mtt__product {
+    const mtt_op *op;
     mtt__view a, b, c;
     const mtt_tensor *bias;
     float scale;
@@ -7873,10 +7920,11 @@ static int mtt__view_words(mtt__view *v, mtt_tensor *words)
 
 /* Tiles have 128 rows and columns, since smaller ones copy operands more often and 256 were 5 % slower. Where
    that makes few tiles, they have 64, to keep more threads busy. The side changes no bit of C. */
-static void mtt__product_of(mtt__product *g, mtt__view a, mtt__view b, mtt__view c)
+static void mtt__product_of(mtt__product *g, const mtt_op *op, mtt__view a, mtt__view b, mtt__view c)
 {
     int64_t large = mtt__ceil_div(c.m, MTT__SIDE) * mtt__ceil_div(c.n, MTT__SIDE);
     memset(g, 0, sizeof(*g));
+    g->op = op;
     g->scale = 1;
     g->members = 1;
     g->a = mtt__transposed(a);
@@ -7923,7 +7971,7 @@ static void mtt__start_tile(const mtt__product *g, int64_t i, int64_t m, int64_t
 static void mtt__product_tile(const mtt__product *g, int64_t tile)
 {
     enum { S = MTT__STRIPE, N = MTT__SIDE, K = MTT__DEPTH };
-    float a[N * K], b[K * S], c[N * N];
+    float *c = mtt__tiles(g->op), *a = c + N * N, *b = a + N * K;
     int64_t i = tile % g->down * g->side, m = mtt__min(g->side, g->c.m - i), p, r, s;
     int64_t j = tile / g->down * g->side, n = mtt__min(g->side, g->c.n - j);
     mtt__multiplier *multiply = g->pairs ? mtt__multiply_pairs : mtt__multiply_block;
@@ -7954,7 +8002,9 @@ static void mtt__product_tile(const mtt__product *g, int64_t tile)
 
 /* C = scale A B + bias, or C += scale A B where `add` is set, by a BLAS. 1 = done, 0 = not in FP32 or no
    BLAS. Each thread calls it for tiles of its own. It has no threads inside: OpenBLAS's sums, and thus the
-   bits, would depend on their number. */
+   bits, would depend on their number. Where OpenMP gives this region a single thread, OpenBLAS would start
+   omp_get_max_threads() and wait for ever for those that it does not get. So that is 1 for the region's
+   threads; the caller's number is as before. */
 static int mtt__blas_gemm(mtt__view a, mtt__view b, mtt__view c, const mtt_tensor *bias, int add, float scale)
 {
 #ifdef MTT_CBLAS
@@ -7970,6 +8020,7 @@ static int mtt__blas_gemm(mtt__view a, mtt__view b, mtt__view c, const mtt_tenso
         float *out = (float *)c.t->data + c.first + i * c.row + j;
         size_t bytes = (size_t)columns * sizeof(float);
         for (r = 0; r < (bias ? rows : 0); r++) memcpy(out + r * c.row, (float *)bias->data + j, bytes);
+        mtt__one_thread();
         cblas_sgemm(CblasRowMajor, a.column == 1 ? CblasNoTrans : CblasTrans,
                     b.column == 1 ? CblasNoTrans : CblasTrans, rows, columns, (int)a.n, scale,
                     (const float *)a.t->data + a.first + i * a.row, (int)(a.row * a.column),
@@ -8134,17 +8185,15 @@ static void mtt__few_terms(const mtt__product *g, int64_t i, int64_t p, int64_t 
 static void mtt__few_columns(const mtt__product *g, int64_t j0, int64_t n)
 {
     int64_t p, i, j;
-    float c[MTT__FEW_ROWS][MTT__FEW_COLUMNS], sum[MTT__FEW_COLUMNS];
-    for (i = 0; i < g->c.m; i++) {
-        memset(c[i], 0, (size_t)n * sizeof(float));
-        if (g->bias) mtt__load(g->bias, j0, n, c[i]);
-    }
+    float *sum = mtt__tiles(g->op), *c = sum + n;
+    memset(c, 0, (size_t)(g->c.m * n) * sizeof(float));
+    for (i = 0; i < g->c.m && g->bias; i++) mtt__load(g->bias, j0, n, c + i * n);
     for (p = 0; p < g->a.m; p += MTT__DEPTH)
         for (i = 0; i < g->c.m; i++) {
             mtt__few_terms(g, i, p, j0, n, sum);
-            for (j = 0; j < n; j++) c[i][j] += sum[j];
+            for (j = 0; j < n; j++) c[i * n + j] += sum[j];
         }
-    for (i = 0; i < g->c.m; i++) mtt__store(g->c.t, g->c.first + i * g->c.row + j0, n, c[i]);
+    for (i = 0; i < g->c.m; i++) mtt__store(g->c.t, g->c.first + i * g->c.row + j0, n, c + i * n);
 }
 
 /* C's only row. Threads share B's rows, DEPTH at a time, so each reads long runs of memory: up to twice as
@@ -8152,7 +8201,7 @@ static void mtt__few_columns(const mtt__product *g, int64_t j0, int64_t n)
 static int mtt__few_panels(const mtt__product *g)
 {
     enum { K = MTT__DEPTH, SUMS = 65536 };
-    float sums[SUMS], *c = sums + SUMS - g->c.n;
+    float *sums = mtt__tiles(g->op), *c = sums + SUMS - g->c.n;
     int64_t n = g->c.n, threads = mtt__threads(), panels = mtt__ceil_div(g->a.m, K), p, j;
     if (threads == 1 || panels < threads || (panels + 1) * n > SUMS || n * g->a.m <= MTT__ALONE) return 0;
     MTT__OMP(omp parallel for schedule(dynamic, 1))
@@ -8184,11 +8233,12 @@ static int mtt__few_rows(const mtt__product *g)
 
 /* C = A B + bias, or C += A B where `add` is set, or C = scale A B: one parallel region, in which a late
    thread holds up no other. */
-static void mtt__gemm(mtt__view a, mtt__view b, mtt__view c, const mtt_tensor *bias, int add, float scale)
+static void mtt__gemm(const mtt_op *op, mtt__view a, mtt__view b, mtt__view c, const mtt_tensor *bias,
+                      int add, float scale)
 {
     mtt__product g;
     int64_t tile;
-    mtt__product_of(&g, a, b, c);
+    mtt__product_of(&g, op, a, b, c);
     g.bias = bias;
     g.add = add;
     g.scale = scale;
@@ -8230,7 +8280,7 @@ static void mtt__cpu_embed(const mtt_op *op, const mtt_embed *o)
     int64_t C = op->shape->d_model, row;
     MTT__THREADS(op->shape->rows * C)
     for (row = 0; row < op->shape->rows; row++) {
-        float x[MTT__MAX_WIDTH], buffer[MTT__MAX_WIDTH];
+        float *x = mtt__tiles(op), *buffer = x + C;
         mtt__load(o->wte, tokens[row] * C, C, x);
         if (o->positions)
             mtt__add_block(mtt__read(o->positions, row % op->shape->seq_len * C, C, buffer), x, C);
@@ -8292,7 +8342,7 @@ static void mtt__cpu_norm(const mtt_op *op, const mtt_norm *o)
     int64_t C = op->shape->d_model, rows = mtt__rows(o->y), row;
     MTT__THREADS(rows * C)
     for (row = 0; row < rows; row++) {
-        float xs[MTT__MAX_WIDTH], gains[MTT__MAX_WIDTH], shifts[MTT__MAX_WIDTH], y[MTT__MAX_WIDTH];
+        float *y = mtt__tiles(op), *xs = y + C, *gains = xs + C, *shifts = gains + C;
         const float *x = mtt__read(o->x, row * C, C, xs), *gain = mtt__read(o->gain, 0, C, gains);
         const float *shift = o->shift ? mtt__read(o->shift, 0, C, shifts) : NULL;
         float mean = shift ? mtt__sum(x, C) / (float)C : 0.0f, lane[MTT__LANES] = {0}, rstd,
@@ -8402,7 +8452,7 @@ static void mtt__cpu_norm_backward(const mtt_op *op, const mtt_norm_backward *o)
     if (o->d_shift) mtt__sum_rows(o->dy, NULL, NULL, o->d_shift, 0);
     MTT__THREADS(rows * C)
     for (row = 0; row < rows; row++) {
-        float g[MTT__MAX_WIDTH], xhat[MTT__MAX_WIDTH], buffer[MTT__MAX_WIDTH], mean_g, mean_gx;
+        float *g = mtt__tiles(op), *xhat = g + C, *buffer = xhat + C, mean_g, mean_gx;
         const float *stats = (const float *)o->stats->data + 2 * row,
                     *gain = mtt__read(o->gain, 0, C, buffer);
         const float mean = stats[0], rstd = stats[1];
@@ -8426,8 +8476,8 @@ static void mtt__cpu_norm_backward(const mtt_op *op, const mtt_norm_backward *o)
 /* y = x W + b, or x W^T + b for a transposed weight; scale x W for an adapter's A */
 static void mtt__cpu_linear(const mtt_op *op, const mtt_linear *o)
 {
-    mtt__gemm(mtt__matrix(o->x, 0), mtt__matrix(o->weight, op->transposed), mtt__matrix(o->y, 0), o->bias, 0,
-              mtt__op_scale(op));
+    mtt__gemm(op, mtt__matrix(o->x, 0), mtt__matrix(o->weight, op->transposed), mtt__matrix(o->y, 0),
+              o->bias, 0, mtt__op_scale(op));
 }
 
 /* y = x W + b, rounded; y += xa B */
@@ -8435,14 +8485,14 @@ static void mtt__cpu_linear_adapted(const mtt_op *op, const mtt_linear_adapted *
 {
     mtt_linear linear = {o->x, o->weight, o->bias, o->y};
     mtt__cpu_linear(op, &linear);
-    mtt__gemm(mtt__matrix(o->xa, 0), mtt__matrix(o->lora_b, 0), mtt__matrix(o->y, 0), NULL, 1, 1);
+    mtt__gemm(op, mtt__matrix(o->xa, 0), mtt__matrix(o->lora_b, 0), mtt__matrix(o->y, 0), NULL, 1, 1);
 }
 
 /* dx = scale dy W^T */
 static void mtt__cpu_linear_backward_input(const mtt_op *op, const mtt_linear_backward_input *o)
 {
-    mtt__gemm(mtt__matrix(o->dy, 0), mtt__matrix(o->weight, !op->transposed), mtt__matrix(o->dx, 0), NULL, 0,
-              mtt__op_scale(op));
+    mtt__gemm(op, mtt__matrix(o->dy, 0), mtt__matrix(o->weight, !op->transposed), mtt__matrix(o->dx, 0),
+              NULL, 0, mtt__op_scale(op));
 }
 
 /* sums (+)= the sums of the rows of dy_t */
@@ -8465,7 +8515,7 @@ static void mtt__cpu_linear_backward_weight(const mtt_op *op, const mtt_linear_b
     const mtt_tensor *left = op->transposed ? o->dy : o->x, *right = op->transposed ? o->x : o->dy;
     int eight = o->dy->dtype == MTT_F8_E5M2;
     if (o->d_weight)
-        mtt__gemm(mtt__matrix(left, !eight), mtt__matrix(right, eight), mtt__matrix(o->d_weight, 0), NULL,
+        mtt__gemm(op, mtt__matrix(left, !eight), mtt__matrix(right, eight), mtt__matrix(o->d_weight, 0), NULL,
                   op->adds, 1);
     if (o->d_bias && eight) mtt__sum_columns(o->dy, o->d_bias, op->adds);
     else if (o->d_bias) mtt__sum_rows(o->dy, NULL, NULL, o->d_bias, op->adds);
@@ -8577,9 +8627,9 @@ static void mtt__rotary_backward_row(const mtt_op *op, const mtt_rotary_backward
 static void mtt__cpu_rotary_backward(const mtt_op *op, const mtt_rotary_backward *o)
 {
     enum { PIECES = 64 };
-    float sums[PIECES][2][MTT__MAX_HEAD];
+    float (*sums)[2][MTT__MAX_HEAD] = (float (*)[2][MTT__MAX_HEAD])mtt__tiles(op);
     int64_t D = op->shape->head_dim, rows = op->shape->rows, piece, k;
-    memset(sums, 0, sizeof(sums));
+    memset(sums, 0, PIECES * sizeof(*sums));
     MTT__THREADS(mtt__elements(o->dx))
     for (piece = 0; piece < PIECES; piece++) {
         int64_t row;
@@ -8632,7 +8682,7 @@ static void mtt__heads_gemm(const mtt_op *op, float scale, const mtt_tensor *a, 
         mtt__view left = mtt__head(op, a, a_part, i), right = mtt__head(op, b, b_part, i);
         mtt__product g;
         int64_t tile;
-        mtt__product_of(&g, left, right, mtt__head(op, c, c_part, i));
+        mtt__product_of(&g, op, left, right, mtt__head(op, c, c_part, i));
         g.scale = scale;
         g.members = members;
         g.a_next = mtt__head(op, a, a_part, i + 1).first - left.first;
@@ -8710,11 +8760,9 @@ static void mtt__cpu_attention_scores_backward(const mtt_op *op, const mtt_atten
 
 /* ---- flash attention (Dao et al. 2022) ---- */
 
-/* Scores exist only for a tile of 64 queries by 64 keys at a time, so no T x T matrix is in memory. A thread
-   needs 0.3 MB of stack, in the backward pass 0.5 MB. A tile of q, k, v or the output has its tokens as rows,
-   MTT__MAX_HEAD apart, or, transposed, as columns. */
-typedef float mtt__tile[MTT__TILE * MTT__MAX_HEAD];
-typedef float mtt__score_tile[MTT__TILE * MTT__TILE];
+/* Scores exist only for a tile of 64 queries by 64 keys at a time, so no T x T matrix is in memory. A tile of
+   q, k, v or the output has its tokens as rows, MTT__MAX_HEAD apart, or, transposed, as columns. */
+enum { MTT__HEAD_TILE = MTT__TILE * MTT__MAX_HEAD, MTT__SCORE_TILE = MTT__TILE * MTT__TILE };
 
 /* The keys [*low, *high) of a tile that a query attends, counted from the tile's first key j0. */
 static void mtt__attended(const mtt_shape *d, int64_t query, int64_t j0, int64_t *low, int64_t *high)
@@ -8745,8 +8793,8 @@ typedef struct mtt__attention_tile {
 static void mtt__attend(const mtt_op *op, const mtt__attention_tile *t)
 {
     enum { S = MTT__TILE, W = MTT__MAX_HEAD };
-    mtt__tile q, k, v, o;
-    mtt__score_tile s;
+    float *q = mtt__tiles(op), *k = q + MTT__HEAD_TILE, *v = k + MTT__HEAD_TILE, *o = v + MTT__HEAD_TILE;
+    float *s = o + MTT__HEAD_TILE;
     float row_max[S], row_sum[S], sum[W], scale = mtt__score_scale(op);
     int64_t D = op->shape->head_dim, m = t->m, rows = mtt__round_up(m, 8), across = MTT__ACROSS, j0, i, j;
     int few = m <= MTT__FEW_ROWS && across && D % across == 0 && t->v.row == D;
@@ -8865,8 +8913,9 @@ static void mtt__cpu_flash(const mtt_op *op, const mtt_flash *f)
 /* For the backward pass of a head: tiles of m queries from i0 up and n keys from j0 up, their P and dS. */
 typedef struct mtt__flash_pair {
     int64_t head, i0, m, j0, n;
-    mtt__tile q, d_out, k, k_t, v_t;
-    mtt__score_tile p, ds;
+    float q[MTT__HEAD_TILE], d_out[MTT__HEAD_TILE], k[MTT__HEAD_TILE], k_t[MTT__HEAD_TILE];
+    float v_t[MTT__HEAD_TILE], p[MTT__SCORE_TILE], ds[MTT__SCORE_TILE];
+    float dk[MTT__HEAD_TILE], dv[MTT__HEAD_TILE]; /* or dq in dk's place */
     float delta[MTT__TILE]; /* rowsum(dO O) */
 } mtt__flash_pair;
 
@@ -8874,13 +8923,16 @@ static void mtt__load_queries(const mtt_op *op, const mtt_flash_backward *f, int
 {
     enum { W = MTT__MAX_HEAD };
     int64_t D = op->shape->head_dim, m = mtt__min(MTT__TILE, op->shape->seq_len - i0), i;
-    mtt__tile out;
+    mtt__view o = mtt__head(op, f->out, MTT__OUT, t->head);
+    float out[MTT__MAX_HEAD];
     t->i0 = i0;
     t->m = m;
     mtt__load_block(mtt__head(op, f->qkv, MTT__Q, t->head), i0, m, 0, D, t->q, W);
     mtt__load_block(mtt__head(op, f->d_out, MTT__OUT, t->head), i0, m, 0, D, t->d_out, W);
-    mtt__load_block(mtt__head(op, f->out, MTT__OUT, t->head), i0, m, 0, D, out, W);
-    for (i = 0; i < m; i++) t->delta[i] = mtt__dot(t->d_out + i * W, out + i * W, D);
+    for (i = 0; i < m; i++) {
+        mtt__load(o.t, o.first + (i0 + i) * o.row, D, out);
+        t->delta[i] = mtt__dot(t->d_out + i * W, out, D);
+    }
 }
 
 static void mtt__load_keys(const mtt_op *op, const mtt_flash_backward *f, int64_t j0, mtt__flash_pair *t)
@@ -8942,21 +8994,20 @@ static void mtt__flash_backward_keys(const mtt_op *op, const mtt_flash_backward 
     enum { S = MTT__TILE, W = MTT__MAX_HEAD };
     const mtt_shape *d = op->shape;
     int64_t end = d->window ? mtt__min(d->seq_len, j0 + S - 1 + d->window) : d->seq_len, i0;
-    mtt__flash_pair t;
-    mtt__tile dk, dv;
-    t.head = head;
-    mtt__load_keys(op, f, j0, &t);
-    memset(dk, 0, sizeof(dk));
-    memset(dv, 0, sizeof(dv));
-    for (; t.head < head + d->heads / d->heads_kv; t.head++)
+    mtt__flash_pair *t = (mtt__flash_pair *)(void *)mtt__tiles(op);
+    t->head = head;
+    mtt__load_keys(op, f, j0, t);
+    memset(t->dk, 0, sizeof(t->dk));
+    memset(t->dv, 0, sizeof(t->dv));
+    for (; t->head < head + d->heads / d->heads_kv; t->head++)
         for (i0 = j0; i0 < end; i0 += S) {
-            mtt__load_queries(op, f, i0, &t);
-            mtt__flash_gradients(op, f, &t);
-            mtt__multiply_block(t.n, d->head_dim, t.m, t.p, 1, S, t.d_out, W, dv, W);
-            mtt__multiply_block(t.n, d->head_dim, t.m, t.ds, 1, S, t.q, W, dk, W);
+            mtt__load_queries(op, f, i0, t);
+            mtt__flash_gradients(op, f, t);
+            mtt__multiply_block(t->n, d->head_dim, t->m, t->p, 1, S, t->d_out, W, t->dv, W);
+            mtt__multiply_block(t->n, d->head_dim, t->m, t->ds, 1, S, t->q, W, t->dk, W);
         }
-    mtt__store_gradients(op, f, MTT__K, head, j0, t.n, dk);
-    mtt__store_gradients(op, f, MTT__V, head, j0, t.n, dv);
+    mtt__store_gradients(op, f, MTT__K, head, j0, t->n, t->dk);
+    mtt__store_gradients(op, f, MTT__V, head, j0, t->n, t->dv);
 }
 
 /* One tile of queries: dQ = dS K, summed over the tiles of keys. It computes S and dP again: two more
@@ -8965,18 +9016,18 @@ static void mtt__flash_backward_queries(const mtt_op *op, const mtt_flash_backwa
                                         int64_t i0)
 {
     enum { S = MTT__TILE, W = MTT__MAX_HEAD };
-    mtt__flash_pair t;
-    mtt__tile dq;
+    mtt__flash_pair *t = (mtt__flash_pair *)(void *)mtt__tiles(op);
+    float *dq = t->dk;
     int64_t j0;
-    t.head = head;
-    mtt__load_queries(op, f, i0, &t);
-    memset(dq, 0, sizeof(dq));
-    for (j0 = mtt__first_key(op->shape->window, i0) / S * S; j0 < i0 + t.m; j0 += S) {
-        mtt__load_keys(op, f, j0, &t);
-        mtt__flash_gradients(op, f, &t);
-        mtt__multiply_block(t.m, op->shape->head_dim, t.n, t.ds, S, 1, t.k, W, dq, W);
+    t->head = head;
+    mtt__load_queries(op, f, i0, t);
+    memset(dq, 0, sizeof(t->dk));
+    for (j0 = mtt__first_key(op->shape->window, i0) / S * S; j0 < i0 + t->m; j0 += S) {
+        mtt__load_keys(op, f, j0, t);
+        mtt__flash_gradients(op, f, t);
+        mtt__multiply_block(t->m, op->shape->head_dim, t->n, t->ds, S, 1, t->k, W, dq, W);
     }
-    mtt__store_gradients(op, f, MTT__Q, head, i0, t.m, dq);
+    mtt__store_gradients(op, f, MTT__Q, head, i0, t->m, dq);
 }
 
 static void mtt__cpu_flash_backward(const mtt_op *op, const mtt_flash_backward *f)
@@ -9078,7 +9129,7 @@ static void mtt__chunk_gradients(const mtt_op *op, const mtt_chunked_loss *o, mt
         mtt__view left = mtt__matrix(o->d_logits_t, 0), right = mtt__matrix(o->x_t, 1);
         left.n = right.m = mtt__round_up(mtt__rows(d_logits), 16);
         right.first += first;
-        mtt__gemm(left, right, mtt__matrix(o->d_weight, 0), NULL, op->adds, 1);
+        mtt__gemm(op, left, right, mtt__matrix(o->d_weight, 0), NULL, op->adds, 1);
     }
     if (o->d_bias) mtt__sum_columns(o->d_logits_t, o->d_bias, op->adds);
 }
@@ -9321,28 +9372,57 @@ static void mtt__cpu_rescale(const mtt_op *op, const mtt_rescale *o)
 
 /* ---- backend ---- */
 
-/* A CPU needs a source of memory, and the other ranks. */
+/* A CPU needs a source of memory, the other ranks, and tiles for its threads: 0.5 MB each. */
 typedef struct mtt__cpu {
     mtt_env *env;
     mtt_ranks *ranks;
+    void *block;
+    mtt_tensor tiles; /* in the block; its shape is a row, for one thread */
 } mtt__cpu;
 
-static mtt_status mtt__cpu_open(mtt_env *env, const mtt_backend *backend, const mtt_policy *policy,
-                                void **context)
+/* Makes a row of tiles for each thread that OpenMP may start now. Rows begin with cache lines. */
+static mtt_status mtt__cpu_tiles(mtt__cpu *c)
 {
-    mtt__cpu *c = (mtt__cpu *)mtt__alloc(env, 1, sizeof(*c));
-    (void)policy;
-    *context = c;
-    if (!c) return MTT_E_MEMORY;
-    c->env = env;
-    c->ranks = backend->ranks;
-    return MTT_OK;
+    const size_t line = 64, row = (sizeof(mtt__flash_pair) + line - 1) / line * line;
+    const size_t bytes = mtt__mul((size_t)mtt__threads(), row);
+    if (bytes <= c->tiles.bytes) return MTT_OK;
+    mtt__free(c->env, c->block);
+    c->block = mtt__alloc_raw(c->env, mtt__add(bytes, line));
+    c->tiles.bytes = c->block ? bytes : 0;
+    c->tiles.data = (char *)c->block + (line - (uintptr_t)c->block % line) % line;
+    c->tiles.rank = 1;
+    c->tiles.shape[0] = (int64_t)(row / sizeof(float));
+    return c->block ? MTT_OK : MTT_E_MEMORY;
 }
 
 static void mtt__cpu_close(void *context)
 {
     mtt__cpu *c = (mtt__cpu *)context;
+    mtt__free(c->env, c->block);
     mtt__free(c->env, c);
+}
+
+static mtt_status mtt__cpu_open(mtt_env *env, const mtt_backend *backend, const mtt_policy *policy,
+                                void **context)
+{
+    volatile float half = FLT_MIN;
+    mtt__cpu *c;
+    *context = NULL;
+#ifdef MTT__NEEDS
+    if (!__builtin_cpu_supports(MTT__NEEDS))
+        return mtt__fail(env, MTT_E_DEVICE, "this build is for processors with " MTT__NEEDS ", and this one has "
+                         "none: compile it here, or without -march");
+#endif
+    if ((half *= 0.5f) == 0 && (policy->precision >= MTT_FP16 || policy->kept_inputs == MTT_KEPT_FP8))
+        return mtt__fail(env, MTT_E_DEVICE, "this thread takes subnormal numbers for 0, and FP16 and FP8 need "
+                         "them: link without -ffast-math, -Ofast and -funsafe-math-optimizations");
+    c = (mtt__cpu *)mtt__alloc(env, 1, sizeof(*c));
+    if (!c) return MTT_E_MEMORY;
+    c->env = env;
+    c->ranks = backend->ranks;
+    if (!mtt__cpu_tiles(c)) *context = c;
+    else mtt__cpu_close(c);
+    return *context ? MTT_OK : MTT_E_MEMORY;
 }
 
 /* Asks Linux for huge pages: a token of GPT-2 (124M) takes 10 % less time, because the processor looks up
@@ -9386,20 +9466,24 @@ static mtt_status mtt__cpu_copy(void *context, void *to, const void *from, size_
 }
 
 #define mtt__cpu_all_to_all(op, o)                                                      \
-    status = mtt__exchange(((mtt__cpu *)context)->ranks, op->transfers, op->transfer_count)
+    status = mtt__exchange(c->ranks, op->transfers, op->transfer_count)
 #define mtt__cpu_all_gather(op, o) mtt__cpu_all_to_all(op, o)
 
 static mtt_status mtt__cpu_run(void *context, const mtt_op *ops, int count)
 {
-    mtt_status status = MTT_OK;
-    const mtt_op *op;
-    for (op = ops; op < ops + count && !status; op++)
+    mtt__cpu *c = (mtt__cpu *)context;
+    mtt_status status = mtt__cpu_tiles(c);
+    int i;
+    for (i = 0; i < count && !status; i++) {
+        mtt_op with_tiles = ops[i], *op = &with_tiles;
+        op->workspace = &c->tiles;
         switch (op->kind) {
 #define MTT__CPU_RUN(name, inputs, operands, flops, bytes, scratch)                     \
         case MTT_OP_##name: mtt__cpu_##name(op, MTT_OPERANDS_OF(name, op)); break;
             MTT_OPS(MTT__CPU_RUN)
         case MTT_OP_KIND_COUNT: break;
         }
+    }
     return status;
 }
 
@@ -10242,7 +10326,7 @@ MTTDEF mtt_status mtt_train_step(mtt_trainer *t, const int32_t *tokens, const in
     info->skipped = counters.skipped != 0;
     info->clipped = counters.clipped;
     info->ms = mtt__now_ms() - start;
-    if (counters.skipped == 2 || !(fabs(info->loss) < 1e30))
+    if (counters.skipped == 2 || !mtt__finite(info->loss) || fabs(info->loss) >= 1e30)
         return mtt__numbers_failed(t, &counters, info->loss);
     return MTT_OK;
 }
@@ -13735,9 +13819,9 @@ static mtt_status mtt__checkpoint_values(const mtt__checkpoint *c)
     for (i = 0; i < c->count; i++) {
         const mtt__st_entry *e = &c->tensors[i];
         const float *x = (const float *)(uintptr_t)e->data;
-        const float least = i == c->kept || c->kinds[i] % MTT__KEPT_KINDS == MTT__SECOND ? 0.0f : -INFINITY;
+        const float least = i == c->kept || c->kinds[i] % MTT__KEPT_KINDS == MTT__SECOND ? 0.0f : -FLT_MAX;
         for (k = 0; k < e->bytes / sizeof(float); k++)
-            if (!(x[k] >= least && fabsf(x[k]) < INFINITY) ||
+            if (!mtt__finite((double)x[k]) || x[k] < least ||
                 (i == c->kept && x[k] != (x[0] > 0 ? mtt__power_of_two(x[k]) : 0.0f)))
                 return mtt__fail(c->t->env, MTT_E_FORMAT, "%s: element %zu of %s is %g: the run had diverged "
                                  "or the file is forged; use another checkpoint", c->st->path, k, e->name,
@@ -14306,7 +14390,7 @@ static mtt_status mtt__model_copy(const mtt_model *m, const mtt_form_tensor *t, 
             memcpy(&half, at, sizeof(half));
             if (e->dtype == MTT_F32) memcpy(&x, at, sizeof(x));
             else x = e->dtype == MTT_F16_BITS ? mtt__from_fp16(half) : mtt__from_bf16(half);
-            faults += !(fabsf(x) < INFINITY);
+            faults += !mtt__finite((double)x);
             values[row * t->width + column] = x;
         }
     if (!faults) return MTT_OK;
@@ -14894,7 +14978,7 @@ static mtt_status mtt__draw_id(mtt_env *env, const mtt_tokenizer *tokenizer, con
         if (q->seen[i]) logits[i] = logits[i] > 0 ? logits[i] / penalty : logits[i] * penalty;
     sampling.seed += (uint64_t)q->number;
     id = mtt_sample(logits, vocab, &sampling, (uint64_t)q->drawn);
-    if (!(fabsf(logits[id]) < INFINITY))
+    if (!mtt__finite((double)logits[id]))
         return mtt__fail(env, MTT_E_NUMBERS, "the logit of id %d is %g: take weights that are finite, not "
                          "too large for their precision", (int)id, (double)logits[id]);
     ends = tokenizer && id == mtt_tokenizer_end_of_text(tokenizer);

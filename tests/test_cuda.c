@@ -2369,6 +2369,8 @@ static mtt_op *op_at(const mtt_schedule *s, int which, int i, int later)
     return later && i < p->step_begin ? &p->later_ops[i] : &p->ops[i];
 }
 
+static mtt__cpu host_cpu; /* the context of a CPU's operations */
+
 /* The host's result. A CPU does not fuse linear_backward_gelu in 8 bits, so here a tensor in BF16 lies
    between its parts. */
 static void run_on_host(mtt_op *op)
@@ -2379,7 +2381,7 @@ static void run_on_host(mtt_op *op)
     mtt_linear_backward_input product = {NULL, NULL, &between};
     mtt_gelu_backward gelu = {&between, NULL, NULL, NULL, NULL};
     if (op->kind != MTT_OP_linear_backward_gelu || !o->dx_t) {
-        mtt__cpu_run(NULL, op, 1);
+        mtt__cpu_run(&host_cpu, op, 1);
         return;
     }
     product.dy = o->dy, product.weight = o->weight;
@@ -2388,10 +2390,10 @@ static void run_on_host(mtt_op *op)
     between.data = malloc(between.bytes);
     part.kind = MTT_OP_linear_backward_input, part.inputs = 2, part.outputs = 1;
     part.operands = (mtt_tensor **)(void *)&product;
-    mtt__cpu_run(NULL, &part, 1);
+    mtt__cpu_run(&host_cpu, &part, 1);
     part.kind = MTT_OP_gelu_backward, part.inputs = 2, part.outputs = 3;
     part.operands = (mtt_tensor **)(void *)&gelu;
-    mtt__cpu_run(NULL, &part, 1);
+    mtt__cpu_run(&host_cpu, &part, 1);
     free(between.data);
 }
 
@@ -2702,7 +2704,7 @@ static void step_op(lock_step *l, int which, int i, int later)
         TEXTBOOK[host->kind](&exact);
         TEXTBOOK[host->kind](&plain);
     }
-    mtt__cpu_run(NULL, host, 1);
+    mtt__cpu_run(&host_cpu, host, 1);
     if (status == MTT_OK && compact) compare_compact(l, host, device);
     else if (status == MTT_OK && host->kind == MTT_OP_adamw) compare_update(l, host, device, &exact, &plain);
     else if (status == MTT_OK && host->sums) compare_sums(l, host, device);

@@ -283,12 +283,21 @@ static void test_text(int number)
 
 /* ---- products of few rows ---- */
 
+/* Tiles for all threads, which operations that no backend runs need. */
+static const mtt_tensor *tiles(void)
+{
+    static mtt__cpu cpu;
+    check(!mtt__cpu_tiles(&cpu), "no memory for tiles");
+    return &cpu.tiles;
+}
+
 /* One to four rows of a product have the bits that they have among more rows, of which tiles are made. */
 static void test_few_rows(int number)
 {
     enum { ROWS = 7 };
     mtt_dtype dtype = number % 2 ? MTT_BF16_BITS : MTT_F32;
     int transposed = number / 2 % 2, few = 1 + below(4), first = below(ROWS - few + 1);
+    mtt_op op = {.workspace = tiles()};
     int64_t k = 8 * (1 + below(50)), n = transposed ? 128 * (1 + below(4)) : 8 * (1 + below(70));
     mtt_tensor x = {.dtype = dtype, .rank = 2, .shape = {ROWS, k}}, y = x, w = x, b = x, part;
     float *values = (float *)malloc(sizeof(float) * (size_t)(k * n));
@@ -307,14 +316,14 @@ static void test_few_rows(int number)
         float value = (float)(below(2001) - 1000) * 1e-3f;
         mtt__store(&x, i, 1, &value);
     }
-    mtt__gemm(mtt__matrix(&x, 0), mtt__matrix(&w, transposed), mtt__matrix(&y, 0), number % 3 ? &b : NULL, 0,
-              1);
+    mtt__gemm(&op, mtt__matrix(&x, 0), mtt__matrix(&w, transposed), mtt__matrix(&y, 0),
+              number % 3 ? &b : NULL, 0, 1);
     x = mtt__row_range(&x, first, few);
     part = mtt__row_range(&y, first, few);
     y = part;
     y.data = malloc(y.bytes);
-    mtt__gemm(mtt__matrix(&x, 0), mtt__matrix(&w, transposed), mtt__matrix(&y, 0), number % 3 ? &b : NULL, 0,
-              1);
+    mtt__gemm(&op, mtt__matrix(&x, 0), mtt__matrix(&w, transposed), mtt__matrix(&y, 0),
+              number % 3 ? &b : NULL, 0, 1);
     check(!memcmp(y.data, part.data, y.bytes), "product %d: %d of %d rows, %d x %d%s, have other bits",
           number, few, ROWS, (int)k, (int)n, transposed ? " transposed" : "");
     free((char *)x.data - (size_t)first * (x.bytes / (size_t)few));

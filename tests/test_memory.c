@@ -1,10 +1,11 @@
-/* test_memory.c - a process grows by what the plan says. Each technique runs in a process of its own, which
-   compares its peak of resident memory (VmHWM) with the arena and with the bounds that mtt_plan_print prints.
+/* test_memory.c - a process grows by what the plan says, and a stack of 128 KB is enough. Each technique runs
+   in a process of its own, which compares its peak of resident memory (VmHWM) with the arena and with the
+   bounds that mtt_plan_print prints.
 
    The bounds in MiB, and what was measured with 1, 2 and 8 threads:
       3         staging 0.5, lists of a model of one layer 0.2, code of mtt and of gcc's OpenMP 0.3 to 0.6;
                 LLVM's OpenMP takes 1.5 more
-      a thread  0.5: a stack with the tiles of flash attention, 0.43
+      a thread  0.5: tiles, 0.47, and a stack
       a layer   0.0625: its operations and tensors, 0.03, or 0.055 if recomputed and accumulated
       OpenBLAS  2: 1,024 rows of A, at most 512 columns deep. 1.25 a thread: a block of B that fits the cache,
                 0.8 (640 x 320) on Skylake-X and 1.125 (768 x 384) on Haswell
@@ -12,10 +13,12 @@
    20 MiB more.
 
       build/test_memory                         all techniques
-      build/test_memory bf16_flash_chunked      one, with its figures */
+      build/test_memory bf16_flash_chunked      one, with its figures
+      build/test_memory stack                   threads with stacks of 128 KB, the default of musl */
 #define MTT_IMPLEMENTATION
 #include "../mtt.h"
 #include "test.h"
+#include <pthread.h>
 #include <sys/wait.h>
 #ifdef __linux__
 #include <sys/prctl.h>
@@ -35,11 +38,20 @@ static const struct {
     {"bf16_window16_selective", "2"},
     {"fp32", "8"},
     {"fp32_flash", "8"},
+    {"stack", "2"},
 };
 
 static mtt_env env;
 
 /* ------------------------------------------------------------------------------------------- products --- */
+
+/* Tiles for all threads, which operations that no backend runs need. */
+static const mtt_tensor *tiles(void)
+{
+    static mtt__cpu cpu;
+    check(!mtt__cpu_tiles(&cpu), "no memory for tiles");
+    return &cpu.tiles;
+}
 
 /* Rows that a product of FP32 hands to a BLAS in several calls, and one that takes a single call. */
 static void product(int64_t m, int64_t n, int64_t k, int a_transposed, int b_transposed, int bias, int add)
@@ -47,6 +59,7 @@ static void product(int64_t m, int64_t n, int64_t k, int a_transposed, int b_tra
     static float a[MAX_ROWS * 11], b[13 * 11], c[MAX_ROWS * 13], before[MAX_ROWS * 13], shift[13];
     mtt_tensor ta = {.rank = 2, .shape = {m, k}, .data = a}, tb = {.rank = 2, .shape = {k, n}, .data = b};
     mtt_tensor tc = {.rank = 2, .shape = {m, n}, .data = c}, ts = {.rank = 1, .shape = {n}, .data = shift};
+    mtt_op op = {.workspace = tiles()};
     double worst = 0;
     if (a_transposed) ta.shape[0] = k, ta.shape[1] = m;
     if (b_transposed) tb.shape[0] = n, tb.shape[1] = k;
@@ -54,7 +67,7 @@ static void product(int64_t m, int64_t n, int64_t k, int a_transposed, int b_tra
     for (int64_t i = 0; i < k * n; i++) b[i] = (float)below(2001) / 1000 - 1;
     for (int64_t i = 0; i < n; i++) shift[i] = (float)below(2001) / 1000 - 1;
     for (int64_t i = 0; i < m * n; i++) c[i] = before[i] = (float)below(2001) / 1000 - 1;
-    mtt__gemm(mtt__matrix(&ta, a_transposed), mtt__matrix(&tb, b_transposed), mtt__matrix(&tc, 0),
+    mtt__gemm(&op, mtt__matrix(&ta, a_transposed), mtt__matrix(&tb, b_transposed), mtt__matrix(&tc, 0),
               bias ? &ts : NULL, add, 1);
     for (int64_t i = 0; i < m; i++)
         for (int64_t j = 0; j < n; j++) {
@@ -149,6 +162,127 @@ static int measure(const char *technique)
     return failed || !passed;
 }
 
+/* --------------------------------------------------------------------------------------------- stacks --- */
+
+/* A technique and, beside two heads of 32, its model. */
+static const struct {
+    const char *technique;
+    mtt_model_desc model;
+} STACKED[] = {
+    {"fp32", {.heads = 2}},
+    {"tf32_selective", {.norm = MTT_NORM_RMS, .mlp = MTT_MLP_SWIGLU, .qk_norm = 1, .heads_kv = 1}},
+    {"fp32_flash_checkpointing", {.d_head = 256, .positions = MTT_POSITIONS_ROTARY, .qk_norm = 1}},
+    {"bf16", {.tied_head = 1, .dropout = 0.1f}},
+    {"bf16_flash_window16_chunked", {.positions = MTT_POSITIONS_LEARNED, .dropout = 0.1f}},
+    {"bf16_flash_segments_compact", {.heads_kv = 1}},
+    {"bf16_flash_compact_early", {.norm_place = MTT_NORM_POST}},
+    {"bf16_flash_kept8", {.mlp = MTT_MLP_RELU2}},
+    {"fp16_compact_checkpointing", {.mlp = MTT_MLP_SILU}},
+    {"fp8", {.heads = 2}},
+    {"fp8_flash", {.d_head = 32, .heads_kv = 1, .qk_norm = 1, .positions = MTT_POSITIONS_ROTARY}},
+    {"fp32", {.d_model = 2048, .d_head = 32, .d_ff = 64, .layers = 1}},
+    {"fp32_lora", {.heads = 2}},
+};
+
+static void discard(void *user, const char *text, size_t bytes)
+{
+    (void)user, (void)text, (void)bytes;
+}
+
+static void discard_token(void *user, int prompt, int32_t id, const char *text, size_t bytes)
+{
+    (void)user, (void)prompt, (void)id, (void)text, (void)bytes;
+}
+
+static void must(mtt_status status, const char *what)
+{
+    check(!status, "%s: %s", what, env.error);
+}
+
+static void stacked(size_t number, mtt_dataset *data)
+{
+    enum { B = 2, T = 96 };
+    static int32_t ids[B * T], targets[B * T];
+    const char *name = STACKED[number].technique, *lora = strstr(name, "_lora");
+    const char *path = in("model.safetensors");
+    mtt_model_desc model = STACKED[number].model;
+    mtt_policy policy = {.lora_rank = lora ? 8 : 0};
+    mtt_optim_desc optim = {.lr = 1e-3f, .clip = -1};
+    mtt_sampling sampling = {.temperature = 1, .top_k = 5, .top_p = 0.9f};
+    mtt_batches batches;
+    mtt_quality quality;
+    mtt_step_info info;
+    mtt_trainer *trainer;
+    char words[64];
+    snprintf(words, sizeof(words), "%.*s", lora ? (int)(lora - name) : 60, name);
+    model.vocab = mtt_tokens_vocab(data->train);
+    if (!model.heads) model.heads = 2;
+    if (!model.d_model) model.d_model = 64;
+    if (!model.layers) model.layers = 2;
+    must(mtt_policy_parse(&env, words, &policy, NULL), name);
+    must(mtt_batches_init(&env, &batches, data->train, B, T, 1, 0), name);
+    must(mtt_trainer_create(&env, &model, &policy, &optim, mtt_cpu_backend(), B, T, &trainer), name);
+    if (!trainer) return;
+    for (int step = 0; step < 2; step++) {
+        must(mtt_batches_next(&batches, ids, targets), name);
+        must(mtt_train_step(trainer, ids, targets, &info), name);
+    }
+    check(info.loss > 1 && info.loss < 10, "%s: a loss of %g", name, info.loss);
+    must(mtt_evaluate_tokens(trainer, data->valid, data->tokenizer, 1, NULL, &quality), name);
+    must(mtt_generate(trainer, data->tokenizer, "a", 5, &sampling, discard, NULL), name);
+    must(mtt_save(trainer, path, &batches), name);
+    must(mtt_resume(trainer, path, &batches), name);
+    if (lora) must(mtt_adapter_save(trainer, folder), name);
+    if (lora) must(mtt_save_merged(trainer, path), name);
+    mtt_trainer_destroy(trainer);
+}
+
+/* A text becomes tokens, models and again text. */
+static void *on_a_small_stack(void *unused)
+{
+    const char *prefix = in("data");
+    mtt_prepare_desc desc = {.input = in("text.txt"), .output = prefix, .vocab = 300};
+    mtt_dataset data = {NULL, NULL, NULL, NULL};
+    mtt_generator_desc of = {.precision = MTT_BF16, .batch = 2, .context = 200};
+    mtt_generator *generator = NULL;
+    mtt_model *model = NULL;
+    const int32_t prompt[70] = {1, 2, 3}, *prompts[2] = {prompt, prompt};
+    const int sizes[2] = {70, 1};
+    mtt_generation g = {.prompts = prompts, .sizes = sizes, .prompt_count = 2, .count = 80,
+                        .write = discard_token};
+    must(mtt_prepare(&env, &desc, NULL), "prepare");
+    must(mtt_dataset_open(&env, prefix, NULL, &data), "dataset");
+    for (size_t i = 0; data.train && i < MTT__LENGTH(STACKED); i++) stacked(i, &data);
+    mtt_dataset_close(&data);
+    must(mtt_model_open(&env, in("model.safetensors"), &model), "model");
+    if (model) must(mtt_generator_create(&env, mtt_model_describe(model), &of, mtt_cpu_backend(), &generator),
+                    "generator");
+    if (generator) must(mtt_generator_load(generator, model), "weights");
+    if (generator) must(mtt_generator_run(generator, NULL, &g), "text");
+    mtt_generator_destroy(generator);
+    mtt_model_close(model);
+    return unused;
+}
+
+/* All that a program does, in a thread with a stack of 128 KB. Those of OpenMP have no more. */
+static int small_stacks(void)
+{
+    static char text[60000];
+    pthread_attr_t small;
+    pthread_t thread;
+    int made;
+    for (size_t i = 0; i < sizeof(text); i++)
+        text[i] = i % 997 < 2 ? '\n' : below(6) ? (char)('a' + below(9)) : ' ';
+    if (!open_folder()) return 1;
+    write_file(in("text.txt"), text, sizeof(text));
+    made = !pthread_attr_init(&small) && !pthread_attr_setstacksize(&small, 128 << 10) &&
+           !pthread_create(&thread, &small, on_a_small_stack, NULL);
+    check(made, "no thread has a stack of 128 KB");
+    if (made) pthread_join(thread, NULL);
+    close_folder();
+    return failed || !passed;
+}
+
 /* The same in a fresh process. */
 static void fresh_process(const char *self, const char *technique, const char *threads)
 {
@@ -158,6 +292,7 @@ static void fresh_process(const char *self, const char *technique, const char *t
     child = fork();
     if (child == 0) {
         setenv("OMP_NUM_THREADS", threads, 1);
+        setenv("OMP_STACKSIZE", "128K", 1);
         execl(self, self, technique, (char *)NULL);
         _exit(127);
     }
@@ -167,7 +302,7 @@ static void fresh_process(const char *self, const char *technique, const char *t
 
 int main(int argc, char **argv)
 {
-    if (argc > 1) return measure(argv[1]);
+    if (argc > 1) return strcmp(argv[1], "stack") ? measure(argv[1]) : small_stacks();
     if (peak() == 0) skip("the system has no /proc/self/status with VmHWM");
     for (size_t i = 0; i < sizeof(RUNS) / sizeof(RUNS[0]) && peak() > 0; i++)
         fresh_process(argv[0], RUNS[i].technique, RUNS[i].threads);

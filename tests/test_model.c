@@ -30,6 +30,14 @@ enum { BLAS = 0 };
 static mtt_env env;
 static const uint64_t SEED = 0x123456789abcdefu;
 
+/* Tiles for all threads, which operations that no backend runs need. */
+static const mtt_tensor *tiles(void)
+{
+    static mtt__cpu cpu;
+    check(!mtt__cpu_tiles(&cpu), "no memory for tiles");
+    return &cpu.tiles;
+}
+
 /* ---------------------------------------------------------------------------------------- randomness ---- */
 
 static double uniform(void)
@@ -2078,7 +2086,8 @@ static int run_product(const product_case *p, const operand *a, const operand *b
                        const mtt_tensor *bias)
 {
     mtt__product g;
-    mtt__product_of(&g, a->view, b->view, c->view);
+    mtt_op op = {.workspace = tiles()};
+    mtt__product_of(&g, &op, a->view, b->view, c->view);
     if (p->portable) g.pairs = 0, g.a = mtt__transposed(a->view), g.b = b->view;
     g.bias = p->start == 1 ? bias : NULL;
     g.add = p->start == 2;
@@ -2159,6 +2168,7 @@ static void products(void)
 static void product_threads(void)
 {
     static const int64_t SIZES[][3] = {{600, 520, 40}, {100, 150, 600}};
+    mtt_op op = {.scale = 0};
     for (int i = 0; i < 4; i++) {
         const int64_t *size = SIZES[i / 2];
         mtt_dtype dtype = i % 2 ? MTT_BF16_BITS : MTT_F32;
@@ -2168,7 +2178,8 @@ static void product_threads(void)
         for (int run = 0; run < 2; run++) {
             make_operand(&c[run], MTT_F32, size[0], size[1], 0, 0);
             use_threads(run ? 3 : 1);
-            mtt__gemm(a.view, b.view, c[run].view, NULL, 0, 1);
+            op.workspace = tiles();
+            mtt__gemm(&op, a.view, b.view, c[run].view, NULL, 0, 1);
         }
         use_threads(1);
         check(memcmp(c[0].tensor.data, c[1].tensor.data, (size_t)(size[0] * size[1]) * sizeof(float)) == 0,
@@ -2649,7 +2660,7 @@ static void norm_eight(void)
                    dx_8 = new_tensor(MTT_F8_E5M2, rows, width, NULL), dx_t = new_transpose(&dx_8, 0),
                    y = new_tensor(MTT_F8_E4M3, rows, width, &scale), y_t = new_transpose(&y, 0);
         mtt_quantize again = {&x, &stats, &gain, &shift, &y, NULL};
-        mtt_op op = {.kind = MTT_OP_norm_backward, .shape = &shape};
+        mtt_op op = {.kind = MTT_OP_norm_backward, .workspace = tiles(), .shape = &shape};
         int wrong = 0;
         new_case();
         fill(&dy, 1000), fill(&x, 3), fill(&gain, 2), fill(&shift, 1);
@@ -2700,7 +2711,7 @@ static void attention_eight(void)
                            .d_model = C, .window = kind / 20 ? 1 + below(T) : 0,
                            .dropout = kind % 3 ? 0 : 0.2f};
         mtt_control control = {.seed = 7};
-        mtt_op op = {.shape = &shape};
+        mtt_op op = {.workspace = tiles(), .shape = &shape};
         mtt_tensor of_control = {.data = &control}, lse = new_tensor(MTT_F32, B * H, T, NULL),
                    qkv = new_tensor(MTT_BF16_BITS, R, 3 * C, NULL),
                    out = new_tensor(MTT_BF16_BITS, R, C, NULL), out_2 = new_tensor(MTT_BF16_BITS, R, C, NULL),
@@ -2783,7 +2794,7 @@ static void linear_eight(void)
         mtt_linear forward_ = {&x, &w_t, &bias, &y};
         mtt_linear_backward_input input = {&dy, &w, &dx};
         mtt_linear_backward_weight weight = {&x_t, &dy_t, &d_weight, &d_bias};
-        mtt_op op = {.transposed = 1}, plain = {.adds = adds};
+        mtt_op op = {.workspace = tiles(), .transposed = 1}, plain = {.workspace = tiles(), .adds = adds};
         new_case();
         for (int i = 0; i < rows; i++) ((float *)ones.data)[i] = 1;
         for (int i = 0; i < IN * OUT; i++) before[i] = adds ? ((float *)d_weight.data)[i] : 0;
@@ -2822,7 +2833,7 @@ static void loss_eight(void)
                    d_bias = new_tensor(MTT_F32, 1, WIDE, NULL), of_control = {.data = &control},
                    of_counters = {.data = &counters};
         mtt_shape shape = {.rows = R, .vocab = V, .vocab_padded = WIDE, .d_model = C};
-        mtt_op op = {.shape = &shape, .transposed = 1, .adds = adds};
+        mtt_op op = {.workspace = tiles(), .shape = &shape, .transposed = 1, .adds = adds};
         fill(&x, 2), fill(&w, 0.5), fill(&bias, 0.5), fill(&d_weight, 5), fill(&d_bias, 5);
         for (int i = V; i < WIDE; i++) memset((uint8_t *)w.data + i * C, 0, C);
         mtt_tensor x_t = new_transpose(&x, 1), w_t = new_transpose(&w, 1);
