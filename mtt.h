@@ -288,9 +288,10 @@ typedef struct mtt_model_desc {
                                 t / theta^(2 i / d_head). Sines and cosines are rounded from double */
     int rotary_interleaved;  /* pair i is columns 2 i and 2 i + 1, as in Meta's weights. Default 0: i and
                                 i + d_head / 2, as in Hugging Face's */
-    float rotary_factor;     /* 1..1000, default 1. Above 1, as in Llama 3.1 and later: pairs that take more
-                                than 8192 tokens for a full turn take so many times as long, those below
-                                2048 stay, and those between are blended */
+    float rotary_factor;     /* 1..1000, default 1. Above 1, as in Llama 3.1 and later: pairs that turn less
+                                than rotary_low times in rotary_original tokens turn so many times slower,
+                                those above rotary_high times stay, and those between are blended */
+    float rotary_low, rotary_high, rotary_original; /* 0.001..1000, low < high; 1..1e9; default 1, 4, 8192 */
     int qk_norm;             /* 1 = RMSNorm of each head of q and k before the rotation, with norm_eps and
                                 d_head gains for q and as many for k */
     int tied_head;           /* 1 = the head is the token embedding; default 0, a matrix of its own */
@@ -864,9 +865,10 @@ MTTDEF mtt_status mtt_resume(mtt_trainer *trainer, const char *path, mtt_batches
 
 /* A model in files: a checkpoint of mtt_save, or a folder of Hugging Face's transformers. The folder has
    config.json, of model_type gpt2, llama or qwen3, and model.safetensors or the shards that
-   model.safetensors.index.json lists, in F32, F16 or BF16. Opening checks every name, type and shape, and
-   maps the files without reading the weights. MTT_E_FORMAT and MTT_E_MISMATCH name the setting that mtt
-   lacks, or the first tensor that is missing, too many, or of another shape. */
+   model.safetensors.index.json lists, in F32, F16 or BF16. Settings and defaults are those of transformers 5:
+   a lm_head.weight that differs from the embedding is not tied, for example. Opening checks every name, type
+   and shape, and maps the files without reading the weights. MTT_E_FORMAT and MTT_E_MISMATCH name the setting
+   that mtt lacks, or the first tensor that is missing, too many, or of another shape. */
 typedef struct mtt_model mtt_model;
 MTTDEF mtt_status mtt_model_open(mtt_env *env, const char *path, mtt_model **out);
 MTTDEF void mtt_model_close(mtt_model *model);
@@ -2318,9 +2320,7 @@ static int mtt__heap_pop(mtt__heap *heap, mtt__ranked *out)
    resumed without any generator's state. */
 
 #define MTT__DTYPE_BYTES(dtype, bytes, name) bytes,
-#define MTT__DTYPE_NAME(dtype, bytes, name) name,
 static const size_t mtt__dtype_bytes[] = {MTT_DTYPES(MTT__DTYPE_BYTES)};
-static const char *const mtt__dtype_name[] = {MTT_DTYPES(MTT__DTYPE_NAME)};
 
 MTT__INLINE float mtt__from_bf16(uint16_t h) { return mtt__bits_float((uint32_t)h << 16); }
 
@@ -4321,6 +4321,9 @@ static const mtt_field mtt__model_field[] = {
     MTT__FIELD(rotary_theta, FLOAT, 10000, 1, 1e12, NULL, "base of the angles of rotary positions")
     MTT__FIELD(rotary_interleaved, FLAG, 0, 0, 1, NULL, "rotary pairs are neighbouring columns")
     MTT__FIELD(rotary_factor, FLOAT, 1, 1, 1000, NULL, "Llama 3's scaling of slow rotary pairs")
+    MTT__FIELD(rotary_low, FLOAT, 1, 0.001, 1000, NULL, "scaled pairs turn fewer times")
+    MTT__FIELD(rotary_high, FLOAT, 4, 0.001, 1000, NULL, "pairs that turn more often are not scaled")
+    MTT__FIELD(rotary_original, FLOAT, 8192, 1, 1e9, NULL, "tokens in which these turns are counted")
     MTT__FIELD(qk_norm, FLAG, 0, 0, 1, NULL, "RMSNorm of each head of q and k")
     MTT__FIELD(max_seq, INT, 1024, 1, 1 << 20, NULL, "longest sequence of learned positions")
     MTT__FIELD(tied_head, FLAG, 0, 0, 1, NULL, "the embedding is the output matrix")
@@ -4490,6 +4493,8 @@ MTTDEF mtt_status mtt_model_resolve(mtt_env *env, const mtt_model_desc *model, m
     mtt__require(&faults, m.d_ff < 8 || m.d_ff % 8 == 0, "d_ff is %d, it must be a multiple of 8", m.d_ff);
     mtt__require(&faults, m.heads_kv < 1 || m.heads % m.heads_kv == 0,
                  "heads_kv is %d, it must divide the %d heads", m.heads_kv, m.heads);
+    mtt__require(&faults, m.rotary_low < m.rotary_high, "rotary_low is %g, it must be below rotary_high %g",
+                 (double)m.rotary_low, (double)m.rotary_high);
     if (model->d_head)
         mtt__require(&faults, m.d_head % 8 == 0 && m.d_model % 8 == 0,
                      "d_head is %d and d_model %d, they must be multiples of 8", m.d_head, m.d_model);
@@ -9698,10 +9703,11 @@ static mtt_status mtt__fill_parameter(mtt_trainer *t, int index)
 MTTDEF double mtt_rotary_step(const mtt_model_desc *m, int pair)
 {
     double step = pow((double)m->rotary_theta, -(double)(2 * pair) / (double)m->d_head), share;
-    double turns = 8192 * step / 6.28318530717958647692, slow = step / (double)m->rotary_factor;
-    if (m->rotary_factor == 1 || turns > 4) return step;
-    share = (turns - 1) / 3;
-    return turns < 1 ? slow : (1 - share) * slow + share * step;
+    double turns = (double)m->rotary_original * step / 6.28318530717958647692, low = (double)m->rotary_low;
+    double slow = step / (double)m->rotary_factor, high = (double)m->rotary_high;
+    if (m->rotary_factor == 1 || turns > high) return step;
+    share = (turns - low) / (high - low);
+    return turns < low ? slow : (1 - share) * slow + share * step;
 }
 
 /* A table of positions: for each pair i of columns of position t, 0.02 times sine and cosine of
@@ -11637,7 +11643,8 @@ static mtt_status mtt__vocab_check(mtt__vocab_file *f, const mtt__vocab_rule *ru
         size_t size;
         for (; *at; at += size + (at[size] == '|')) {
             size = strcspn(at, "|");
-            if (size == 1 ? *at == *value.at : size == value.size && memcmp(at, value.at, size) == 0) break;
+            if (strchr("{[", *at) ? *at == *value.at : size == value.size && memcmp(at, value.at, size) == 0)
+                break;
         }
         if (*at) continue;
         size = value.size < 40 ? value.size : 40;
@@ -13092,10 +13099,22 @@ enum {
     MTT__CHECKPOINT_PAIRS = 1024 /* bytes of metadata: always as many, so that the file's size is known */
 };
 
+/* The dtypes of the format and their bits, mtt's first. Tensors of the others are listed and never used. */
+#define MTT__ST_DTYPE(dtype, bytes, name) {name, 8 * bytes},
+static const struct {
+    const char *name;
+    int bits;
+} mtt__st_dtype[] = {
+    MTT_DTYPES(MTT__ST_DTYPE)
+    {"BOOL", 8},    {"I8", 8},   {"I16", 16},    {"U16", 16},    {"U32", 32},    {"I64", 64},
+    {"U64", 64},    {"F64", 64}, {"C64", 64},    {"F4", 4},      {"F6_E2M3", 6}, {"F6_E3M2", 6},
+    {"F8_E8M0", 8}, {"F8_E4M3FNUZ", 8}, {"F8_E5M2FNUZ", 8}};
+enum { MTT__ST_DTYPES = MTT__LENGTH(mtt__st_dtype) };
+
 /* A tensor of a file, or a name and a value of its metadata. */
 typedef struct mtt__st_entry {
     const char *name, *value;
-    int dtype, rank;
+    int dtype, rank; /* dtype: a row of mtt__st_dtype */
     uint64_t shape[MTT__ST_RANK], begin, end; /* in the data */
     const unsigned char *data;
     size_t bytes;
@@ -13145,15 +13164,16 @@ static const mtt__st_entry *mtt__st_find(const mtt__st_list *list, const char *n
 /* Computes the bytes of a tensor. Returns 0 if no tensor can have this dtype and shape. */
 static int mtt__st_measure(mtt__st_entry *e)
 {
-    uint64_t bytes;
+    uint64_t size, unit; /* elements are counted in bits or, if they are whole, in bytes */
     int k;
-    if (e->dtype < 0 || e->dtype >= MTT_DTYPE_COUNT || e->rank < 0 || e->rank > MTT__ST_RANK) return 0;
-    for (bytes = mtt__dtype_bytes[e->dtype], k = 0; k < e->rank; k++) {
-        if (e->shape[k] && bytes > SIZE_MAX / e->shape[k]) return 0;
-        bytes *= e->shape[k];
+    if (e->dtype < 0 || e->dtype >= MTT__ST_DTYPES || e->rank < 0 || e->rank > MTT__ST_RANK) return 0;
+    unit = mtt__st_dtype[e->dtype].bits % 8 ? 8 : 1;
+    for (size = (uint64_t)mtt__st_dtype[e->dtype].bits * unit / 8, k = 0; k < e->rank; k++) {
+        if (e->shape[k] && size > SIZE_MAX / e->shape[k]) return 0;
+        size *= e->shape[k];
     }
-    e->bytes = (size_t)bytes;
-    return 1;
+    e->bytes = (size_t)(size / unit);
+    return size % unit == 0;
 }
 
 /* Records a fault that is not at the reader's place. The first fault counts. */
@@ -13200,8 +13220,8 @@ static void mtt__st_describe(mtt_json *j, mtt__st_entry *e)
     }
     if (dtypes != 1 || shapes != 1 || places != 1 || numbers != 2)
         mtt__json_fail(j, "a tensor without dtype, shape or two data_offsets, or with one of them twice");
-    while (e->dtype < MTT_DTYPE_COUNT && strcmp(dtype, mtt__dtype_name[e->dtype])) e->dtype++;
-    if (e->dtype == MTT_DTYPE_COUNT) mtt__st_fault(j, dtype, "a dtype other than F32, BF16, F16, I32, U8");
+    while (e->dtype < MTT__ST_DTYPES && strcmp(dtype, mtt__st_dtype[e->dtype].name)) e->dtype++;
+    if (e->dtype == MTT__ST_DTYPES) mtt__st_fault(j, dtype, "a dtype that safetensors lacks");
     e->begin = offsets[0];
     e->end = offsets[1];
 }
@@ -13227,7 +13247,8 @@ static mtt_status mtt__st_entries(mtt__st *st, mtt_json *j, mtt__st_list *list)
         mtt__st_entry *e;
         if (list == &st->tensors && !strcmp(name, "__metadata__")) {
             if (metadata++) mtt__json_fail(j, "__metadata__ comes twice");
-            if (mtt__st_entries(st, j, &st->metadata)) return MTT_E_MEMORY;
+            if (mtt_json_peek(j) == 'n') mtt_json_skip(j); /* null */
+            else if (mtt__st_entries(st, j, &st->metadata)) return MTT_E_MEMORY;
             continue;
         }
         if (list->count == MTT__ST_ENTRIES) mtt__json_fail(j, "more than 131072 tensors or pairs");
@@ -13261,7 +13282,7 @@ static void mtt__st_place(mtt__st *st, mtt_json *j, uint64_t data_bytes)
     for (i = 0; i < list->count && !j->fault; i++) {
         mtt__st_entry *e = &list->at[i];
         const char *fault = strlen(e->name) > MTT__ST_NAME  ? "a name above 512 bytes"
-                            : !mtt__st_measure(e)           ? "a size that overflows"
+                            : !mtt__st_measure(e)           ? "a size that overflows, or a part of a byte"
                             : e->end < e->begin             ? "an end before its begin"
                             : e->begin != end               ? "a hole or an overlap in the data"
                             : e->end - e->begin != e->bytes ? "data_offsets that do not match the shape"
@@ -13393,7 +13414,7 @@ static void mtt__st_print_header(mtt__st_saving *s)
     for (e = s->tensors; e < end; e++) {
         mtt__print(text, ",");
         mtt__print_json_string(text, e->name, strlen(e->name));
-        mtt__print(text, ":{\"dtype\":\"%s\",\"shape\":[", mtt__dtype_name[e->dtype]);
+        mtt__print(text, ":{\"dtype\":\"%s\",\"shape\":[", mtt__st_dtype[e->dtype].name);
         for (k = 0; k < e->rank; k++)
             mtt__print(text, "%s%llu", k ? "," : "", (unsigned long long)e->shape[k]);
         mtt__print(text, "],\"data_offsets\":[%llu,%llu]}", (unsigned long long)e->begin,
@@ -13978,7 +13999,7 @@ static const char *mtt__form_impose(mtt_model_desc *m)
     m->norm_place = MTT_NORM_PRE;
     m->mlp = rotary ? MTT_MLP_SWIGLU : MTT_MLP_GELU;
     m->no_head_bias = 1;
-    if (rotary && m->qk_norm) return m->no_biases = 1, m->rotary_factor = 1, "qwen3";
+    if (rotary && m->qk_norm) return m->no_biases = 1, "qwen3";
     if (rotary) return "llama";
     if (m->positions == MTT_POSITIONS_NONE) m->positions = MTT_POSITIONS_LEARNED;
     m->no_biases = m->qk_norm = 0;
@@ -14149,7 +14170,15 @@ static mtt_status mtt__model_match(mtt_model *m)
 {
     mtt_form_tensor t;
     int64_t cursor = 0;
+    const int rotary = m->desc.positions == MTT_POSITIONS_ROTARY;
+    const mtt__st_entry *head = mtt__st_find(&m->tensors, "lm_head.weight");
+    const mtt__st_entry *table = mtt__st_find(&m->tensors, rotary ? "embed_tokens.weight" : "wte.weight");
     size_t i;
+    /* As in transformers 5, another head in the file counts, even if config.json says that it is tied. */
+    if (m->form != MTT_FORM_MTT && head && table &&
+        (head->dtype != table->dtype || memcmp(head->shape, table->shape, sizeof(head->shape)) != 0 ||
+         memcmp(head->data, table->data, head->bytes) != 0))
+        m->desc.tied_head = 0;
     while (mtt_form_next(&m->desc, m->form, &cursor, &t)) {
         mtt__st_entry *e = mtt__model_find(m, &t);
         const uint64_t rows = (uint64_t)(t.transposed ? t.columns : t.rows);
@@ -14163,7 +14192,7 @@ static mtt_status mtt__model_match(mtt_model *m)
         if (e->dtype != MTT_F32 && (m->form == MTT_FORM_MTT ||
                                     (e->dtype != MTT_BF16_BITS && e->dtype != MTT_F16_BITS)))
             return mtt__fail(m->env, MTT_E_MISMATCH, "%s: %s has the type %s: save the model in float32",
-                             m->path, t.name, mtt__dtype_name[e->dtype]);
+                             m->path, t.name, mtt__st_dtype[e->dtype].name);
         e->used = 1;
     }
     for (i = 0; i < m->tensors.count; i++)
@@ -14199,100 +14228,160 @@ static mtt_status mtt__model_checkpoint(mtt_model *m)
     return MTT_OK;
 }
 
-/* Fields of a description in config.json: key of GPT-2, of Llama and Qwen3; 1 = may be absent or null. */
+/* ---- config.json ---- */
+
+/* What transformers 5 computes follows from the keys of two tables: numbers of the description, and settings
+   with the values that mtt can compute. All other keys are skipped: they change training alone, or nothing.
+   Of keys between bars the first that is present counts, even if it is null. Keys with a dot in front are in
+   rope_scaling or, where that is missing or empty, in rope_parameters. */
+enum { MTT__GPT2 = 1, MTT__LLAMA = 2, MTT__QWEN3 = 4, MTT__ROTARY = 6, MTT__ALL = 7 };
+enum { MTT__GPT2_NUMBERS = 7, MTT__ROTARY_NUMBERS = 10, MTT__LLAMA3_NUMBERS = 14 };
+
 static const struct {
     size_t offset;
-    const char *gpt2, *llama;
-    int optional;
-} mtt__config_keys[] = {
-    {MTT__SIZE(layers), "n_layer", "num_hidden_layers", 0},
-    {MTT__SIZE(heads), "n_head", "num_attention_heads", 0},
-    {MTT__SIZE(heads_kv), "", "num_key_value_heads", 1},
-    {MTT__SIZE(d_head), "", "head_dim", 1},
-    {MTT__SIZE(d_model), "n_embd", "hidden_size", 0},
-    {MTT__SIZE(d_ff), "n_inner", "intermediate_size", 1},
-    {MTT__SIZE(norm_eps), "layer_norm_epsilon", "rms_norm_eps", 0},
-    {MTT__SIZE(vocab), "vocab_size", "vocab_size", 0},
-    {MTT__SIZE(max_seq), "n_positions", "max_position_embeddings", 0},
-    {MTT__SIZE(rotary_theta), "", "rope_theta", 1},
-    {MTT__SIZE(rotary_theta), "", "rope_parameters.rope_theta", 1},
-    {MTT__SIZE(rotary_factor), "", "rope_scaling.factor", 1},
-    {MTT__SIZE(rotary_factor), "", "rope_parameters.factor", 1},
+    const char *gpt2, *rotary; /* keys of GPT-2, of Llama and Qwen3 */
+    int nullable;              /* families in which null is allowed, and means the same as 0 */
+    double missing[3];         /* defaults of the families; 0: follows from other fields, -1: must be there */
+} mtt__config_numbers[MTT__LLAMA3_NUMBERS] = {
+    {MTT__SIZE(layers), "num_hidden_layers|n_layer", "num_hidden_layers", 0, {12, 32, 32}},
+    {MTT__SIZE(heads), "num_attention_heads|n_head", "num_attention_heads", 0, {12, 32, 32}},
+    {MTT__SIZE(d_model), "hidden_size|n_embd", "hidden_size", 0, {768, 4096, 4096}},
+    {MTT__SIZE(d_ff), "n_inner", "intermediate_size", MTT__GPT2, {0, 11008, 22016}},
+    {MTT__SIZE(norm_eps), "layer_norm_epsilon", "rms_norm_eps", 0, {1e-5, 1e-6, 1e-6}},
+    {MTT__SIZE(vocab), "vocab_size", "vocab_size", 0, {50257, 32000, 151936}},
+    {MTT__SIZE(max_seq), "max_position_embeddings|n_positions", "max_position_embeddings", 0,
+     {1024, 2048, 32768}},
+    {MTT__SIZE(heads_kv), "", "num_key_value_heads", MTT__ROTARY, {0, 0, 32}},
+    {MTT__SIZE(d_head), "", "head_dim", MTT__LLAMA, {0, 0, 128}},
+    {MTT__SIZE(rotary_theta), "", ".rope_theta|rope_theta", 0, {0, 10000, 10000}},
+    {MTT__SIZE(rotary_factor), "", ".factor", 0, {0, -1, -1}},
+    {MTT__SIZE(rotary_low), "", ".low_freq_factor", 0, {0, -1, -1}},
+    {MTT__SIZE(rotary_high), "", ".high_freq_factor", 0, {0, -1, -1}},
+    {MTT__SIZE(rotary_original), "", "original_max_position_embeddings|.original_max_position_embeddings", 0,
+     {0, 0, 0}},
 };
 
-static mtt_status mtt__config_fields(const mtt__vocab_file *f, int rotary, mtt_model_desc *desc)
+static const struct {
+    int families;
+    const char *keys, *allowed; /* keys: blanks separate settings; allowed: see mtt__vocab_rule */
+} mtt__config_rules[] = {
+    {MTT__ALL, "model_type", "\"gpt2\"|\"llama\"|\"qwen3\""},
+    {MTT__ALL, "quantization_config per_layer_config attention_chunk_size transformers_weights text_config",
+     "missing|null"},
+    {MTT__ALL, "configuration_files .full_attention .sliding_attention", "missing"},
+    {MTT__ALL, "is_causal scale_attn_weights", "true|missing"},
+    {MTT__ALL, "is_encoder_decoder add_cross_attention scale_attn_by_inverse_layer_idx", "false|missing"},
+    {MTT__ALL, "tie_word_embeddings", "true|false|missing"},
+    {MTT__GPT2, "activation_function", "\"gelu_new\"|\"gelu_pytorch_tanh\"|\"gelu_python_tanh\"|missing"},
+    {MTT__GPT2, "sliding_window rope_scaling rope_parameters", "missing|null"},
+    {MTT__LLAMA, "sliding_window", "missing|null"},
+    {MTT__LLAMA, "attention_bias mlp_bias", "true|false|missing"},
+    {MTT__QWEN3, "attention_bias use_sliding_window", "false|missing"},
+    {MTT__ROTARY, "hidden_act", "\"silu\"|\"swish\"|missing"},
+    {MTT__ROTARY, "rope_scaling rope_parameters", "{|null|missing"},
+    {MTT__ROTARY, ".rope_type|.type", "\"default\"|\"llama3\"|missing"},
+    {MTT__ROTARY, ".partial_rotary_factor", "1.0|1|missing"},
+    {MTT__ROTARY, "partial_rotary_factor", "1.0|1|null|missing"},
+};
+
+/* Finds a setting. Its key and its value, which has the size 0 if there is none, become keys[0] of the file.
+   keys[1] is the object of keys with a dot. */
+static mtt_slice mtt__config_find(mtt__vocab_file *f, const char *keys)
 {
-    size_t i, k;
-    for (i = 0; i < MTT__LENGTH(mtt__config_keys); i++) {
-        const char *key = rotary ? mtt__config_keys[i].llama : mtt__config_keys[i].gpt2;
-        const mtt_slice missing = {"null", 4}, found = mtt__vocab_value(f, key);
-        const mtt_slice text = found.at ? found : missing;
-        double value = 0;
-        mtt_json j;
-        if (mtt__config_keys[i].optional && mtt_slice_is(text, "null")) continue;
-        for (k = 0; mtt__model_field[k].offset != mtt__config_keys[i].offset;) k++;
-        mtt_json_init(&j, text.at, text.size);
-        if (!mtt_json_number(&j, &value) || !mtt_json_end(&j) || !(value > 0 && value <= 1e12) ||
-            (mtt__model_field[k].kind != MTT_FIELD_FLOAT && (value > INT_MAX || value != floor(value))))
-            return mtt__fail(f->env, MTT_E_FORMAT, "%s: %s is %.*s, but must be a number above 0: %s",
-                             f->path, key, text.size < 40 ? (int)text.size : 40, text.at, f->scope);
-        mtt__field_set(desc, &mtt__model_field[k], value);
+    mtt__vocab_key *k = f->keys;
+    char text[256];
+    mtt_slice name;
+    mtt_json j;
+    for (;; keys++) {
+        const size_t dot = *keys == '.', size = strcspn(keys, "| ");
+        mtt__format(k->path, sizeof(k->path), "%s%.*s", dot ? k[1].path : "", (int)size, keys);
+        k->value.at = "missing";
+        k->value.size = 0;
+        if (dot) mtt_json_init(&j, k[1].value.at, k[1].value.size);
+        else mtt_json_init(&j, f->j.begin, (size_t)(f->j.end - f->j.begin));
+        for (mtt_json_begin(&j, '{'); mtt_json_key(&j, &name);) {
+            const char *at = (mtt_json_peek(&j), j.at);
+            mtt_json_skip(&j);
+            if (name.size < sizeof(text)) name.size = mtt_json_unescape(name, text), name.at = text;
+            if (name.size != size - dot || memcmp(name.at, keys + dot, name.size) != 0) continue;
+            if (k->value.size) f->j.at = at, mtt__json_fail(&f->j, "a key occurs twice");
+            k->value.at = at;
+            k->value.size = (size_t)(j.at - at);
+        }
+        keys += size;
+        f->key_count = k->value.size > 0;
+        if (f->key_count || *keys != '|') return k->value;
     }
+}
+
+static mtt_status mtt__config_number(mtt__vocab_file *f, size_t row, int family, mtt_model_desc *desc)
+{
+    const char *keys = family == MTT__GPT2 ? mtt__config_numbers[row].gpt2 : mtt__config_numbers[row].rotary;
+    const mtt_slice text = mtt__config_find(f, keys);
+    const mtt_field *field = mtt__model_field;
+    double value = mtt__config_numbers[row].missing[family / 2];
+    mtt_json j, integer;
+    uint64_t whole;
+    while (field->offset != mtt__config_numbers[row].offset) field++;
+    mtt_json_init(&j, text.at, text.size);
+    integer = j;
+    if (mtt_slice_is(text, "null") && mtt__config_numbers[row].nullable & family) value = 0;
+    else if (text.size && (!mtt_json_number(&j, &value) || value < field->low || value > field->high ||
+                           (field->kind == MTT_FIELD_INT && !mtt_json_u64(&integer, &whole))))
+        value = -1;
+    if (value < 0)
+        return mtt__fail(f->env, MTT_E_FORMAT, "%s: %s is %.*s, but must be %s from %.9g to %.9g", f->path,
+                         f->keys->path, !text.size ? 7 : text.size < 40 ? (int)text.size : 40, text.at,
+                         field->kind == MTT_FIELD_INT ? "an integer" : "a number", field->low, field->high);
+    mtt__field_set(desc, field, value);
     return MTT_OK;
 }
 
 /* The description that config.json gives. Its model_type implies the rest. */
-static mtt_status mtt__model_config(mtt_model *m, mtt__vocab_file *f)
+static mtt_status mtt__model_config(mtt__vocab_file *f, mtt_model_desc *desc)
 {
-    static const mtt__vocab_rule all[] = {{"model_type", "\"gpt2\"|\"llama\"|\"qwen3\""},
-                                          {"quantization_config", "missing|null"}};
-    static const mtt__vocab_rule gpt2[] = {
-        {"activation_function", "\"gelu_new\"|\"gelu_pytorch_tanh\"|missing"},
-        {"scale_attn_weights", "true|missing"},
-        {"scale_attn_by_inverse_layer_idx", "false|missing"},
-        {"add_cross_attention", "false|missing"},
-    };
-    static const mtt__vocab_rule llama[] = {
-        {"hidden_act", "\"silu\"|missing"},
-        {"rope_scaling", "null|missing|{"},
-        {"rope_scaling.type", "\"default\"|\"llama3\"|missing"},
-        {"rope_scaling.rope_type", "\"default\"|\"llama3\"|missing"},
-        {"rope_scaling.low_freq_factor", "1.0|1|missing"},
-        {"rope_scaling.high_freq_factor", "4.0|4|missing"},
-        {"rope_scaling.original_max_position_embeddings", "8192|missing"},
-        {"rope_parameters.rope_type", "\"default\"|\"llama3\"|missing"},
-        {"rope_parameters.low_freq_factor", "1.0|1|missing"},
-        {"rope_parameters.high_freq_factor", "4.0|4|missing"},
-        {"rope_parameters.original_max_position_embeddings", "8192|missing"},
-        {"rope_parameters.partial_rotary_factor", "1.0|1|missing"},
-        {"partial_rotary_factor", "1.0|1|null|missing"},
-        {"use_sliding_window", "false|missing"},
-    };
-    mtt_model_desc *desc = &m->desc;
-    mtt_status status = mtt__vocab_check(f, all, MTT__LENGTH(all));
-    const int is_gpt2 = mtt__vocab_is(f, "model_type", "\"gpt2\"");
-    const int attention = mtt__vocab_is(f, "attention_bias", "true");
-    mtt_slice types = mtt__vocab_value(f, "layer_types"), type = {NULL, 0};
+    const int gpt2 = mtt_slice_is(mtt__config_find(f, "model_type"), "\"gpt2\"");
+    const int qwen3 = mtt_slice_is(mtt__config_find(f, "model_type"), "\"qwen3\"");
+    const int bias = mtt_slice_is(mtt__config_find(f, "attention_bias"), "true");
+    const int family = gpt2 ? MTT__GPT2 : qwen3 ? MTT__QWEN3 : MTT__LLAMA;
+    size_t i, numbers = gpt2 ? MTT__GPT2_NUMBERS : MTT__ROTARY_NUMBERS;
+    mtt_slice text = mtt__config_find(f, "rope_scaling"), type;
+    int full = 0;
     mtt_json j;
-    if (!status) status = is_gpt2 ? mtt__vocab_check(f, gpt2, MTT__LENGTH(gpt2))
-                                  : mtt__vocab_check(f, llama, MTT__LENGTH(llama));
-    if (!status) status = mtt__config_fields(f, !is_gpt2, desc);
-    if (status) return status;
-    desc->positions = is_gpt2 ? MTT_POSITIONS_LEARNED : MTT_POSITIONS_ROTARY;
-    desc->qk_norm = mtt__vocab_is(f, "model_type", "\"qwen3\"");
-    desc->tied_head = mtt__vocab_is(f, "tie_word_embeddings", is_gpt2 ? "false" : "true") != is_gpt2;
-    desc->no_biases = !is_gpt2 && !attention;
-    if (!mtt__vocab_is(f, "rope_parameters.rope_type", "\"llama3\"") &&
-        !mtt__vocab_is(f, "rope_scaling.rope_type", "\"llama3\""))
-        desc->rotary_factor = 1;
-    if (!is_gpt2 && attention != mtt__vocab_is(f, "mlp_bias", "true"))
+    mtt_json_init(&j, text.at, text.size);
+    mtt_json_begin(&j, '{');
+    if (!mtt_json_key(&j, &type)) mtt__config_find(f, "rope_parameters");
+    f->keys[1] = f->keys[0];
+    for (i = 0; i < MTT__LENGTH(mtt__config_rules); i++) {
+        const mtt__vocab_rule rule = {f->keys->path, mtt__config_rules[i].allowed};
+        const char *keys = mtt__config_rules[i].families & family ? mtt__config_rules[i].keys : "";
+        for (; *keys; keys += strcspn(keys, " "), keys += *keys == ' ') {
+            mtt__config_find(f, keys);
+            if (mtt__vocab_check(f, &rule, 1)) return MTT_E_FORMAT;
+        }
+    }
+    if (mtt_slice_is(mtt__config_find(f, ".rope_type|.type"), "\"llama3\"")) numbers = MTT__LLAMA3_NUMBERS;
+    for (i = 0; i < numbers; i++)
+        if (mtt__config_number(f, i, family, desc)) return MTT_E_FORMAT;
+    if (!(desc->rotary_original > 0) && desc->rotary_factor > 0) desc->rotary_original = (float)desc->max_seq;
+    desc->positions = gpt2 ? MTT_POSITIONS_LEARNED : MTT_POSITIONS_ROTARY;
+    desc->qk_norm = qwen3;
+    text = mtt__config_find(f, "tie_word_embeddings");
+    desc->tied_head = text.size ? *text.at == 't' : gpt2;
+    desc->no_biases = !gpt2 && !bias;
+    if (family == MTT__LLAMA && bias != mtt_slice_is(mtt__config_find(f, "mlp_bias"), "true"))
         return mtt__fail(f->env, MTT_E_MISMATCH, "%s: attention_bias and mlp_bias differ: mtt has biases in "
                          "all layers or in none", f->path);
-    mtt_json_init(&j, types.at ? types.at : "", types.size);
+    if (!qwen3 && desc->d_model % desc->heads)
+        return mtt__fail(f->env, MTT_E_FORMAT, "%s: %s is %d, but must be a multiple of %d heads", f->path,
+                         gpt2 ? "n_embd" : "hidden_size", desc->d_model, desc->heads);
+    text = mtt__config_find(f, "layer_types");
+    mtt_json_init(&j, text.at, text.size);
     for (mtt_json_begin(&j, '['); mtt_json_item(&j) && mtt_json_string(&j, &type);)
-        if (!mtt_slice_is(type, "full_attention"))
-            return mtt__fail(f->env, MTT_E_MISMATCH, "%s: layer_types has %.*s, but must have full_attention "
-                             "alone: %s", f->path, type.size < 40 ? (int)type.size : 40, type.at, f->scope);
+        full += mtt_slice_is(type, "full_attention");
+    if (text.size && !mtt_slice_is(text, "null") && (!mtt_json_end(&j) || full != desc->layers))
+        return mtt__fail(f->env, MTT_E_MISMATCH, "%s: layer_types must be full_attention in %d layers: %s",
+                         f->path, desc->layers, f->scope);
     mtt__form_impose(desc);
     return MTT_OK;
 }
@@ -14314,13 +14403,13 @@ static mtt_status mtt__model_folder(mtt_model *m)
     f.env = m->env;
     f.path = path;
     f.scope = "mtt computes no other models";
-    f.key_count = 0;
     mtt_json_init(&f.j, map.data ? map.data : "", map.bytes);
-    if (mtt_json_peek(&f.j) == '{') mtt__vocab_keys(&f, "", 0);
-    if (!f.key_count || !mtt_json_end(&f.j))
+    if (mtt_json_peek(&f.j) != '{') mtt__json_fail(&f.j, "expected one object");
+    mtt_json_skip(&f.j);
+    if (mtt_json_end(&f.j)) status = mtt__model_config(&f, &m->desc);
+    if (f.j.fault)
         status = mtt__fail(m->env, MTT_E_FORMAT, "%s: byte %zu: %s: get the file again", path,
-                           (size_t)(f.j.at - f.j.begin), f.j.fault ? f.j.fault : "expected one object");
-    if (!status) status = mtt__model_config(m, &f);
+                           (size_t)(f.j.at - f.j.begin), f.j.fault);
     mtt__map_close(&map);
     if (status) return status;
     if (access(mtt__model_path(m, "tokenizer.json", m->tokenizer), R_OK)) *m->tokenizer = 0;
@@ -14330,6 +14419,17 @@ static mtt_status mtt__model_folder(mtt_model *m)
         return mtt__model_index(m, path);
     return mtt__fail(m->env, MTT_E_FILE, "%s has neither model.safetensors nor model.safetensors.index.json: "
                      "save the model with save_pretrained", m->path);
+}
+
+/* Resolves the description. Its faults are the file's, which has other names for the fields. */
+static mtt_status mtt__model_resolve(mtt_model *m)
+{
+    char faults[sizeof(m->env->error)];
+    if (!mtt_model_resolve(m->env, &m->desc, &m->desc)) return MTT_OK;
+    if (m->env) memcpy(faults, m->env->error, sizeof(faults));
+    return mtt__fail(m->env, MTT_E_FORMAT, "%s: %s%s", m->path, faults, m->form == MTT_FORM_MTT ? "" :
+                     " (in config.json d_model is hidden_size or n_embd, d_ff intermediate_size or n_inner, "
+                     "d_head head_dim, heads_kv num_key_value_heads, rotary_high high_freq_factor)");
 }
 
 MTTDEF mtt_status mtt_model_open(mtt_env *env, const char *path, mtt_model **out)
@@ -14345,7 +14445,7 @@ MTTDEF mtt_status mtt_model_open(mtt_env *env, const char *path, mtt_model **out
     memcpy(m->path, path, size);
     if (!size || stat(path, &info)) status = mtt__file_fail(env, path, "open it", errno);
     else status = S_ISDIR(info.st_mode) ? mtt__model_folder(m) : mtt__model_checkpoint(m);
-    if (!status) status = mtt_model_resolve(env, &m->desc, &m->desc);
+    if (!status) status = mtt__model_resolve(m);
     if (!status) status = mtt__model_list(m);
     if (!status) status = mtt__model_match(m);
     if (status) mtt_model_close(m);

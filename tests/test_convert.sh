@@ -160,7 +160,14 @@ done << 'FAMILIES'
 llama llama --heads-kv 1 --no-biases
 pairs llama --rotary-interleaved --head tied --rotary-theta 500000
 qwen3 qwen3 --qk-norm --no-biases --d-head 16 --rotary-interleaved
+scaled llama --no-biases --rotary-factor 8 --rotary-low 1.5 --rotary-high 3 --rotary-original 64
 FAMILIES
+train turns $plain --norm rms --mlp swiglu --positions rotary --qk-norm --no-biases --rotary-factor 8
+expect 3 "scales rotary positions, which llama.cpp's qwen3 lacks" turns.safetensors a.gguf
+expect 0 '^turns.d: qwen3 with' turns.safetensors turns.d
+check "a scaled Qwen3" says turns.d/config.json '"rope_type": "llama3", .*"factor": 8, .*embeddings": 8192}'
+expect 0 '' turns.d turns.again --context 32
+check "a scaled Qwen3 through a folder" diff -r turns.d turns.again
 tensor llama.safetensors h.1.mlp.c_fc.weight | decoded f32 > a
 tensor llama.d/llama/model.safetensors model.layers.1.mlp.up_proj.weight | decoded f32 > b
 check "up is the second half of c_fc, transposed" awk 'NR == FNR {a[NR - 1] = $1; next}

@@ -1870,7 +1870,7 @@ static void test_round_trip(void)
     {
         static mtt__st_entry twice[] = {TENSOR("a", 0, 1, 2), TENSOR("a", MTT_U8, 1, 3)},
                              utf8[] = {TENSOR("\xff", 0, 1, 2)}, high[] = {TENSOR("a", 0, 9, 1)},
-                             dtype[] = {TENSOR("a", MTT_DTYPE_COUNT, 1, 1)},
+                             dtype[] = {TENSOR("a", MTT__ST_DTYPES, 1, 1)},
                              huge[] = {TENSOR("a", 0, 2, 1u << 31, 1ull << 33)},
                              meta[] = {TENSOR("__metadata__", 0, 1, 1)};
         static const char format[] = ",\"format\":\"np\"";
@@ -1938,9 +1938,13 @@ static void test_st_rejections(void)
                {"{" T("a", "F32", "[\"1\"]", "[0,4]") "}", 4, "whole number"},
                {"{" T("a", "F32", "[01]", "[0,4]") "}", 4, "whole number"},
                {"{" T("a", "F32", "1", "[0,4]") "}", 4, "array"},
-               {"{" T("a", "F64", "[1]", "[0,8]") "}", 8, "F64"},
-               {"{" T("a", "I64", "[1]", "[0,8]") "}", 8, "I64"},
-               {"{" T("a", "F4", "[1]", "[0,1]") "}", 1, "F4"},
+               {"{" T("a", "F128", "[1]", "[0,16]") "}", 16, "F128"},
+               {"{" T("a", "I64", "[1]", "[0,4]") "}", 4, "do not match"},
+               {"{" T("a", "F4", "[1]", "[0,1]") "}", 1, "part of a byte"},
+               {"{" T("a", "F6_E2M3", "[2]", "[0,2]") "}", 2, "part of a byte"},
+               {"{" T("a", "F6_E3M2", "[4]", "[0,4]") "}", 4, "do not match"},
+               {"{\"__metadata__\":nul}", 0, "value"},
+               {"{\"__metadata__\":null,\"__metadata__\":{}}", 0, "twice"},
                {"{" T("a", "f32", "[1]", "[0,4]") "}", 4, "f32"},
                {"{\"a\":{\"dtype\":5,\"shape\":[1],\"data_offsets\":[0,4]}}", 4, "string"},
                {"{\"__metadata__\":{\"a\":1}}", 0, "string"},
@@ -1967,7 +1971,8 @@ static void test_st_rejections(void)
                {"{}", 1, "extra"},
                {"{" T("a", "U8", "[1,1,1,1,1,1,1,1,1]", "[0,1]") "}", 1, "rank 8"},
                {"{" T("a", "U8", "[18446744073709551615]", "[0,18446744073709551615]") "}", 8, "missing"}};
-    static const char *const good[] = {"{}", "  {}  ", "{\"__metadata__\":{}}",
+    static const char *const good[] = {"{}", "  {}  ", "{\"__metadata__\":{}}", "{\"__metadata__\":null}",
+                                       "{" T("a", "F4", "[0,3]", "[0,0]") "}",
                                        "\n\t{" T("a", "U8", "[0]", "[0,0]") "}\r\n"};
     mtt__st st;
     char *header, *at;
@@ -2405,7 +2410,7 @@ static int dump(const char *path)
     for (i = 0; i < st.tensors.count; i++) {
         const mtt__st_entry *e = &st.tensors.at[i];
         for (k = 0; e->name[k]; k++) printf("%02x", (unsigned char)e->name[k]);
-        printf(" %s [", mtt__dtype_name[e->dtype]);
+        printf(" %s [", mtt__st_dtype[e->dtype].name);
         for (k = 0; k < e->rank; k++) printf("%s%llu", k ? "," : "", (unsigned long long)e->shape[k]);
         printf("] %08x\n", (unsigned)mtt__crc32(&table, 0, e->data, e->bytes));
     }

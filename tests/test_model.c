@@ -257,12 +257,12 @@ static void activate(const mtt_model_desc *m, const double *f, double *y)
     }
 }
 
-/* Radians that pair i turns from one position to the next. Llama 3 divides them by rotary_factor if a full
-   turn takes more than 8192 positions, keeps them below 2048, and mixes both between. */
+/* Radians that pair i turns from one position to the next. Llama 3 divides them by rotary_factor if the pair
+   turns less than `low` times in so many positions, keeps them above `high` times, and mixes both between. */
 static double turn(const mtt_model_desc *m, int i)
 {
-    double fast = pow((double)m->rotary_theta, -2.0 * i / m->d_head), turns = 8192 * fast / (2 * acos(-1));
-    double kept = fmin(1, fmax(0, (turns - 1) / 3));
+    double low = m->rotary_low, high = m->rotary_high, fast = pow(m->rotary_theta, -2.0 * i / m->d_head);
+    double kept = fmin(1, fmax(0, (m->rotary_original * fast / (2 * acos(-1)) - low) / (high - low)));
     return fast * (kept + (1 - kept) / (double)m->rotary_factor);
 }
 
@@ -872,6 +872,7 @@ static void draw_options(mtt_model_desc *m, int number)
     m->positions = (mtt_positions)below(4);
     m->rotary_interleaved = below(2);
     m->rotary_factor = below(2) ? 1 : (float)(2 + below(31));
+    if (m->rotary_factor > 1 && below(2)) m->rotary_low = 0.5f, m->rotary_high = 2, m->rotary_original = 20;
     m->qk_norm = below(2);
     if (below(2)) m->heads_kv = 1, m->d_head = 16;
     m->dropout = below(3) ? 0 : 0.2f;
@@ -4238,11 +4239,12 @@ static void mismatches(void)
     mtt_trainer *trainer = open_trainer(&s);
     check(!mtt_save(trainer, in("model"), NULL), "a checkpoint could not be saved: %s", env.error);
     mtt_trainer_destroy(trainer);
-    for (int field = 0; field < 15; field++) {
+    for (int field = 0; field < 18; field++) {
         static const char *const NAMES[] = {"layers",       "heads",     "d_model",      "d_ff",    "vocab",
                                             "max_seq",      "positions", "tied_head",    "no_head_bias",
                                             "heads_kv",     "d_head",    "rotary_theta", "rotary_interleaved",
-                                            "qk_norm",      "rotary_factor"};
+                                            "qk_norm",      "rotary_factor", "rotary_low", "rotary_high",
+                                            "rotary_original"};
         setup other = s, learned = s;
         if (field == 0) other.model.layers = 3;
         if (field == 1) other.model.heads = 1;
@@ -4258,6 +4260,9 @@ static void mismatches(void)
         if (field == 12) other.model.rotary_interleaved = 1;
         if (field == 13) other.model.qk_norm = 1;
         if (field == 14) other.model.rotary_factor = 2;
+        if (field == 15) other.model.rotary_low = 2;
+        if (field == 16) other.model.rotary_high = 5;
+        if (field == 17) other.model.rotary_original = 4096;
         if (field == 5) { /* of learned positions, whose table it sizes */
             learned.model.positions = other.model.positions = MTT_POSITIONS_LEARNED;
             other.model.max_seq = 13;

@@ -96,6 +96,9 @@ static void check_model(void)
     model = *mtt_model_describe(source);
     mtt_model_training(source, &window, &seq_len);
     if (mtt_form_family(&env, &model, &family)) fail(EXIT_DATA, "%s: %s", origin, env.error);
+    if (gguf && model.qk_norm && model.rotary_factor != 1)
+        fail(EXIT_DATA, "%s scales rotary positions, which llama.cpp's qwen3 lacks: convert it to a folder",
+             origin);
     if (window)
         fail(EXIT_DATA, "%s has learned windows of %d keys, which the formats lack: train without "
              "--window-size and without windowN in --technique", origin, window);
@@ -431,7 +434,7 @@ static void put_config(const char *name, const char *format, ...)
 static void write_folder(void)
 {
     const char *tied = model.tied_head ? "true" : "false", *bias = model.no_biases ? "false" : "true";
-    char end[160], ids[96] = "", rope[256];
+    char end[160], ids[96] = "", rope[320];
     if (mkdir(target, 0777) && errno != EEXIST)
         fail(EXIT_DATA, "cannot make %s: %s", target, strerror(errno));
     snprintf(path, sizeof(path), "%s/config.json", target);
@@ -453,9 +456,10 @@ static void write_folder(void)
              (double)model.rotary_theta);
     if (model.rotary_factor != 1)
         snprintf(rope, sizeof(rope), "{\"rope_type\": \"llama3\", \"rope_theta\": %.7g, \"factor\": %.7g, "
-                 "\"low_freq_factor\": 1.0, \"high_freq_factor\": 4.0, "
-                 "\"original_max_position_embeddings\": 8192}",
-                 (double)model.rotary_theta, (double)model.rotary_factor);
+                 "\"low_freq_factor\": %.7g, \"high_freq_factor\": %.7g, "
+                 "\"original_max_position_embeddings\": %.9g}",
+                 (double)model.rotary_theta, (double)model.rotary_factor, (double)model.rotary_low,
+                 (double)model.rotary_high, (double)model.rotary_original);
     snprintf(end, sizeof(end), " \"tie_word_embeddings\": %s,\n \"torch_dtype\": \"%s\",\n \"dtype\": \"%s\"",
              tied, types[type].config, types[type].config);
     if (model.positions != MTT_POSITIONS_ROTARY)
