@@ -957,7 +957,6 @@ static void test_bad_json(mtt_env *env)
         const char *from, *to, *word;
     } cases[] = {
         {"\"1.0\"", "\"2.0\"", "version"}, {"\"version\":\"1.0\",", "", "version"},
-        {"\"truncation\":null", "\"truncation\":{\"max_length\":5}", "truncation"},
         {"\"normalizer\":null", "\"normalizer\":{\"type\":\"NFKC\"}", "NFKC"},
         {"\"pre_tokenizer\":{\"type\":\"ByteLevel\"", "\"pre_tokenizer\":{\"type\":\"Whitespace\"",
          "Whitespace"},
@@ -974,10 +973,12 @@ static void test_bad_json(mtt_env *env)
         {"\"single_word\":false", "\"single_word\":true", "single_word"},
         {"\"lstrip\":false", "\"lstrip\":true", "lstrip"},
         {"\"content\":\"<|endoftext|>\"", "\"content\":\"\"", "content and an id"},
-        {"\"special\":true}", "\"special\":true},{\"id\":0,\"content\":\"x\"}", "order of their ids"},
-        {"\"special\":true}", "\"special\":true},{\"id\":264,\"content\":\"<|endoftext|>\"}", "two ids"},
+        {"\"special\":true}", "\"special\":true},{\"id\":0,\"content\":\"x\",\"special\":true}",
+         "order of their ids"},
+        {"\"special\":true}", "\"special\":true},{\"id\":264,\"content\":\"<|endoftext|>\",\"special\":true}",
+         "two ids"},
         {"\"special\":true}],\"normalizer\":null", "\"special\":true},{\"id\":264,\"content\":\"e\xcc\x81\","
-         "\"normalized\":true}],\"normalizer\":{\"type\":\"NFC\"}", "must be in form NFC"},
+         "\"special\":false,\"normalized\":true}],\"normalizer\":{\"type\":\"NFC\"}", "must be in form NFC"},
         {"\"type\":\"ByteLevel\",\"add_prefix_space\":false", "\"type\":\"Sequence\",\"pretokenizers\":[{"
          "\"type\":\"Split\",\"pattern\":{\"Regex\":\"a+\"}}]", "must be the Regex of"},
         {"\"type\":\"ByteLevel\",\"add_prefix_space\":false", "\"type\":\"Sequence\",\"pretokenizers\":[{"
@@ -996,6 +997,17 @@ static void test_bad_json(mtt_env *env)
         {"\"special\":true}", "\"special\":true},{\"id\":1,\"content\":\"[MASK]\",\"special\":true}",
          "not the next"},
         {"\"added_tokens\":[", "\"added_tokens\":[],\"x\":[", "one of the added tokens must be"},
+        {"\"special\":true", "\"specail\":true", "unknown key (at specail"},
+        {"\"normalized\":false,\"special\":true", "\"normalized\":false", "and special"},
+        {"\"special\":true", "\"special\":true,\"rank\":1", "unknown key (at rank"},
+        {"\"special\":true", "\"special\":1", "true or false"},
+        {"\"normalizer\":null,", "", "normalizer is missing"},
+        {"\"post_processor\":null,", "", "post_processor is missing"},
+        {"{\"version\"", "{\"!\":0,\"version\"", "a vocabulary without its merges: pass vocab.bpe"},
+        {"\"normalizer\":null", "\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":[{\"type\":\"NFD\"}]}",
+         "NFD"},
+        {"\"normalizer\":null", "\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":[{\"type\":\"NFC\"},"
+         "{\"type\":\"NFC\"}]}", "normalizers.1"},
         {"[{\"id\":0", "[{\"id\":1", "two ids"},
         {"\"!\":1,", "\"!\":2,", "0, 1, 2"}, {"\"!\":1,", "", "0, 1, 2"},
         {"\"!\":1,", "\"!\":1,\"!\":2,", "different"}, {"\"!\":1,", "\"!!\":1,", "256 bytes"},
@@ -1061,7 +1073,7 @@ static void test_bad_gpt2(mtt_env *env)
     static const struct {
         const char *text, *place, *word;
     } cases[] = {
-        {"", "bad.bpe", "neither a tokenizer.json nor"}, {"#version: 0.2", "byte 0:", "first line"},
+        {"", "bad.bpe", "neither a tokenizer.json nor"}, {"#version: 0.2", "byte 0:", "no end"},
         {"#version: 0.3\n", "byte 0:", "#version"}, {"a b\n", "bad.bpe", "neither a tokenizer.json nor"},
         {"#version: 0.2\n", "byte 14:", "merge 50,000"}, {"#version: 0.2\na b\n", "byte 18:", "merge 50,000"},
         {"#version: 0.2\na b", "byte 14:", "no end"}, {"#version: 0.2\nab\n", "byte 14:", "space"},
@@ -1070,7 +1082,8 @@ static void test_bad_gpt2(mtt_env *env)
         {"#version: 0.2\na b\nabc d\n", "byte 18:", "not known"},
         {"#version: 0.2\na b\na b\n", "byte 18:", "twice"},
         {"#version: 0.2\na b\nb c\nab c\na bc\n", "byte 27:", "exists"},
-        {"#version: 0.2\na b\r\n", "byte 14:", "two pieces"},
+        {"#version: 0.2\r\na b\r\n", "byte 20:", "merge 50,000"},
+        {"#version: 0.2\na b\r \n", "byte 14:", "two pieces"},
         {"#version: 0.2\na \xc4\xff\n", "byte 14:", "two pieces"},
         {"#version: 0.2\na \xc5\x84\n", "byte 14:", "two pieces"}
     };
