@@ -796,8 +796,7 @@ typedef struct mtt_generation {
 } mtt_generation;
 
 /* Continues prompts. Forgets what the cache had. `tokenizer` may be NULL: then there is no text, no end of
-   text, no empty prompt and no stop string. It has no more ids than the model; others are never drawn.
-   MTT_E_ARGUMENT: nothing has been written. */
+   text, no empty prompt and no stop string. Ids that it lacks are not drawn. MTT_E_ARGUMENT: no text came. */
 MTTDEF mtt_status mtt_generator_run(mtt_generator *generator, const mtt_tokenizer *tokenizer,
                                     const mtt_generation *generation);
 
@@ -1125,8 +1124,8 @@ struct mtt_batches {
                            `rank`; 0 and 0, or 0 and 1: all */
 };
 
-/* Refuses a file that is shorter than a sequence, or than 2 tokens if sequential. Knows no model: compare
-   mtt_tokens_vocab with its vocabulary. A step refuses ids that are not below that. */
+/* Refuses a file that is shorter than a sequence, or than 2 tokens if sequential. A step refuses ids that are
+   not below the model's vocabulary: compare mtt_tokens_vocab with it before. */
 MTTDEF mtt_status mtt_batches_init(mtt_env *env, mtt_batches *batches, const mtt_tokens *tokens, int batch,
                                    int seq_len, uint64_t seed, int sequential);
 /* Writes batch * seq_len tokens and as many targets; MTT_END after the last batch of a sequential loader. */
@@ -2906,6 +2905,7 @@ static mtt_status mtt__writer_open(mtt_env *env, const char *path, mtt__writer *
 {
     const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
     struct stat mine, named;
+    int missing;
     memset(w, 0, offsetof(mtt__writer, path));
     w->env = env;
     w->status = MTT_E_FILE;
@@ -2915,10 +2915,9 @@ static mtt_status mtt__writer_open(mtt_env *env, const char *path, mtt__writer *
     w->folder_size = (size_t)(name - path) + 1;
     mtt__format(w->temporary, sizeof(w->temporary), "%.*s.%s.tmp", (int)(name - path), path, name);
     w->fd = mtt__open_retry(w->temporary, O_WRONLY | O_CREAT | O_NOFOLLOW);
-    if (w->fd < 0) {
-        w->temporary[w->folder_size - 1] = 0;
-        return mtt__file_fail(env, *w->temporary ? w->temporary : path, "make a file in this folder", errno);
-    }
+    missing = w->fd < 0 && (errno == ENOENT || errno == ENOTDIR);
+    if (missing) w->path[w->folder_size - 1] = 0;
+    if (w->fd < 0) return mtt__file_fail(env, w->path, missing ? "find this folder" : "create it", errno);
     /* Another writer may have renamed this file between the open and the lock; then the inodes differ. On a
        file system without locks flock fails with another error, which is accepted. */
     if ((flock(w->fd, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK) || fstat(w->fd, &mine) ||
@@ -11105,8 +11104,7 @@ typedef struct mtt__merges {
 typedef struct mtt__pattern {
     int digits;        /* most digits of a word, without a space before them; 0 = any, and a space */
     int digits_end;    /* 1 = a text ends before a digit */
-    int modern;        /* 1 = contractions in either case, any character before letters, line ends together;
-                          2 = the same, but spaces that end a text are one word */
+    int modern;        /* 1 = contractions in either case, any character before letters, line ends together */
     const char *regex; /* NULL = the pre-tokenizers Digits and ByteLevel have it */
 } mtt__pattern;
 
@@ -11120,7 +11118,7 @@ static const mtt__pattern mtt__patterns[MTT_PATTERN_COUNT + 1] = {
     {1, 1, 0, NULL},
     {3, 0, 1, MTT__MODERN("{1,3}")},
     {1, 0, 1, MTT__MODERN("")},
-    /* tiktoken's later one of cl100k_base. Hugging Face's tokenizers read {1,3}+ as any number of digits. */
+    /* cl100k_base today: spaces that end a text are one word; Hugging Face reads {1,3}+ as any digits */
     {INT_MAX, 0, 2, "'(?i:[sdmt]|ll|ve|re)|[^\\\\r\\\\n\\\\p{L}\\\\p{N}]?+\\\\p{L}++|\\\\p{N}{1,3}+| ?"
      "[^\\\\s\\\\p{L}\\\\p{N}]++[\\\\r\\\\n]*+|\\\\s++$|\\\\s*[\\\\r\\\\n]|\\\\s+(?!\\\\S)|\\\\s"},
 };
@@ -11533,9 +11531,8 @@ static mtt_status mtt__vocab_fail(mtt__vocab_file *f, const char *fault)
 {
     int near = 0;
     while (f->j.end - f->j.at > near && near < 24 && f->j.at[near] > ' ' && f->j.at[near] < 127) near++;
-    return mtt__fail(f->env, MTT_E_FORMAT, "%s: byte %zu: %s (at %.*s): get the file or save the tokenizer "
-                     "again", f->path, (size_t)(f->j.at - f->j.begin), f->j.fault ? f->j.fault : fault, near,
-                     f->j.at);
+    return mtt__fail(f->env, MTT_E_FORMAT, "%s: byte %zu: %s (at %.*s): get or save the file again", f->path,
+                     (size_t)(f->j.at - f->j.begin), f->j.fault ? f->j.fault : fault, near, f->j.at);
 }
 
 /* The value of a key; its `at` is NULL if there is none. */
@@ -11559,8 +11556,7 @@ static void mtt__vocab_keys(mtt__vocab_file *f, const char *part, int depth)
 {
     mtt_json *j = &f->j;
     const int open = mtt_json_peek(j) == '{' ? '{' : '[';
-    const int deep = depth < 8 && (!strncmp(part, "pre_tok", 7) || !strncmp(part, "post_p", 6) ||
-                                   !strncmp(part, "normal", 6));
+    const int deep = *part && strchr("np", *part) && depth < 8;
     mtt__vocab_key k;
     mtt_slice key;
     int mark, index;
@@ -11603,9 +11599,8 @@ static mtt_status mtt__vocab_check(mtt__vocab_file *f, const mtt__vocab_rule *ru
             if (size == 1 ? *at == *value.at : size == value.size && memcmp(at, value.at, size) == 0) break;
         }
         if (*at) continue;
-        size = value.size < 40 ? value.size : 40;
         return mtt__fail(f->env, MTT_E_FORMAT, "%s: %s is %.*s, but must be %s: %s", f->path, rules->path,
-                         (int)size, value.at, rules->allowed, f->scope);
+                         (int)(value.size < 40 ? value.size : 40), value.at, rules->allowed, f->scope);
     }
     return MTT_OK;
 }
@@ -11693,8 +11688,7 @@ static mtt_status mtt__vocab_gpt2(mtt_tokenizer *t, mtt__vocab_file *f)
         if (j->at == j->begin && !mtt_slice_is(line, "#version: 0.2"))
             return mtt__vocab_fail(f, "the first line must be \"#version: 0.2\"");
         if (!stop) return mtt__vocab_fail(f, "the last line has no end");
-        if (merges->count == MTT__GPT2_MERGES)
-            return mtt__vocab_fail(f, "more than GPT-2's 50,000 merges: take the tokenizer.json");
+        if (merges->count == MTT__GPT2_MERGES) return mtt__vocab_fail(f, "more than GPT-2's 50,000 merges");
         if (j->at > j->begin) status = mtt__vocab_merge(t, f, line, 1);
     }
     if (status) return status;
@@ -11776,19 +11770,17 @@ static mtt_status mtt__vocab_tiktoken(mtt_tokenizer *t, mtt__vocab_file *f)
         uint32_t count, crc; /* 0 = any */
         int pattern;
         const char *first, *end; /* special tokens; NULL = none and <|endoftext|>. Or the name of a pattern */
-    } known[] = {{50256, 0xf3e7b48d, MTT_PATTERN_GPT2, NULL, NULL},
-                 {50257, 0xeee2539a, MTT_PATTERN_GPT2, NULL, NULL}, /* Whisper */
-                 {100256, 0x670626c2, MTT_PATTERN_LLAMA3, "<|unused|>", NULL}, /* cl100k_base */
-                 {128000, 0x48279218, MTT_PATTERN_LLAMA3, "<|begin_of_text|>", "<|end_of_text|>"},
-                 {151643, 0xfbaa3095, MTT_PATTERN_QWEN, NULL, NULL},
-                 {199998, 0, MTT_PATTERN_COUNT, "o200k_base", NULL},
-                 {200000, 0x082bee67, MTT_PATTERN_COUNT, "Llama 4", NULL},
-                 {248044, 0x68631d48, MTT_PATTERN_COUNT, "Qwen 3.5", NULL}, {0, 0, 0, NULL, NULL}},
-      *k = known;
+    } all[] = {
+        {50256, 0xf3e7b48d, MTT_PATTERN_GPT2, NULL, NULL}, {50257, 0xeee2539a, MTT_PATTERN_GPT2, NULL, NULL},
+        {100256, 0x670626c2, MTT_PATTERN_LLAMA3, "<|unused|>", NULL}, /* above: GPT-2, Whisper; cl100k_base */
+        {128000, 0x48279218, MTT_PATTERN_LLAMA3, "<|begin_of_text|>", "<|end_of_text|>"},
+        {151643, 0xfbaa3095, MTT_PATTERN_QWEN, NULL, NULL}, {199998, 0, MTT_PATTERN_COUNT, "o200k", NULL},
+        {200000, 0x082bee67, MTT_PATTERN_COUNT, "Llama 4", NULL},
+        {248044, 0x68631d48, MTT_PATTERN_COUNT, "Qwen 3.6", NULL}, {0, 0, 0, NULL, NULL}};
     mtt_json *j = &f->j;
     mtt__crc_table table;
     mtt_status status = MTT_OK;
-    uint32_t id, crc;
+    uint32_t id = 0, crc, k = 0;
     uint64_t rank;
     for (; j->at < j->end && !j->fault && !status; j->at++) {
         mtt_slice piece = {j->at, 0};
@@ -11809,18 +11801,17 @@ static mtt_status mtt__vocab_tiktoken(mtt_tokenizer *t, mtt__vocab_file *f)
     if (status) return status;
     mtt__crc_init(&table);
     crc = mtt__crc32(&table, 0, t->pieces.bytes, t->pieces.bytes_size);
-    while (k->count && (k->count != t->pieces.count || (k->crc && k->crc != crc))) k++;
-    if (k->pattern == MTT_PATTERN_COUNT)
+    while (all[k].count && (all[k].count != t->pieces.count || (all[k].crc && all[k].crc != crc))) k++;
+    if (all[k].pattern == MTT_PATTERN_COUNT)
         return mtt__fail(f->env, MTT_E_FORMAT, "%s is the vocabulary of %s, whose pattern mtt does not have: "
-                         "take another tokenizer", f->path, k->first);
-    if (!k->count && !t->kind.options)
-        return mtt__fail(f->env, MTT_E_ARGUMENT, "%s does not say how it cuts text into words: give its "
-                         "pattern, gpt2, smollm, llama3 or qwen (prepare --pattern, mtt_bpe_options)",
-                         f->path);
-    if (!t->kind.options) ((mtt__bpe *)t->own)->pattern = &mtt__patterns[k->pattern];
+                         "take another tokenizer", f->path, all[k].first);
+    if (!all[k].count && !t->kind.options)
+        return mtt__fail(f->env, MTT_E_ARGUMENT, "%s does not name its pattern: pass gpt2, smollm, llama3 or "
+                         "qwen (prepare --pattern, mtt_bpe_options)", f->path);
+    if (!t->kind.options) ((mtt__bpe *)t->own)->pattern = &mtt__patterns[all[k].pattern];
     ((mtt__bpe *)t->own)->whole_words = 1;
-    if (k->first && mtt__bpe_add_special(t, k->first)) return MTT_E_MEMORY;
-    return mtt__bpe_add_special(t, k->end ? k->end : MTT__END_OF_TEXT);
+    if (all[k].first && mtt__bpe_add_special(t, all[k].first)) return MTT_E_MEMORY;
+    return mtt__bpe_add_special(t, all[k].end ? all[k].end : MTT__END_OF_TEXT);
 }
 
 /* Appends the added tokens from number *next on with ids below `id`. */
@@ -12131,8 +12122,8 @@ MTTDEF mtt_tokenizer_kind mtt_bpe(const mtt_bpe_options *options)
 static int mtt__is_tiktoken(const mtt_json *j)
 {
     const char *at = j->at < j->end ? (const char *)memchr(j->at, ' ', (size_t)(j->end - j->at)) : NULL;
-    if (!at || j->end - at < 3 || memchr(j->at, '\n', (size_t)(at - j->at))) return 0;
-    return at[1] == '0' && (at[2] == '\n' || at[2] == '\r');
+    return at && j->end - at > 2 && !memchr(j->at, '\n', (size_t)(at - j->at)) && at[1] == '0' &&
+           (at[2] == '\n' || at[2] == '\r');
 }
 
 /* Chooses the kind that reads a file: BPE or the caller's, which may be NULL. */
@@ -12356,8 +12347,7 @@ static mtt_status mtt__corpus_detect(mtt_corpus *c, int field_named)
     const char *end = c->buffer + c->size, *at, *stop;
     mtt_json j;
     if (!status) status = mtt__refuse_packed(c->env, c->name, c->path, c->buffer, c->size);
-    if (c->size >= 3 && memcmp(c->buffer, "\xef\xbb\xbf", 3) == 0) c->start = 3;
-    c->place = c->start;
+    if (c->size >= 3 && memcmp(c->buffer, "\xef\xbb\xbf", 3) == 0) c->place = c->start = 3;
     at = mtt__skip_blanks(c->buffer + c->start, end);
     stop = at < end ? (const char *)memchr(at, '\n', (size_t)(end - at)) : end;
     mtt_json_init(&j, at, (size_t)((stop ? stop : end) - at));
@@ -12387,10 +12377,8 @@ MTTDEF mtt_status mtt_corpus_open(mtt_env *env, const char *path, const char *fi
     c->name = strcmp(path, "-") == 0 ? "standard input" : c->path;
     c->fd = c->name == c->path ? mtt__open_retry(path, O_RDONLY) : 0;
     if (c->fd < 0 || fstat(c->fd, &info)) status = mtt__file_fail(env, c->name, "open it", errno);
-    else if (S_ISDIR(info.st_mode))
-        status = mtt__fail(env, MTT_E_FILE, "%s is a folder: name a file in it", path);
-    else if (S_ISCHR(info.st_mode) || S_ISBLK(info.st_mode))
-        status = mtt__fail(env, MTT_E_FILE, "%s is a device: name a file or a pipe", c->name);
+    else if (S_ISDIR(info.st_mode) || S_ISCHR(info.st_mode) || S_ISBLK(info.st_mode))
+        status = mtt__fail(env, MTT_E_FILE, "%s is a folder or a device: name a file or a pipe", c->name);
     if (!status) status = mtt__reserve(env, (void **)&c->buffer, &c->capacity, (size_t)1 << 20, 1);
     if (!status) status = mtt__corpus_detect(c, field != NULL);
     if (status) mtt_corpus_close(c);
@@ -12968,13 +12956,13 @@ MTTDEF mtt_status mtt_prepare(mtt_env *env, const mtt_prepare_desc *desc, mtt_pr
     if (!status) status = mtt__prepare_compare(p);
     r->reused = !status;
     if (status == MTT_E_MISMATCH && !desc->reuse_only) status = mtt__prepare_run(p);
-    if (!status) r->jsonl = p->corpus->jsonl, r->invalid = p->corpus->invalid;
-    if (r->invalid) r->first_invalid = p->corpus->first_invalid;
     for (i = 0; i < MTT_SPLIT_COUNT && !status; i++) {
         r->documents[i] = p->header[i].documents;
         r->bytes[i] = p->header[i].bytes;
         r->tokens[i] = p->header[i].count;
         r->vocab = (int)p->header[i].vocab;
+        r->jsonl = p->corpus->jsonl, r->invalid = p->corpus->invalid;
+        r->first_invalid = p->corpus->first_invalid;
     }
     for (i = 0; i < MTT__PARTS; i++) mtt__writer_abort(&p->writer[i]);
     if (p->input == p->spool_path) unlink(p->spool_path);

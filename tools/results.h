@@ -151,9 +151,10 @@ static inline const char *result_invalid(const mtt_prepare_desc *job, const mtt_
 {
     static char text[4096];
     const char *input = strcmp(job->input, "-") ? job->input : "standard input";
-    snprintf(text, sizeof(text), "warning: %.1800s: %llu bytes are not UTF-8, the first at byte %llu (from 0): "
-             "if it is in another encoding, convert it, perhaps by iconv -f ISO-8859-2 -t UTF-8 %.1800s > NEW.txt",
-             input, (unsigned long long)made->invalid, (unsigned long long)made->first_invalid, job->input);
+    snprintf(text, sizeof(text), "warning: %.1800s: %llu bytes are not UTF-8, the first at byte %llu (from "
+             "0): if it is in another encoding, convert it, perhaps by iconv -f ISO-8859-2 -t UTF-8 %.1800s "
+             "> NEW.txt", input, (unsigned long long)made->invalid, (unsigned long long)made->first_invalid,
+             job->input);
     return made->invalid ? text : NULL;
 }
 
