@@ -806,7 +806,7 @@ typedef struct mtt_generation {
 } mtt_generation;
 
 /* Continues prompts. Forgets what the cache had. `tokenizer` may be NULL: then there is no text, no end of
-   text, no empty prompt and no stop string. MTT_E_ARGUMENT: nothing has been written. */
+   text, no empty prompt and no stop string. Ids that it lacks are not drawn. MTT_E_ARGUMENT: no text came. */
 MTTDEF mtt_status mtt_generator_run(mtt_generator *generator, const mtt_tokenizer *tokenizer,
                                     const mtt_generation *generation);
 
@@ -977,7 +977,7 @@ typedef enum mtt_pattern {
 
 /* For training, and for files that do not say their pattern: vocab.bpe and .tiktoken. */
 typedef struct mtt_bpe_options {
-    mtt_pattern pattern; /* default gpt2 */
+    mtt_pattern pattern; /* default gpt2; without options that of a .tiktoken file is known, or required */
 } mtt_bpe_options;
 
 /* Trains a tokenizer: create, add each document, finish, destroy. The order of the documents does not matter.
@@ -994,10 +994,12 @@ MTTDEF void mtt_vocab_trainer_destroy(mtt_vocab_trainer *trainer);
 
 /* Loads a Hugging Face tokenizer.json (BPE with one of the patterns above), GPT-2's list of merges vocab.bpe
    (50,257 ids), a .tiktoken file (a token in base64, a space and its rank on each line), or the vocabulary
-   file of `kind`. <|endoftext|> follows the last id of vocab.bpe and .tiktoken. A tokenizer.json must have
-   <|endoftext|>, <|end_of_text|> or </s> among its added tokens: the first of these ends a document. Refuses
-   a tokenizer.json that would not give the same ids here; the error names the key. If it asks for Unicode's
-   form NFC, as Qwen's do, text is brought to that form, and mtt_decode gives that back. */
+   file of `kind`. <|endoftext|> follows the last id of vocab.bpe and .tiktoken. mtt knows the .tiktoken files
+   of GPT-2, Whisper, cl100k_base (end of text 100257), Llama 3 (128001) and Qwen; others need a `kind` with a
+   pattern. A tokenizer.json must have <|endoftext|>, <|end_of_text|> or </s> among its added tokens: the
+   first of these ends a document. Refuses a tokenizer.json that would not give the same ids here; the error
+   names the key. Padding and truncation are ignored. If it asks for Unicode's form NFC, as Qwen's do, text is
+   brought to that form, and mtt_decode gives that back. */
 MTTDEF mtt_status mtt_tokenizer_load(mtt_env *env, const char *path, const mtt_tokenizer_kind *kind,
                                      mtt_tokenizer **out);
 MTTDEF mtt_status mtt_tokenizer_save(const mtt_tokenizer *tokenizer, const char *path); /* a tokenizer.json */
@@ -1049,7 +1051,8 @@ MTTDEF mtt_tokenizer_kind mtt_bpe(const mtt_bpe_options *options);
 
 /* Reads documents one after another from plain text, JSONL or standard input ("-"). It never holds a whole
    file. A file that begins with '{', '"' or '[' is JSONL: each document is the named field of a line, which
-   is a string or a list of strings (joined by a blank line), or a line that is a string itself. Plain text is
+   is a string or a list of strings (joined by a blank line), or a line that is a string itself. Behind blank
+   lines a JSON value is JSONL, too. Refuses NUL bytes, other encodings, and a field of plain text. That is
    cut at the first blank line after 4 KiB (MTT_DOCUMENT_BYTES), line end after 64 KiB or character after
    256 KiB. Where that gives fewer than 20 documents, which is too few to split, the text is cut into about 20
    to 40 pieces, at blank lines, line ends or spaces if it has them. */
@@ -1082,8 +1085,10 @@ typedef struct mtt_prepare_desc {
 
 typedef struct mtt_prepare_report {
     uint64_t documents[MTT_SPLIT_COUNT], bytes[MTT_SPLIT_COUNT], tokens[MTT_SPLIT_COUNT];
+    uint64_t invalid, first_invalid; /* bytes that are not UTF-8 but are kept, and the place of the first */
     int vocab;
-    int reused; /* 1 = the dataset was up to date */
+    int reused; /* 1 = the dataset was up to date; `invalid` is 0 */
+    int jsonl;  /* 1 = the text is JSONL; 0 = plain text */
 } mtt_prepare_report;
 
 /* Makes a dataset from a text: {output}.tokenizer.json, {output}.train.tokens, .valid.tokens and
@@ -1130,7 +1135,8 @@ struct mtt_batches {
                            `rank`; 0 and 0, or 0 and 1: all */
 };
 
-/* Refuses a file that is shorter than a sequence, or than 2 tokens if sequential. */
+/* Refuses a file that is shorter than a sequence, or than 2 tokens if sequential. A step refuses ids that are
+   not below the model's vocabulary: compare mtt_tokens_vocab with it before. */
 MTTDEF mtt_status mtt_batches_init(mtt_env *env, mtt_batches *batches, const mtt_tokens *tokens, int batch,
                                    int seq_len, uint64_t seed, int sequential);
 /* Writes batch * seq_len tokens and as many targets; MTT_END after the last batch of a sequential loader. */
@@ -2864,6 +2870,32 @@ static void mtt__map_close(mtt__map *map)
     memset(map, 0, sizeof(*map));
 }
 
+/* Refuses packed files, UTF-16 and UTF-32 by their first bytes, and names a command that gives text. */
+static mtt_status mtt__refuse_packed(mtt_env *env, const char *name, const char *path, const char *at,
+                                     size_t bytes)
+{
+    /* how it begins; bits of the places 4n + k where bytes are NUL, which tell without a mark; command */
+    static const char *const packed[][3] = {
+        {"\x1f\x8b", "", "gzip -dc"}, {"BZh9", "", "bzip2 -dc"}, {"\x28\xb5\x2f\xfd", "", "zstd -dc"},
+        {"\xfd" "7zXZ", "", "xz -dc"}, {"\4\"M\x18", "", "lz4 -dc"}, {"PK\3\4", "", "unzip -p"},
+        {"PAR1", "", "python3 -c \"import pandas, sys; "
+                     "print(pandas.read_parquet(sys.argv[1]).to_json(orient='records', lines=1))\""},
+        {"", "\16", "iconv -f UTF-32LE -t UTF-8"}, {"", "\7", "iconv -f UTF-32BE -t UTF-8"},
+        {"\xff\xfe", "\12", "iconv -f UTF-16LE -t UTF-8"}, {"\xfe\xff", "\5", "iconv -f UTF-16BE -t UTF-8"},
+    };
+    size_t i, size = bytes < 4096 ? bytes : 4096, nuls[4] = {0, 0, 0, 0}, most = size / 8, mask;
+    for (i = 0; i < size; i++) nuls[i % 4] += !at[i];
+    mask = (nuls[0] > most) + (nuls[1] > most) * 2u + (nuls[2] > most) * 4u + (nuls[3] > most) * 8u;
+    for (i = 0; i < MTT__LENGTH(packed); i++) {
+        const size_t mark = strlen(packed[i][0]);
+        if ((mark && size >= mark && !memcmp(at, packed[i][0], mark)) ||
+            (size > 3 && mask && mask == (size_t)*packed[i][1]))
+            return mtt__fail(env, MTT_E_FORMAT, "%s is not UTF-8 text: convert it, perhaps by %s %s > "
+                             "NEW.txt", name, packed[i][2], path);
+    }
+    return MTT_OK;
+}
+
 /* Replaces a file so that a crash at any moment leaves the old file or the new one, complete. All bytes go to
    .NAME.tmp in the same folder. That file is synced, then renamed (Pillai et al. 2014, "All file systems are
    not created equal"). It is locked while its process lives, so a temporary without a lock was left by a
@@ -2904,6 +2936,7 @@ static mtt_status mtt__writer_open(mtt_env *env, const char *path, mtt__writer *
 {
     const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
     struct stat mine, named;
+    int missing;
     memset(w, 0, offsetof(mtt__writer, path));
     w->env = env;
     w->status = MTT_E_FILE;
@@ -2913,7 +2946,9 @@ static mtt_status mtt__writer_open(mtt_env *env, const char *path, mtt__writer *
     w->folder_size = (size_t)(name - path) + 1;
     mtt__format(w->temporary, sizeof(w->temporary), "%.*s.%s.tmp", (int)(name - path), path, name);
     w->fd = mtt__open_retry(w->temporary, O_WRONLY | O_CREAT | O_NOFOLLOW);
-    if (w->fd < 0) return mtt__file_fail(env, w->temporary, "create it", errno);
+    missing = w->fd < 0 && (errno == ENOENT || errno == ENOTDIR);
+    if (missing) w->path[w->folder_size - 1] = 0;
+    if (w->fd < 0) return mtt__file_fail(env, w->path, missing ? "find this folder" : "create it", errno);
     /* Another writer may have renamed this file between the open and the lock; then the inodes differ. On a
        file system without locks flock fails with another error, which is accepted. */
     if ((flock(w->fd, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK) || fstat(w->fd, &mine) ||
@@ -10612,7 +10647,7 @@ enum {
     MTT__WORD_BYTES = 22, /* longer words, and those of more ids, are not cached */
     MTT__WORD_IDS = 10,
     MTT__ADDED_MOST = 4096, /* added tokens of a file */
-    MTT__PARTS_BYTES = 256  /* of a .tiktoken piece that is not made of two earlier ones */
+    MTT__PARTS_BYTES = 1024 /* of a .tiktoken piece, at most */
 };
 
 /* ---- containers */
@@ -11168,11 +11203,14 @@ typedef struct mtt__pattern {
 #define MTT__MODERN(digits)                                                                  \
     "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\\\r\\\\n\\\\p{L}\\\\p{N}]?\\\\p{L}+|"           \
     "\\\\p{N}" digits "| ?" MTT__NEITHER "[\\\\r\\\\n]*|\\\\s*[\\\\r\\\\n]+|" MTT__SPACES
-static const mtt__pattern mtt__patterns[MTT_PATTERN_COUNT] = {
+static const mtt__pattern mtt__patterns[MTT_PATTERN_COUNT + 1] = {
     {0, 0, 0, "'s|'t|'re|'ve|'m|'ll|'d| ?\\\\p{L}+| ?\\\\p{N}+| ?" MTT__NEITHER "|" MTT__SPACES},
     {1, 1, 0, NULL},
     {3, 0, 1, MTT__MODERN("{1,3}")},
     {1, 0, 1, MTT__MODERN("")},
+    /* cl100k_base today: spaces that end a text are one word; Hugging Face reads {1,3}+ as any digits */
+    {INT_MAX, 0, 2, "'(?i:[sdmt]|ll|ve|re)|[^\\\\r\\\\n\\\\p{L}\\\\p{N}]?+\\\\p{L}++|\\\\p{N}{1,3}+| ?"
+     "[^\\\\s\\\\p{L}\\\\p{N}]++[\\\\r\\\\n]*+|\\\\s++$|\\\\s*[\\\\r\\\\n]|\\\\s+(?!\\\\S)|\\\\s"},
 };
 
 typedef struct mtt__bpe {
@@ -11273,6 +11311,7 @@ static size_t mtt__bpe_cut(const mtt_tokenizer *t, const char *text, size_t byte
         last = at;
         if (mtt__is_line_end(*at)) line = at + 1;
     }
+    if (p->modern == 2 && kind == MTT__SPACE && at == end) return bytes;
     if (p->modern && kind == MTT__SPACE && line > begin) return (size_t)(line - begin);
     while (p->modern && kind == MTT__OTHER && at < end && mtt__is_line_end(*at)) at++;
     /* A run of spaces leaves its last one to the word that follows, unless it has only one. */
@@ -11520,10 +11559,10 @@ static mtt_status mtt__learn(mtt_tokenizer *t, mtt__merges *merges, const mtt__s
     return status;
 }
 
-/* Appends <|endoftext|>, which is special. */
-static mtt_status mtt__bpe_add_end(mtt_tokenizer *t)
+/* Appends a special token. The last one ends a document. */
+static mtt_status mtt__bpe_add_special(mtt_tokenizer *t, const char *name)
 {
-    const mtt_slice text = {MTT__END_OF_TEXT, sizeof(MTT__END_OF_TEXT) - 1};
+    const mtt_slice text = {name, strlen(name)};
     mtt__added token = {0, 0, 1, 0, 1};
     if (mtt__strings_add(&t->pieces, text.at, text.size, &t->end_of_text)) return MTT_E_MEMORY;
     token.id = t->end_of_text;
@@ -11556,7 +11595,7 @@ static mtt_status mtt__bpe_learn(mtt_tokenizer *t, int vocab, const mtt__strings
     if (vocab < 257)
         return mtt__fail(t->env, MTT_E_ARGUMENT, "%lld ids cannot hold " MTT__END_OF_TEXT " and the 256 "
                          "bytes: ask for 257 or more", (long long)vocab);
-    if (mtt__bpe_add_end(t) || mtt__bpe_add_bytes(t)) return MTT_E_MEMORY;
+    if (mtt__bpe_add_special(t, MTT__END_OF_TEXT) || mtt__bpe_add_bytes(t)) return MTT_E_MEMORY;
     return mtt__learn(t, &((mtt__bpe *)t->own)->merges, words, mtt__bpe_symbol, 0, (size_t)vocab);
 }
 
@@ -11580,8 +11619,10 @@ typedef struct mtt__vocab_file {
 
 static mtt_status mtt__vocab_fail(mtt__vocab_file *f, const char *fault)
 {
-    return mtt__fail(f->env, MTT_E_FORMAT, "%s: byte %zu: %s: get the file or save the tokenizer again",
-                     f->path, (size_t)(f->j.at - f->j.begin), f->j.fault ? f->j.fault : fault);
+    int near = 0;
+    while (f->j.end - f->j.at > near && near < 24 && f->j.at[near] > ' ' && f->j.at[near] < 127) near++;
+    return mtt__fail(f->env, MTT_E_FORMAT, "%s: byte %zu: %s (at %.*s): get or save the file again", f->path,
+                     (size_t)(f->j.at - f->j.begin), f->j.fault ? f->j.fault : fault, near, f->j.at);
 }
 
 /* The value of a key; its `at` is NULL if there is none. */
@@ -11600,12 +11641,12 @@ static int mtt__vocab_is(const mtt__vocab_file *f, const char *path, const char 
 }
 
 /* Lists the keys of the object at the top, whose `part` is "", and of the objects in it; all keys that are in
-   its pre-tokenizer and post-processor. */
+   its normalizer, pre-tokenizer and post-processor. */
 static void mtt__vocab_keys(mtt__vocab_file *f, const char *part, int depth)
 {
     mtt_json *j = &f->j;
     const int open = mtt_json_peek(j) == '{' ? '{' : '[';
-    const int deep = (!strncmp(part, "pre_tok", 7) || !strncmp(part, "post_p", 6)) && depth < 8;
+    const int deep = *part && strchr("np", *part) && depth < 8;
     mtt__vocab_key k;
     mtt_slice key;
     int mark, index;
@@ -11619,6 +11660,8 @@ static void mtt__vocab_keys(mtt__vocab_file *f, const char *part, int depth)
         if (mtt__vocab_value(f, k.path).at) mtt__json_fail(j, "a key occurs twice");
         mark = mtt_json_peek(j);
         k.value.at = j->at;
+        if (!*part && mark >= '0' && mark <= '9')
+            mtt__json_fail(j, "a vocabulary without its merges: pass vocab.bpe (merges.txt) instead");
         if (*k.path && ((mark == '{' && !*part) || (deep && (mark == '{' || mark == '['))))
             mtt__vocab_keys(f, k.path, depth + 1);
         else mtt_json_skip(j);
@@ -11647,9 +11690,8 @@ static mtt_status mtt__vocab_check(mtt__vocab_file *f, const mtt__vocab_rule *ru
                 break;
         }
         if (*at) continue;
-        size = value.size < 40 ? value.size : 40;
         return mtt__fail(f->env, MTT_E_FORMAT, "%s: %s is %.*s, but must be %s: %s", f->path, rules->path,
-                         (int)size, value.at, rules->allowed, f->scope);
+                         (int)(value.size < 40 ? value.size : 40), value.at, rules->allowed, f->scope);
     }
     return MTT_OK;
 }
@@ -11657,27 +11699,29 @@ static mtt_status mtt__vocab_check(mtt__vocab_file *f, const mtt__vocab_rule *ru
 /* Reads one of the added tokens of a file, and its text. */
 static int mtt__vocab_added(mtt_json *j, mtt__added *token, mtt_slice *text)
 {
+    static const char *const keys[] = {"id", "content", "special", "normalized", "lstrip", "rstrip",
+                                       "single_word"};
+    int given[] = {0, 0, 0, 0, 0, 0, 0}; /* 2 = true */
     mtt_slice key;
     uint64_t id = 0;
-    int has_content = 0, has_id = 0;
+    size_t k;
     memset(token, 0, sizeof(*token));
     mtt_json_begin(j, '{');
     while (mtt_json_key(j, &key)) {
-        const int yes = mtt_json_peek(j) == 't';
-        if (mtt_slice_is(key, "content")) has_content = mtt_json_string(j, text);
-        else if (mtt_slice_is(key, "id")) has_id = mtt_json_u64(j, &id);
-        else {
-            if (mtt_slice_is(key, "special")) token->special = yes;
-            if (mtt_slice_is(key, "normalized")) token->normalized = yes;
-            if (yes && (mtt_slice_is(key, "lstrip") || mtt_slice_is(key, "rstrip") ||
-                        mtt_slice_is(key, "single_word")))
-                mtt__json_fail(j, "lstrip, rstrip and single_word of an added token must be false");
-            mtt_json_skip(j);
-        }
+        const int mark = mtt_json_peek(j);
+        for (k = 0; k < MTT__LENGTH(keys) && !mtt_slice_is(key, keys[k]);) k++;
+        if (k == MTT__LENGTH(keys)) j->at = key.at, mtt__json_fail(j, "an added token has an unknown key");
+        else if (k < 2) given[k] = k ? mtt_json_string(j, text) : mtt_json_u64(j, &id);
+        else if (mark != 't' && mark != 'f') mtt__json_fail(j, "expected true or false");
+        else given[k] = mtt_json_skip(j) + (mark == 't');
     }
     token->id = (uint32_t)id;
-    if (has_content && has_id && text->size && id <= INT32_MAX) return !j->fault;
-    return mtt__json_fail(j, "an added token must have a content and an id");
+    token->special = given[2] == 2;
+    token->normalized = given[3] == 2;
+    if (given[4] == 2 || given[5] == 2 || given[6] == 2)
+        mtt__json_fail(j, "lstrip, rstrip and single_word of an added token must be false");
+    if (given[0] && given[1] && given[2] && text->size && id <= INT32_MAX) return !j->fault;
+    return mtt__json_fail(j, "an added token must have a content and an id, and special");
 }
 
 /* Turns a piece in the alphabet into bytes, in place; 0 if it is empty or has another symbol. */
@@ -11723,24 +11767,24 @@ static mtt_status mtt__vocab_merge(mtt_tokenizer *t, mtt__vocab_file *f, mtt_sli
 /* GPT-2's vocab.bpe: its version, then a merge on each line. */
 static mtt_status mtt__vocab_gpt2(mtt_tokenizer *t, mtt__vocab_file *f)
 {
-    static const char head[] = "#version: 0.2\n";
     const mtt__merges *merges = &((mtt__bpe *)t->own)->merges;
     mtt_json *j = &f->j;
-    mtt_slice line = {j->at, sizeof(head) - 1};
+    const char *stop;
     mtt_status status = mtt__bpe_add_bytes(t);
-    if ((size_t)(j->end - j->at) < line.size || !mtt_slice_is(line, head))
-        return mtt__vocab_fail(f, "the first line must be \"#version: 0.2\"");
-    for (j->at += line.size; j->at < j->end && !status; j->at += line.size + 1) {
-        const char *stop = (const char *)memchr(j->at, '\n', (size_t)(j->end - j->at));
+    for (; j->at < j->end && !status; j->at = stop + 1) {
+        mtt_slice line = {j->at, 0};
+        stop = (const char *)memchr(j->at, '\n', (size_t)(j->end - j->at));
+        line.size = (size_t)((stop ? stop : j->end) - j->at);
+        if (line.size && line.at[line.size - 1] == '\r') line.size--;
+        if (j->at == j->begin && !mtt_slice_is(line, "#version: 0.2"))
+            return mtt__vocab_fail(f, "the first line must be \"#version: 0.2\"");
         if (!stop) return mtt__vocab_fail(f, "the last line has no end");
-        if (merges->count == MTT__GPT2_MERGES) return mtt__vocab_fail(f, "a line follows the last merge");
-        line.at = j->at;
-        line.size = (size_t)(stop - j->at);
-        status = mtt__vocab_merge(t, f, line, 1);
+        if (merges->count == MTT__GPT2_MERGES) return mtt__vocab_fail(f, "more than GPT-2's 50,000 merges");
+        if (j->at > j->begin) status = mtt__vocab_merge(t, f, line, 1);
     }
     if (status) return status;
     if (merges->count != MTT__GPT2_MERGES) return mtt__vocab_fail(f, "the file ends before merge 50,000");
-    return mtt__bpe_add_end(t);
+    return mtt__bpe_add_special(t, MTT__END_OF_TEXT);
 }
 
 /* Decodes base64 (RFC 4648) in place; 0 if it is malformed. */
@@ -11786,22 +11830,14 @@ static int mtt__piece_parts(const mtt__strings *s, const mtt__string *piece, uin
 
 /* Adds the merge that makes a piece. tiktoken has no merges: it joins any neighbours that are a piece
    together. Within the bytes of a piece that does the same in every word, until the piece is made. So each
-   piece is made of the same two, and they can be found by spelling it alone. With the merges of earlier
-   pieces that is fast, and enough for nearly all. A piece without two parts is made by no merge; only a whole
-   word can be it. */
+   piece is made of the same two, and they can be found by spelling it alone. A piece without two parts is
+   made by no merge; only a whole word can be it. */
 static mtt_status mtt__piece_merge(mtt_tokenizer *t, mtt__vocab_file *f, uint32_t id)
 {
     const mtt__string piece = t->pieces.items[id];
-    int32_t ids[2];
     uint32_t parts[2];
-    mtt__ids out = {ids, 0, 2};
-    if (piece.size < 2) return MTT_OK;
-    if (mtt__bpe_spell(t, t->pieces.bytes + piece.at, piece.size, &out)) return MTT_E_MEMORY;
-    parts[0] = (uint32_t)ids[0];
-    parts[1] = (uint32_t)ids[1];
-    if (out.count > 2 && piece.size > MTT__PARTS_BYTES)
-        return mtt__vocab_fail(f, "a token of more than 256 bytes is not made of two earlier ones");
-    if (out.count > 2 && !mtt__piece_parts(&t->pieces, &piece, parts)) return MTT_OK;
+    if (piece.size > MTT__PARTS_BYTES) return mtt__vocab_fail(f, "a token has more than 1024 bytes");
+    if (piece.size < 2 || piece.silent || !mtt__piece_parts(&t->pieces, &piece, parts)) return MTT_OK;
     return mtt__merges_add(&((mtt__bpe *)t->own)->merges, &t->pieces, parts[0], parts[1], &id);
 }
 
@@ -11816,30 +11852,57 @@ static void mtt__bpe_find_bytes(mtt_tokenizer *t, mtt_json *j)
     }
 }
 
-/* A .tiktoken file: on each line a token in base64, a space and its id. */
+/* A .tiktoken file: on each line a token in base64, a space and its id. The empty token, "=", is in no text.
+   The file says neither how to cut words nor what ends a document. Published vocabularies are known by their
+   number of tokens and CRC-32; MTT_PATTERN_COUNT stands for a pattern that mtt lacks. */
 static mtt_status mtt__vocab_tiktoken(mtt_tokenizer *t, mtt__vocab_file *f)
 {
+    static const struct {
+        uint32_t count, crc; /* 0 = any */
+        int pattern;
+        const char *first, *end; /* special tokens; NULL = none and <|endoftext|>. Or the name of a pattern */
+    } all[] = {
+        {50256, 0xf3e7b48d, MTT_PATTERN_GPT2, NULL, NULL}, {50257, 0xeee2539a, MTT_PATTERN_GPT2, NULL, NULL},
+        {100256, 0x670626c2, MTT_PATTERN_LLAMA3, "<|unused|>", NULL}, /* above: GPT-2, Whisper; cl100k_base */
+        {128000, 0x48279218, MTT_PATTERN_LLAMA3, "<|begin_of_text|>", "<|end_of_text|>"},
+        {151643, 0xfbaa3095, MTT_PATTERN_QWEN, NULL, NULL}, {199998, 0, MTT_PATTERN_COUNT, "o200k", NULL},
+        {200000, 0x082bee67, MTT_PATTERN_COUNT, "Llama 4", NULL},
+        {248044, 0x68631d48, MTT_PATTERN_COUNT, "Qwen 3.6", NULL}, {0, 0, 0, NULL, NULL}};
     mtt_json *j = &f->j;
+    mtt__crc_table table;
     mtt_status status = MTT_OK;
-    uint32_t id;
+    uint32_t id = 0, crc, k = 0;
     uint64_t rank;
     for (; j->at < j->end && !j->fault && !status; j->at++) {
         mtt_slice piece = {j->at, 0};
         const char *space = (const char *)memchr(j->at, ' ', (size_t)(j->end - j->at));
         if (!space) return mtt__vocab_fail(f, "a line must be a token, a space and its rank");
         piece.size = (size_t)(space - j->at);
-        if (!mtt__base64(&piece)) return mtt__vocab_fail(f, "a token is not base64");
-        status = mtt__strings_add(&t->pieces, piece.at, piece.size, &id);
+        if (mtt_slice_is(piece, "=")) status = mtt__bpe_add_special(t, "<|empty|>"), id = t->end_of_text;
+        else if (!mtt__base64(&piece)) return mtt__vocab_fail(f, "a token is not base64");
+        else status = mtt__strings_add(&t->pieces, piece.at, piece.size, &id);
         j->at = space + 1;
         if (mtt__json_byte(j) < '0' || !mtt_json_u64(j, &rank) || rank != id || id + 1 != t->pieces.count ||
-            (j->at < j->end && *j->at != '\n'))
+            (mtt__json_pass(j, '\r'), j->at < j->end && *j->at != '\n'))
             mtt__json_fail(j, "the ranks must be 0, 1, 2 and so on, of different tokens");
     }
     mtt__bpe_find_bytes(t, j);
     if (!status && j->fault) return mtt__vocab_fail(f, NULL);
     for (id = 0; id < t->pieces.count && !status; id++) status = mtt__piece_merge(t, f, id);
+    if (status) return status;
+    mtt__crc_init(&table);
+    crc = mtt__crc32(&table, 0, t->pieces.bytes, t->pieces.bytes_size);
+    while (all[k].count && (all[k].count != t->pieces.count || (all[k].crc && all[k].crc != crc))) k++;
+    if (all[k].pattern == MTT_PATTERN_COUNT)
+        return mtt__fail(f->env, MTT_E_FORMAT, "%s is the vocabulary of %s, whose pattern mtt does not have: "
+                         "take another tokenizer", f->path, all[k].first);
+    if (!all[k].count && !t->kind.options)
+        return mtt__fail(f->env, MTT_E_ARGUMENT, "%s does not name its pattern: pass gpt2, smollm, llama3 or "
+                         "qwen (prepare --pattern, mtt_bpe_options)", f->path);
+    if (!t->kind.options) ((mtt__bpe *)t->own)->pattern = &mtt__patterns[all[k].pattern];
     ((mtt__bpe *)t->own)->whole_words = 1;
-    return status ? status : mtt__bpe_add_end(t);
+    if (all[k].first && mtt__bpe_add_special(t, all[k].first)) return MTT_E_MEMORY;
+    return mtt__bpe_add_special(t, all[k].end ? all[k].end : MTT__END_OF_TEXT);
 }
 
 /* Appends the added tokens from number *next on with ids below `id`. */
@@ -11935,7 +11998,7 @@ static const mtt__pattern *mtt__vocab_pattern(const mtt__vocab_file *f)
     int i;
     if (mtt__vocab_is(f, "pre_tokenizer.type", "\"ByteLevel\"")) return mtt__patterns;
     if (!regex.at) return &mtt__patterns[MTT_PATTERN_SMOLLM];
-    for (i = 0; i < MTT_PATTERN_COUNT; i++) {
+    for (i = 0; i <= MTT_PATTERN_COUNT; i++) {
         const char *known = mtt__patterns[i].regex;
         if (known && regex.size == strlen(known) + 2 && !memcmp(regex.at + 1, known, regex.size - 2))
             return &mtt__patterns[i];
@@ -11975,41 +12038,26 @@ static mtt_status mtt__vocab_begin(mtt_tokenizer *t, mtt__vocab_file *f, const c
 static mtt_status mtt__bpe_load(mtt_tokenizer *t, mtt__vocab_file *f)
 {
     static const mtt__vocab_rule rules[] = {
-        {"version", "\"1.0\""},
-        {"truncation", "null|missing"},
-        {"padding", "null|missing"},
-        {"added_tokens", "["},
-        {"normalizer", "null|{|missing"},
-        {"normalizer.type", "\"NFC\"|missing"},
-        {"pre_tokenizer.type", "\"ByteLevel\"|\"Sequence\""},
-        {"post_processor", "null|{|missing"},
+        {"version", "\"1.0\""}, {"added_tokens", "["},
+        {"normalizer", "null|{"}, {"normalizer.type", "\"NFC\"|\"Sequence\"|missing"},
+        {"normalizer.normalizers.0.type", "\"NFC\"|missing"}, {"normalizer.normalizers.1", "missing"},
+        {"pre_tokenizer.type", "\"ByteLevel\"|\"Sequence\""}, {"post_processor", "null|{"},
         {"post_processor.type", "\"ByteLevel\"|\"TemplateProcessing\"|\"Sequence\"|missing"},
         {"post_processor.processors.0.type", "\"ByteLevel\"|\"TemplateProcessing\"|missing"},
         {"post_processor.processors.1.type", "\"ByteLevel\"|\"TemplateProcessing\"|missing"},
-        {"post_processor.processors.2", "missing"},
-        {"decoder.type", "\"ByteLevel\""},
-        {"model.dropout", "null|missing"},
-        {"model.continuing_subword_prefix", "null|\"\"|missing"},
-        {"model.end_of_word_suffix", "null|\"\"|missing"},
-        {"model.byte_fallback", "false|missing"},
-        {"model.ignore_merges", "false|true|missing"},
-        {"model.vocab", "{"},
-        {"model.merges", "["},
+        {"post_processor.processors.2", "missing"}, {"decoder.type", "\"ByteLevel\""},
+        {"model.dropout", "null|missing"}, {"model.continuing_subword_prefix", "null|\"\"|missing"},
+        {"model.end_of_word_suffix", "null|\"\"|missing"}, {"model.byte_fallback", "false|missing"},
+        {"model.ignore_merges", "false|true|missing"}, {"model.vocab", "{"}, {"model.merges", "["},
     };
 #define MTT__PARTS "pre_tokenizer.pretokenizers."
-    static const mtt__vocab_rule whole[] = {
-        {"pre_tokenizer.add_prefix_space", "false"},
-        {"pre_tokenizer.use_regex", "true|missing"},
-    };
+    static const mtt__vocab_rule whole[] = {{"pre_tokenizer.add_prefix_space", "false"},
+                                            {"pre_tokenizer.use_regex", "true|missing"}};
     static const mtt__vocab_rule parts[] = {
-        {MTT__PARTS "0.type", "\"Split\"|\"Digits\""},
-        {MTT__PARTS "0.behavior", "\"Isolated\"|missing"},
-        {MTT__PARTS "0.invert", "false|missing"},
-        {MTT__PARTS "0.individual_digits", "true|missing"},
-        {MTT__PARTS "1.type", "\"ByteLevel\""},
-        {MTT__PARTS "1.add_prefix_space", "false"},
-        {MTT__PARTS "2", "missing"},
-        {MTT__PARTS "1.use_regex", "false"}, /* after Split */
+        {MTT__PARTS "0.type", "\"Split\"|\"Digits\""}, {MTT__PARTS "0.behavior", "\"Isolated\"|missing"},
+        {MTT__PARTS "0.invert", "false|missing"}, {MTT__PARTS "0.individual_digits", "true|missing"},
+        {MTT__PARTS "1.type", "\"ByteLevel\""}, {MTT__PARTS "1.add_prefix_space", "false"},
+        {MTT__PARTS "2", "missing"}, {MTT__PARTS "1.use_regex", "false"} /* after Split */,
         {MTT__PARTS "1.use_regex", "true|missing"},
     };
     const mtt_slice finish = mtt__vocab_value(f, "post_processor");
@@ -12030,7 +12078,8 @@ static mtt_status mtt__bpe_load(mtt_tokenizer *t, mtt__vocab_file *f)
     else status = mtt__vocab_check(f, parts, 7);
     if (!status && b->pattern != mtt__patterns) status = mtt__vocab_check(f, &parts[8 - split], 1);
     b->whole_words = mtt__vocab_is(f, "model.ignore_merges", "true");
-    t->nfc = mtt__vocab_value(f, "normalizer.type").at != NULL;
+    t->nfc = mtt__vocab_is(f, "normalizer.type", "\"NFC\"") ||
+             mtt__vocab_value(f, "normalizer.normalizers.0.type").at;
     if (!status && t->nfc) status = mtt__normal_make(t->env, &t->normal);
     if (!status) status = mtt__vocab_tokens(t, f);
     if (!status) status = mtt__vocab_begin(t, f, "post_processor");
@@ -12164,8 +12213,8 @@ MTTDEF mtt_tokenizer_kind mtt_bpe(const mtt_bpe_options *options)
 static int mtt__is_tiktoken(const mtt_json *j)
 {
     const char *at = j->at < j->end ? (const char *)memchr(j->at, ' ', (size_t)(j->end - j->at)) : NULL;
-    if (!at || j->end - at < 3 || memchr(j->at, '\n', (size_t)(at - j->at))) return 0;
-    return at[1] == '0' && at[2] == '\n';
+    return at && j->end - at > 2 && !memchr(j->at, '\n', (size_t)(at - j->at)) && at[1] == '0' &&
+           (at[2] == '\n' || at[2] == '\r');
 }
 
 /* Chooses the kind that reads a file: BPE or the caller's, which may be NULL. */
@@ -12206,7 +12255,9 @@ MTTDEF mtt_status mtt_tokenizer_load(mtt_env *env, const char *path, const mtt_t
     f.scope = "mtt reads only byte-level BPE and BERT's WordPiece";
     f.key_count = 0;
     mtt_json_init(&f.j, map.data ? map.data : "", map.bytes);
-    status = mtt__vocab_kind(&f, &kind);
+    if (map.bytes > 2 && !memcmp(map.data, "\xef\xbb\xbf", 3)) f.j.begin = f.j.at += 3;
+    status = mtt__refuse_packed(env, path, path, f.j.at, (size_t)(f.j.end - f.j.at));
+    if (!status) status = mtt__vocab_kind(&f, &kind);
     if (!status) status = mtt__tokenizer_make(env, kind, &f, NULL, 0, out);
     mtt__map_close(&map);
     return status;
@@ -12289,6 +12340,7 @@ struct mtt_corpus {
     char *buffer;
     size_t capacity, start, size; /* bytes [start, size) of the buffer are still to be handed out */
     uint64_t line, hash;          /* hash: of all blocks read */
+    uint64_t place, invalid, first_invalid; /* place: bytes of the file handed out so far */
     size_t blank, line_end, space, most; /* plain text: least bytes before a cut there, and most bytes */
 };
 
@@ -12370,34 +12422,31 @@ static void mtt__corpus_measure(mtt_corpus *c)
     c->line_end = c->space = c->most - c->most / 4;
 }
 
-/* Recognizes JSONL by the first byte, and refuses what is not UTF-8 text by its first bytes. */
-static mtt_status mtt__corpus_detect(mtt_corpus *c)
+/* Moves past blanks, line ends and byte order marks. */
+static const char *mtt__skip_blanks(const char *at, const char *end)
 {
-    static const char *const packed[][2] = {
-        {"\x1f\x8b", "gzip -dc"},
-        {"\x28\xb5\x2f\xfd", "zstd -dc"},
-        {"\xfd" "7zXZ", "xz -dc"},
-        {"\xff\xfe", "iconv -f UTF-16 -t UTF-8"},
-        {"\xfe\xff", "iconv -f UTF-16 -t UTF-8"},
-        {"PAR1", "python3 -c \"import pandas, sys; "
-                 "print(pandas.read_parquet(sys.argv[1]).to_json(orient='records', lines=1))\""},
-    };
+    while (at < end && (memchr(" \t\r\n\v\f", *at, 6) || (end - at > 2 && !memcmp(at, "\xef\xbb\xbf", 3))))
+        at += *at == '\xef' ? 3 : 1;
+    return at;
+}
+
+/* JSONL begins with a mark of JSON. Behind blanks the first line must be a JSON value, unless a field was
+   named, so that an empty first line lets plain text begin with such a mark. */
+static mtt_status mtt__corpus_detect(mtt_corpus *c, int field_named)
+{
     mtt_status status = mtt__corpus_need(c, 20 * c->most); /* 20 documents, for mtt__corpus_measure */
-    size_t i, size = c->size < 4096 ? c->size : 4096;
-    const int binary = !status && size && memchr(c->buffer, 0, size);
-    const int wide = binary && size > 3 && !c->buffer[1] && !c->buffer[3];
-    const char *command = wide ? "iconv -f UTF-16LE -t UTF-8" : NULL;
-    for (i = 0; i < MTT__LENGTH(packed) && !status; i++)
-        if (size >= strlen(packed[i][0]) && memcmp(c->buffer, packed[i][0], strlen(packed[i][0])) == 0)
-            command = packed[i][1];
-    if (command)
-        return mtt__fail(c->env, MTT_E_FORMAT, "%s is not UTF-8 text: convert it, perhaps by %s %s > NEW.txt",
-                         c->name, command, c->path);
-    if (binary)
-        return mtt__fail(c->env, MTT_E_FORMAT, "%s is not text, it has NUL bytes: give a UTF-8 text file",
-                         c->name);
-    if (size >= 3 && memcmp(c->buffer, "\xef\xbb\xbf", 3) == 0) c->start = 3;
-    c->jsonl = size > c->start && strchr("{\"[", c->buffer[c->start]) != NULL;
+    const char *end = c->buffer + c->size, *at, *stop;
+    mtt_json j;
+    if (!status) status = mtt__refuse_packed(c->env, c->name, c->path, c->buffer, c->size);
+    if (c->size >= 3 && memcmp(c->buffer, "\xef\xbb\xbf", 3) == 0) c->place = c->start = 3;
+    at = mtt__skip_blanks(c->buffer + c->start, end);
+    stop = at < end ? (const char *)memchr(at, '\n', (size_t)(end - at)) : end;
+    mtt_json_init(&j, at, (size_t)((stop ? stop : end) - at));
+    c->jsonl = at < end && strchr("{\"[", *at) &&
+               (at == c->buffer + c->start || field_named || (mtt_json_skip(&j) && mtt_json_end(&j)));
+    if (!status && !c->jsonl && field_named && c->size > c->start)
+        return mtt__fail(c->env, MTT_E_ARGUMENT, "%s is plain text, which has no field \"%s\": leave out the "
+                         "field, or give JSONL", c->name, c->field);
     if (!status && !c->jsonl) mtt__corpus_measure(c);
     return status;
 }
@@ -12419,12 +12468,10 @@ MTTDEF mtt_status mtt_corpus_open(mtt_env *env, const char *path, const char *fi
     c->name = strcmp(path, "-") == 0 ? "standard input" : c->path;
     c->fd = c->name == c->path ? mtt__open_retry(path, O_RDONLY) : 0;
     if (c->fd < 0 || fstat(c->fd, &info)) status = mtt__file_fail(env, c->name, "open it", errno);
-    else if (S_ISDIR(info.st_mode))
-        status = mtt__fail(env, MTT_E_FILE, "%s is a folder: name a file in it", path);
-    else if (S_ISCHR(info.st_mode) || S_ISBLK(info.st_mode))
-        status = mtt__fail(env, MTT_E_FILE, "%s is a device: name a file or a pipe", c->name);
+    else if (S_ISDIR(info.st_mode) || S_ISCHR(info.st_mode) || S_ISBLK(info.st_mode))
+        status = mtt__fail(env, MTT_E_FILE, "%s is a folder or a device: name a file or a pipe", c->name);
     if (!status) status = mtt__reserve(env, (void **)&c->buffer, &c->capacity, (size_t)1 << 20, 1);
-    if (!status) status = mtt__corpus_detect(c);
+    if (!status) status = mtt__corpus_detect(c, field != NULL);
     if (status) mtt_corpus_close(c);
     else *out = c;
     return status;
@@ -12450,6 +12497,22 @@ static mtt_status mtt__corpus_drain(mtt_corpus *c, mtt__writer *copy)
     return status;
 }
 
+/* Refuses NUL bytes in what is handed out next, and counts the bytes that are not UTF-8. */
+static mtt_status mtt__corpus_check(mtt_corpus *c, const char *text, size_t bytes)
+{
+    const unsigned char *at = (const unsigned char *)text, *end = at + bytes;
+    const char *nul = (const char *)memchr(text, 0, bytes);
+    int size;
+    c->place += bytes;
+    for (; at < end; at += size)
+        if (mtt__utf8_get(at, end, &size) == MTT__NONE && !c->invalid++)
+            c->first_invalid = c->place - (uint64_t)(end - at);
+    if (!nul) return MTT_OK;
+    return mtt__fail(c->env, MTT_E_FORMAT, "%s is not text, it has NUL bytes: give a UTF-8 text file, or "
+                     "remove them (the first is at byte %llu), perhaps by tr -d '\\000' < %s > NEW.txt",
+                     c->name, (unsigned long long)c->place - bytes + (size_t)(nul - text), c->path);
+}
+
 /* The text in a line of JSONL, its escapes undone in the buffer. Of equal keys the last one counts. */
 static mtt_status mtt__corpus_parse(mtt_corpus *c, const char *line, size_t size, const char **text,
                                     size_t *bytes)
@@ -12458,6 +12521,7 @@ static mtt_status mtt__corpus_parse(mtt_corpus *c, const char *line, size_t size
     mtt_json j;
     mtt_slice key, found = {NULL, 0};
     mtt_json_init(&j, line, size);
+    j.at = mtt__skip_blanks(line, line + size);
     if (mtt_json_peek(&j) != '{') mtt__json_text(&j, "\n\n", &found);
     else
         for (mtt_json_begin(&j, '{'); mtt_json_key(&j, &key);) {
@@ -12479,7 +12543,7 @@ static mtt_status mtt__corpus_parse(mtt_corpus *c, const char *line, size_t size
 
 static mtt_status mtt__corpus_next_line(mtt_corpus *c, const char **text, size_t *bytes)
 {
-    size_t scanned = 0, size, blank;
+    size_t scanned = 0, size;
     for (;;) {
         const char *at = c->buffer + c->start;
         size_t waiting = c->size - c->start;
@@ -12495,14 +12559,15 @@ static mtt_status mtt__corpus_next_line(mtt_corpus *c, const char **text, size_t
         c->start += size + (end != NULL);
         c->line++;
         scanned = 0;
-        for (blank = 0; blank < size && memchr(" \t\r", at[blank], 3);) blank++;
-        if (blank < size) return mtt__corpus_parse(c, at, size, text, bytes);
+        if (mtt__corpus_check(c, at, size + (end != NULL))) return MTT_E_FORMAT;
+        if (mtt__skip_blanks(at, at + size) < at + size) return mtt__corpus_parse(c, at, size, text, bytes);
     }
 }
 
 MTTDEF mtt_status mtt_corpus_next(mtt_corpus *c, const char **text, size_t *bytes)
 {
-    return c->jsonl ? mtt__corpus_next_line(c, text, bytes) : mtt__corpus_next_piece(c, text, bytes);
+    mtt_status status = (c->jsonl ? mtt__corpus_next_line : mtt__corpus_next_piece)(c, text, bytes);
+    return status || c->jsonl ? status : mtt__corpus_check(c, *text, *bytes);
 }
 
 /* Draws three different places among every 20 documents: the first two go to valid, the third to test. */
@@ -12809,11 +12874,12 @@ static mtt_status mtt__prepare_each(mtt__prepare *p, mtt__document_fn use)
 {
     const char *text;
     size_t bytes;
+    uint64_t all = 0;
     mtt_status status = mtt__prepare_open(p);
     while (!status && (status = mtt_corpus_next(p->corpus, &text, &bytes)) == MTT_OK)
-        status = use(p, mtt_split_of(p->desc->seed, p->document++), text, bytes);
+        status = use(p, mtt_split_of(p->desc->seed, p->document++), text, bytes), all += bytes;
     if (status != MTT_END) return status;
-    if (p->document) return mtt__prepare_hash(p);
+    if (all) return mtt__prepare_hash(p);
     return mtt__fail(p->env, MTT_E_DATA, "%s has no text: give a file with text", p->corpus->name);
 }
 
@@ -12986,6 +13052,8 @@ MTTDEF mtt_status mtt_prepare(mtt_env *env, const mtt_prepare_desc *desc, mtt_pr
         r->bytes[i] = p->header[i].bytes;
         r->tokens[i] = p->header[i].count;
         r->vocab = (int)p->header[i].vocab;
+        r->jsonl = p->corpus->jsonl, r->invalid = p->corpus->invalid;
+        r->first_invalid = p->corpus->first_invalid;
     }
     for (i = 0; i < MTT__PARTS; i++) mtt__writer_abort(&p->writer[i]);
     if (p->input == p->spool_path) unlink(p->spool_path);
@@ -15005,6 +15073,7 @@ static mtt_status mtt__generation_check(mtt_env *env, const mtt_tokenizer *token
     mtt__in_range(&faults, "top_p", (double)s->top_p, 0, 1);
     mtt__in_range(&faults, "min_p", (double)s->min_p, 0, 1);
     mtt__in_range(&faults, "repetition_penalty", (double)s->repetition_penalty, 0, 1e6);
+    if (tokenizer) mtt__in_range(&faults, "ids of the tokenizer", mtt_tokenizer_vocab(tokenizer), 1, vocab);
     if (faults.count) return MTT_E_ARGUMENT;
     if (g->count < 0 || g->prompt_count < 0 || g->stop_count < 0)
         return mtt__fail(env, MTT_E_ARGUMENT, "count is %d, prompt_count %d and stop_count %d, they must not "
@@ -15077,6 +15146,7 @@ static mtt_status mtt__draw_id(mtt_env *env, const mtt_tokenizer *tokenizer, con
     for (i = 0; i < vocab && q->seen; i++)
         if (q->seen[i]) logits[i] = logits[i] > 0 ? logits[i] / penalty : logits[i] * penalty;
     sampling.seed += (uint64_t)q->number;
+    if (tokenizer) vocab = mtt_tokenizer_vocab(tokenizer); /* a padded model has ids that have no text */
     id = mtt_sample(logits, vocab, &sampling, (uint64_t)q->drawn);
     if (!mtt__finite((double)logits[id]))
         return mtt__fail(env, MTT_E_NUMBERS, "the logit of id %d is %g: take weights that are finite, not "

@@ -62,7 +62,9 @@ static mtt_status generate(const char *path)
     if (!status && !tokenizer_path) tokenizer_path = result_find_tokenizer(path);
     if (!status && !tokenizer_path)
         status = MTT_E_FILE, strcpy(env.error, "there is no tokenizer beside the model: pass --tokenizer");
-    if (!status) status = mtt_tokenizer_load(&env, tokenizer_path, &kind, &tokenizer);
+    if (!status)
+        status = result_load_tokenizer(&env, tokenizer_path, &kind, mtt_model_describe(model)->vocab,
+                                       &tokenizer);
     if (!status) mtt_model_training(model, &desc.window, &trained);
     if (!status && !trained) trained = mtt_model_describe(model)->max_seq;
     if (!desc.context) desc.context = trained < MOST_CONTEXT ? trained : MOST_CONTEXT;

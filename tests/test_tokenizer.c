@@ -942,13 +942,232 @@ static void test_tiktoken(mtt_env *env)
         mtt_tokenizer_destroy(again);
     }
     for (i = 0; i < MTT__LENGTH(bad); i++) {
+        mtt_bpe_options options = {MTT_PATTERN_GPT2};
+        mtt_tokenizer_kind kind = mtt_bpe(&options);
         mtt_status status;
         write_tiktoken(in("t.tiktoken"), tokens, bad[i].tail);
-        status = mtt_tokenizer_load(env, in("t.tiktoken"), NULL, &t);
+        status = mtt_tokenizer_load(env, in("t.tiktoken"), &kind, &t);
         check(status == (*bad[i].word ? MTT_E_FORMAT : MTT_OK) && strstr(env->error, bad[i].word),
               "bad .tiktoken %zu: %s", i, env->error);
         mtt_tokenizer_destroy(t);
     }
+}
+
+/* Writes tokens of three bytes until there are `count` in the file, and in the place of the last one 4 bytes
+   that give all tokens the CRC-32 `want`, unless that is 0. Lines end as in Windows if `crlf`. */
+static void write_vocabulary(const char *path, uint32_t count, uint32_t want, int crlf)
+{
+    static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    FILE *file = fopen(path, "wb");
+    mtt__crc_table table;
+    uint32_t crc = 0, id, i, k, back, steps[4];
+    mtt__crc_init(&table);
+    for (id = 0; id < count; id++) {
+        unsigned char token[4] = {(unsigned char)id, (unsigned char)(id >> 8), (unsigned char)(id >> 16), 0};
+        size_t size = id < 256 ? 1 : 3;
+        if (want && id == count - 1) { /* the table backwards from `want`, then forwards from here */
+            for (size = 4, i = 4, back = ~want; i--; back = (back ^ table.at[0][k]) << 8) {
+                for (k = 0; table.at[0][k] >> 24 != back >> 24;) k++;
+                steps[i] = k;
+            }
+            for (i = 0, back = ~crc; i < 4; back = back >> 8 ^ table.at[0][steps[i++]])
+                token[i] = (unsigned char)(back ^ steps[i]);
+        }
+        crc = mtt__crc32(&table, crc, token, size);
+        for (i = 0; i < size; i += 3) {
+            uint32_t bits = (uint32_t)token[i] << 16;
+            if (i + 2 < size) bits |= (uint32_t)token[i + 1] << 8 | token[i + 2];
+            fprintf(file, "%c%c%c%c", digits[bits >> 18], digits[bits >> 12 & 63],
+                    i + 1 < size ? digits[bits >> 6 & 63] : '=', i + 2 < size ? digits[bits & 63] : '=');
+        }
+        fprintf(file, " %u%s", (unsigned)id, crlf ? "\r\n" : "\n");
+    }
+    fclose(file);
+}
+
+/* Vocabularies without a pattern: published ones are known by number and contents, others are refused. */
+static void test_vocabularies(mtt_env *env)
+{
+    static const struct {
+        uint32_t count, crc;
+        int pattern, end, vocab; /* -1 = it is refused */
+        const char *word;
+    } cases[] = {
+        {50256, 0xf3e7b48d, MTT_PATTERN_GPT2, 50256, 50257, ""},
+        {100256, 0x670626c2, MTT_PATTERN_LLAMA3, 100257, 100258, ""},
+        {128000, 0x48279218, MTT_PATTERN_LLAMA3, 128001, 128002, ""},
+        {151643, 0xfbaa3095, MTT_PATTERN_QWEN, 151643, 151644, ""},
+        {199998, 0, -1, 0, 0, "is the vocabulary of o200k"}, {200000, 0x082bee67, -1, 0, 0, "of Llama 4"},
+        {248044, 0x68631d48, -1, 0, 0, "of Qwen 3.6"},
+        {50256, 0, -1, 0, 0, "pass gpt2, smollm, llama3 or qwen"}, {100256, 0, -1, 0, 0, "pass gpt2"}, {128000, 0x670626c2, -1, 0, 0, "pass gpt2"},
+        {50257, 0, -1, 0, 0, "pass gpt2"}, {999, 0, -1, 0, 0, "prepare --pattern, mtt_bpe_options"},
+    };
+    static const char *const none[] = {"ab", "abc", NULL};
+    mtt_bpe_options options = {MTT_PATTERN_QWEN};
+    mtt_tokenizer_kind kind = mtt_bpe(&options), wordpiece = mtt_wordpiece(NULL);
+    mtt_tokenizer *t, *again;
+    size_t i, bytes;
+    for (i = 0; i < MTT__LENGTH(cases); i++) {
+        mtt_status status;
+        write_vocabulary(in("v.tiktoken"), cases[i].count, cases[i].crc, (int)i % 2);
+        status = mtt_tokenizer_load(env, in("v.tiktoken"), i % 3 ? NULL : &wordpiece, &t);
+        if (cases[i].pattern < 0) {
+            check(status && !t && strstr(env->error, cases[i].word), "vocabulary %zu: %s", i, env->error);
+            check(i < 7 || (!mtt_tokenizer_load(env, in("v.tiktoken"), &kind, &t) &&
+                            ((mtt__bpe *)t->own)->pattern == &mtt__patterns[MTT_PATTERN_QWEN]),
+                  "vocabulary %zu with a pattern: %s", i, env->error);
+            mtt_tokenizer_destroy(i < 7 ? NULL : t);
+            continue;
+        }
+        check(!status && ((mtt__bpe *)t->own)->pattern == &mtt__patterns[cases[i].pattern] &&
+                  mtt_tokenizer_end_of_text(t) == cases[i].end && mtt_tokenizer_vocab(t) == cases[i].vocab &&
+                  mtt_tokenizer_bytes(t, cases[i].end, &bytes) && !bytes,
+              "vocabulary %zu: %s", i, env->error);
+        check(!mtt_tokenizer_save(t, in("again.json")) &&
+                  !mtt_tokenizer_load(env, in("again.json"), NULL, &again),
+              "vocabulary %zu is loaded again: %s", i, env->error);
+        same_tokenizer(t, again, "a vocabulary");
+        mtt_tokenizer_destroy(t);
+        mtt_tokenizer_destroy(again);
+    }
+    write_tiktoken(in("v.tiktoken"), none, "= 258\n"); /* the empty token, as Whisper's file has it */
+    check(!mtt_tokenizer_load(env, in("v.tiktoken"), &kind, &t), "an empty token: %s", env->error);
+    if (!t) return;
+    check(mtt_tokenizer_end_of_text(t) == 259 && mtt_tokenizer_bytes(t, 258, &bytes) && !bytes, "its bytes");
+    check(encodes(t, 0, "<|empty|>", (const int32_t[]){60, 124, 101, 109, 112, 116, 121, 124, 62, -1}),
+          "no text is the empty token");
+    check(!mtt_tokenizer_save(t, in("again.json")) &&
+              !mtt_tokenizer_load(env, in("again.json"), NULL, &again),
+          "it is loaded again: %s", env->error);
+    same_tokenizer(t, again, "an empty token");
+    mtt_tokenizer_destroy(t);
+    mtt_tokenizer_destroy(again);
+    write_tiktoken(in("v.tiktoken"), none, "= 258\n= 259\n");
+    check(mtt_tokenizer_load(env, in("v.tiktoken"), &kind, &t) == MTT_E_FORMAT &&
+              strstr(env->error, "different tokens"),
+          "two empty tokens: %s", env->error);
+}
+
+/* Forms of a tokenizer.json that change no ids, and files of other kinds. */
+static void test_forms(mtt_env *env)
+{
+    static const struct {
+        const char *from, *to;
+    } forms[] = {
+        {"\"truncation\":null", "\"truncation\":{\"direction\":\"Right\",\"max_length\":3,\"strategy\":"
+         "\"LongestFirst\",\"stride\":0}"},
+        {"\"padding\":null", "\"padding\":{\"strategy\":{\"Fixed\":9},\"direction\":\"Left\",\"pad_id\":0,"
+         "\"pad_to_multiple_of\":8,\"pad_type_id\":0,\"pad_token\":\"<pad>\"}"},
+        {"\"truncation\":null,\"padding\":null,", ""},
+        {"\"normalizer\":null", "\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":[ ]}"},
+        {"\"normalizer\":null",
+         "\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":[{\"type\":\"NFC\"}]}"},
+        {"{\"version\"", "\xef\xbb\xbf{\"version\""},
+    };
+    static const struct {
+        const char *text;
+        size_t size;
+        const char *word;
+    } others[] = {
+        {"\x1f\x8b\x08xxxx", 7, "gzip -dc"}, {"\x28\xb5\x2f\xfdxx", 6, "zstd -dc"},
+        {"PK\3\4xx", 6, "unzip -p"},
+        {"\xff\xfe{\0\"\0v\0", 8, "UTF-16LE"}, {"\0{\0\"\0v\0e", 8, "UTF-16BE"},
+        {"{\"!\": 0, \"\\\"\": 1}", 18, "pass vocab.bpe"}, {"\xef\xbb\xbf{\"a\":0}", 10, "pass vocab.bpe"},
+    };
+    static const char sample[] = "the then there that at the hat the tat that to the top";
+    mtt_tokenizer_kind kind = mtt_wordpiece(NULL);
+    mtt_tokenizer *t = train(env, sample, sizeof(sample) - 1, 264), *got;
+    size_t i, size;
+    char *text;
+    check(!mtt_tokenizer_save(t, in("good.json")), "save");
+    for (i = 0; i < MTT__LENGTH(forms); i++) {
+        text = edit(read_file(in("good.json"), &size), forms[i].from, forms[i].to);
+        write_file(in("form.json"), text, strlen(text));
+        check(!mtt_tokenizer_load(env, in("form.json"), NULL, &got), "form %zu: %s", i, env->error);
+        same_tokenizer(t, got, "a form");
+        check(!got || got->nfc == (i == 4), "form %zu and NFC", i);
+        mtt_tokenizer_destroy(got);
+        free(text);
+    }
+    for (i = 0; i < 2 * MTT__LENGTH(others); i++) {
+        write_file(in("other"), others[i / 2].text, others[i / 2].size);
+        check(mtt_tokenizer_load(env, in("other"), i % 2 ? &kind : NULL, &got) == MTT_E_FORMAT && !got &&
+                  strstr(env->error, others[i / 2].word) && !strstr(env->error, "BERT"),
+              "another file %zu: %s", i, env->error);
+    }
+    mtt_tokenizer_destroy(t);
+}
+
+/* cl100k_base's later expression: ids of tokenizers 0.23.3 with merges of every digit pair. */
+static void test_later_pattern(mtt_env *env)
+{
+    static const char old[] =
+        "\"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\\\r\\\\n\\\\p{L}\\\\p{N}]?\\\\p{L}+|\\\\p{N}{1,3}| ?[^\\\\s\\\\p{L}\\\\p{N}]+"
+        "[\\\\r\\\\n]*|\\\\s*[\\\\r\\\\n]+|\\\\s+(?!\\\\S)|\\\\s+\"";
+    static const char later[] =
+        "\"'(?i:[sdmt]|ll|ve|re)|[^\\\\r\\\\n\\\\p{L}\\\\p{N}]?+\\\\p{L}++|\\\\p{N}{1,3}+| ?[^\\\\s\\\\p{L}\\\\p{N}]++"
+        "[\\\\r\\\\n]*+|\\\\s++$|\\\\s*[\\\\r\\\\n]|\\\\s+(?!\\\\S)|\\\\s\"";
+    static const char *const marks[] = {"1234567.", " .89. a.", "a. \n .", "x.\n \n.", "'LL.'ve.", "a.  . b.",
+                                        "!?\r\n.1.a.", "\n\n. .1."};
+    mtt_bpe_options options = {MTT_PATTERN_LLAMA3};
+    mtt_tokenizer_kind kind = mtt_bpe(&options);
+    mtt_tokenizer *t = train_kind(env, &kind, "the then there", 14, 260), *got;
+    size_t i, size, n;
+    char *text;
+    const char *p;
+    check(!mtt_tokenizer_save(t, in("later.json")), "save");
+    mtt_tokenizer_destroy(t);
+    text = edit(read_file(in("later.json"), &size), old, later);
+    write_file(in("later.json"), text, strlen(text));
+    free(text);
+    for (i = 0; i < 2; i++) { /* as it is, and saved again */
+        check(!mtt_tokenizer_load(env, in("later.json"), NULL, &got), "the later pattern: %s", env->error);
+        if (!got) return;
+        for (n = 0; n < MTT__LENGTH(marks); n++) {
+            char plain[32], marked[64];
+            size_t at = 0, out = 0;
+            for (size = 0, p = marks[n]; *p; p++)
+                if (*p != '.') plain[size++] = *p;
+            for (; at < size; marked[out++] = '.') {
+                const size_t word = mtt__bpe_cut(got, plain + at, size - at);
+                memcpy(marked + out, plain + at, word);
+                at += word, out += word;
+            }
+            marked[out] = 0;
+            check(!strcmp(marked, marks[n]), "pre-tokens of the later pattern: %s, not %s", marked, marks[n]);
+        }
+        check(!mtt_tokenizer_save(got, in("later.json")), "save");
+        mtt_tokenizer_destroy(got);
+    }
+}
+
+/* Every bit of a saved tokenizer before its vocabulary: what still loads gives the same ids. */
+static void test_flips(mtt_env *env)
+{
+    static const char sample[] = "the then there that at <|endoftext|> the hat the tat that to the top 12345";
+    mtt_tokenizer *t = train(env, sample, sizeof(sample) - 1, 270), *got;
+    int32_t want[128], ids[128];
+    size_t size, i, n = 0, m = 0;
+    char *text;
+    int loads = 0;
+    check(!mtt_tokenizer_save(t, in("flip.json")) &&
+              !mtt_encode(t, sample, sizeof(sample) - 1, want, 128, &n), "save");
+    text = read_file(in("flip.json"), &size);
+    for (i = 0; i < 8 * (size_t)(strstr(text, "\"vocab\"") - text); i += (size_t)each()) {
+        text[i / 8] = (char)(text[i / 8] ^ 1 << i % 8);
+        write_file(in("flip.json"), text, size);
+        if (!mtt_tokenizer_load(env, in("flip.json"), NULL, &got)) {
+            loads++;
+            check(!mtt_encode(got, sample, sizeof(sample) - 1, ids, 128, &m) && m == n &&
+                      !memcmp(ids, want, n * sizeof(*ids)) && mtt_tokenizer_end_of_text(got) == 0,
+                  "bit %zu: %zu ids, not %zu: %.40s", i, m, n, text + (i / 8 > 20 ? i / 8 - 20 : 0));
+        }
+        mtt_tokenizer_destroy(got);
+        text[i / 8] = (char)(text[i / 8] ^ 1 << i % 8);
+    }
+    check(loads > 0, "no flip loads, so they prove nothing");
+    mtt_tokenizer_destroy(t);
+    free(text);
 }
 
 static void test_bad_json(mtt_env *env)
@@ -957,7 +1176,6 @@ static void test_bad_json(mtt_env *env)
         const char *from, *to, *word;
     } cases[] = {
         {"\"1.0\"", "\"2.0\"", "version"}, {"\"version\":\"1.0\",", "", "version"},
-        {"\"truncation\":null", "\"truncation\":{\"max_length\":5}", "truncation"},
         {"\"normalizer\":null", "\"normalizer\":{\"type\":\"NFKC\"}", "NFKC"},
         {"\"pre_tokenizer\":{\"type\":\"ByteLevel\"", "\"pre_tokenizer\":{\"type\":\"Whitespace\"",
          "Whitespace"},
@@ -974,10 +1192,12 @@ static void test_bad_json(mtt_env *env)
         {"\"single_word\":false", "\"single_word\":true", "single_word"},
         {"\"lstrip\":false", "\"lstrip\":true", "lstrip"},
         {"\"content\":\"<|endoftext|>\"", "\"content\":\"\"", "content and an id"},
-        {"\"special\":true}", "\"special\":true},{\"id\":0,\"content\":\"x\"}", "order of their ids"},
-        {"\"special\":true}", "\"special\":true},{\"id\":264,\"content\":\"<|endoftext|>\"}", "two ids"},
+        {"\"special\":true}", "\"special\":true},{\"id\":0,\"content\":\"x\",\"special\":true}",
+         "order of their ids"},
+        {"\"special\":true}", "\"special\":true},{\"id\":264,\"content\":\"<|endoftext|>\",\"special\":true}",
+         "two ids"},
         {"\"special\":true}],\"normalizer\":null", "\"special\":true},{\"id\":264,\"content\":\"e\xcc\x81\","
-         "\"normalized\":true}],\"normalizer\":{\"type\":\"NFC\"}", "must be in form NFC"},
+         "\"special\":false,\"normalized\":true}],\"normalizer\":{\"type\":\"NFC\"}", "must be in form NFC"},
         {"\"type\":\"ByteLevel\",\"add_prefix_space\":false", "\"type\":\"Sequence\",\"pretokenizers\":[{"
          "\"type\":\"Split\",\"pattern\":{\"Regex\":\"a+\"}}]", "must be the Regex of"},
         {"\"type\":\"ByteLevel\",\"add_prefix_space\":false", "\"type\":\"Sequence\",\"pretokenizers\":[{"
@@ -996,6 +1216,17 @@ static void test_bad_json(mtt_env *env)
         {"\"special\":true}", "\"special\":true},{\"id\":1,\"content\":\"[MASK]\",\"special\":true}",
          "not the next"},
         {"\"added_tokens\":[", "\"added_tokens\":[],\"x\":[", "one of the added tokens must be"},
+        {"\"special\":true", "\"specail\":true", "unknown key (at specail"},
+        {"\"normalized\":false,\"special\":true", "\"normalized\":false", "and special"},
+        {"\"special\":true", "\"special\":true,\"rank\":1", "unknown key (at rank"},
+        {"\"special\":true", "\"special\":1", "true or false"},
+        {"\"normalizer\":null,", "", "normalizer is missing"},
+        {"\"post_processor\":null,", "", "post_processor is missing"},
+        {"{\"version\"", "{\"!\":0,\"version\"", "a vocabulary without its merges: pass vocab.bpe"},
+        {"\"normalizer\":null", "\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":[{\"type\":\"NFD\"}]}",
+         "NFD"},
+        {"\"normalizer\":null", "\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":[{\"type\":\"NFC\"},"
+         "{\"type\":\"NFC\"}]}", "normalizers.1"},
         {"[{\"id\":0", "[{\"id\":1", "two ids"},
         {"\"!\":1,", "\"!\":2,", "0, 1, 2"}, {"\"!\":1,", "", "0, 1, 2"},
         {"\"!\":1,", "\"!\":1,\"!\":2,", "different"}, {"\"!\":1,", "\"!!\":1,", "256 bytes"},
@@ -1061,7 +1292,7 @@ static void test_bad_gpt2(mtt_env *env)
     static const struct {
         const char *text, *place, *word;
     } cases[] = {
-        {"", "bad.bpe", "neither a tokenizer.json nor"}, {"#version: 0.2", "byte 0:", "first line"},
+        {"", "bad.bpe", "neither a tokenizer.json nor"}, {"#version: 0.2", "byte 0:", "no end"},
         {"#version: 0.3\n", "byte 0:", "#version"}, {"a b\n", "bad.bpe", "neither a tokenizer.json nor"},
         {"#version: 0.2\n", "byte 14:", "merge 50,000"}, {"#version: 0.2\na b\n", "byte 18:", "merge 50,000"},
         {"#version: 0.2\na b", "byte 14:", "no end"}, {"#version: 0.2\nab\n", "byte 14:", "space"},
@@ -1070,7 +1301,8 @@ static void test_bad_gpt2(mtt_env *env)
         {"#version: 0.2\na b\nabc d\n", "byte 18:", "not known"},
         {"#version: 0.2\na b\na b\n", "byte 18:", "twice"},
         {"#version: 0.2\na b\nb c\nab c\na bc\n", "byte 27:", "exists"},
-        {"#version: 0.2\na b\r\n", "byte 14:", "two pieces"},
+        {"#version: 0.2\r\na b\r\n", "byte 20:", "merge 50,000"},
+        {"#version: 0.2\na b\r \n", "byte 14:", "two pieces"},
         {"#version: 0.2\na \xc4\xff\n", "byte 14:", "two pieces"},
         {"#version: 0.2\na \xc5\x84\n", "byte 14:", "two pieces"}
     };
@@ -1638,6 +1870,10 @@ int main(int argc, char **argv)
     test_families(&env);
     test_nfc(&env);
     test_tiktoken(&env);
+    test_vocabularies(&env);
+    test_forms(&env);
+    test_later_pattern(&env);
+    test_flips(&env);
     test_bad_json(&env);
     test_bad_gpt2(&env);
     test_words(&env);

@@ -271,7 +271,8 @@ steps=$(sed -n 's/^step \([0-9]*\)\/.*/\1/p' err | tr '\n' ' ')
 check "a line for the first steps and each tenth, not $steps" [ "$steps" = "1 $(seq -s ' ' 2 2 20) " ]
 check "it names the tokenizer" says err '^training a BPE tokenizer, 300 ids, on text.txt \.\.\.$'
 bytes=$(wc -c < text.txt | sed ':a; s/\([0-9]\)\([0-9]\{3\}\)\($\|,\)/\1,\2\3/; ta')
-check "it counts documents, bytes and ids" says err "^text.txt: [0-9]+ documents, $bytes bytes, 300 ids$"
+check "it counts documents, bytes and ids" says err \
+  "^text.txt: plain text, [0-9]+ documents, $bytes bytes, 300 ids$"
 for split in train validation test; do
   check "it counts documents and tokens to $split" says err "^  $split +[0-9]+ documents +[0-9,]+ tokens$"
 done
@@ -424,7 +425,7 @@ grep . text.txt | fold -s -w 80 | head -c 30000 > lines.txt
 for text in oneline lines; do
   expect 0 "\"dataset\": \"$text.txt\".*\"val_loss\": [0-9.]+," --data $text.txt --steps 2 --sample 0
   check "$text.txt has 20 documents or more, and all its bytes" \
-    says err "^$text.txt: (2[0-9]|3[0-9]|4[0-2]) documents, 30,000 bytes"
+    says err "^$text.txt: plain text, (2[0-9]|3[0-9]|4[0-2]) documents, 30,000 bytes"
   check "$text.txt has text for each split" not says err ' 0 documents'
 done
 head -c 500 oneline.txt > brief.txt

@@ -11,6 +11,7 @@
 #include "../mtt.h"
 #include "wordpiece.h"
 #include "options.h"
+#include "results.h"
 
 static mtt_prepare_desc desc;
 static mtt_wordpiece_options words;
@@ -28,7 +29,8 @@ static const option options[] = {
     TEXT("tokenizer", &kind, "bpe, wordpiece: train one; gpt2; or the path of a tokenizer"),
     TEXT("vocab-file", &file, "vocab.bpe for gpt2; vocab.txt for wordpiece, to load it"),
     INT("vocab-size", &desc.vocab, 0, "ids of a trained tokenizer, default 10000"),
-    CHOICE("pattern", &bytes_options.pattern, "gpt2|smollm|llama3|qwen", "bpe, .tiktoken: how to cut words"),
+    CHOICE("pattern", &bytes_options.pattern, "gpt2|smollm|llama3|qwen",
+           "how to cut words: bpe, or a .tiktoken file of an unknown vocabulary"),
     FLAG("lowercase", &words.lowercase, 1, "wordpiece: convert text to lower case"),
     FLAG("strip-accents", &words.strip_accents, 1, "wordpiece: remove accents; not for Polish"),
     FLAG("keep-controls", &words.keep_controls, 1, "wordpiece: treat control characters as text"),
@@ -39,11 +41,12 @@ static const option options[] = {
 static int choose_tokenizer(mtt_tokenizer_kind *wordpiece, mtt_tokenizer_kind *byte_level)
 {
     int gpt2 = !strcmp(kind, "gpt2"), wp = !strcmp(kind, "wordpiece"), bpe = !strcmp(kind, "bpe");
+    int pattern = option_given("pattern");
     FILE *in;
     int first;
     desc.tokenizer = wp || gpt2 ? file : bpe ? NULL : kind;
-    desc.kind = bytes_options.pattern ? byte_level : bpe || gpt2 ? NULL : wordpiece;
-    if (wp && bytes_options.pattern) return option_fail("--pattern is for BPE: leave it out");
+    desc.kind = pattern ? byte_level : bpe || gpt2 ? NULL : wordpiece;
+    if (wp && pattern) return option_fail("--pattern is for BPE: leave it out");
     if (gpt2 && !file)
         return option_fail("--tokenizer gpt2 needs its merges: add --vocab-file vocab.bpe (get it with "
                            "tools/get_data.sh vocab.bpe)");
@@ -83,6 +86,7 @@ int main(int argc, char **argv)
     mtt_prepare_report r;
     mtt_status status;
     uint64_t documents = 0, bytes = 0, tokens = 0;
+    char count[32];
     int k, code = option_parse(options, LENGTH(options), argc, argv);
     if (code) return code == OPTION_HELP ? 0 : code;
     if (!desc.input || !desc.output)
@@ -93,11 +97,15 @@ int main(int argc, char **argv)
     status = mtt_prepare(&env, &desc, &r);
     if (status) return option_tell(&env, status);
     if (r.reused) fprintf(stderr, "prepare: %s is up to date\n", desc.output);
+    if (result_invalid(&desc, &r)) fprintf(stderr, "prepare: %s\n", result_invalid(&desc, &r));
+    for (k = 0; k < MTT_SPLIT_COUNT; k++) documents += r.documents[k];
+    snprintf(count, sizeof(count), "%llu", (unsigned long long)documents);
+    printf("%s\n", result_documents(&desc, &r, count));
     printf("vocabulary %d, %s.tokenizer.json\n", r.vocab, desc.output);
     printf("%-6s %12s %15s %15s %12s\n", "split", "documents", "bytes", "tokens", "bytes/token");
     for (k = 0; k < MTT_SPLIT_COUNT; k++) {
         row(names[k], r.documents[k], r.bytes[k], r.tokens[k]);
-        documents += r.documents[k], bytes += r.bytes[k], tokens += r.tokens[k];
+        bytes += r.bytes[k], tokens += r.tokens[k];
     }
     row("all", documents, bytes, tokens);
     return option_close_output(0);

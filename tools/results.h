@@ -122,6 +122,42 @@ static inline const char *result_find_tokenizer(const char *checkpoint)
     return NULL;
 }
 
+/* Loads a tokenizer, and refuses one that has more ids than its model. */
+static inline mtt_status result_load_tokenizer(mtt_env *env, const char *path, const mtt_tokenizer_kind *kind,
+                                               int vocab, mtt_tokenizer **out)
+{
+    mtt_status status = mtt_tokenizer_load(env, path, kind, out);
+    if (status || mtt_tokenizer_vocab(*out) <= vocab) return status;
+    snprintf(env->error, sizeof(env->error), "%.200s has %d ids, but the model %d: use the model's tokenizer",
+             path, mtt_tokenizer_vocab(*out), vocab);
+    mtt_tokenizer_destroy(*out);
+    *out = NULL;
+    return MTT_E_MISMATCH;
+}
+
+/* The kind of a text that was prepared, with its number of documents as `count`. */
+static inline const char *result_documents(const mtt_prepare_desc *job, const mtt_prepare_report *made,
+                                           const char *count)
+{
+    static char text[512];
+    const char *many = strcmp(count, "1") ? "s" : "", *field = job->field ? job->field : "text";
+    if (made->jsonl) snprintf(text, sizeof(text), "%s JSONL document%s, field %.400s", count, many, field);
+    else snprintf(text, sizeof(text), "plain text, %s document%s", count, many);
+    return text;
+}
+
+/* A warning about bytes that are not UTF-8; NULL if there are none. */
+static inline const char *result_invalid(const mtt_prepare_desc *job, const mtt_prepare_report *made)
+{
+    static char text[4096];
+    const char *input = strcmp(job->input, "-") ? job->input : "standard input";
+    snprintf(text, sizeof(text), "warning: %.1800s: %llu bytes are not UTF-8, the first at byte %llu (from "
+             "0): if it is in another encoding, convert it, perhaps by iconv -f ISO-8859-2 -t UTF-8 %.1800s "
+             "> NEW.txt", input, (unsigned long long)made->invalid, (unsigned long long)made->first_invalid,
+             job->input);
+    return made->invalid ? text : NULL;
+}
+
 /* Closes a file; 1 = all of it was written. */
 static inline int result_close(FILE *f)
 {

@@ -309,6 +309,8 @@ static mtt_status run_open_init(run *r, mtt_model_desc *model, const char *data,
 {
     mtt_model_desc fixed;
     const char *other, *found;
+    mtt_tokenizer_kind kind = mtt_wordpiece(NULL);
+    mtt_tokenizer *loaded = NULL;
     mtt_status status = r->init ? mtt_model_open(r->env, r->init, &r->model) : MTT_OK;
     if (!r->model) return status;
     if (option_all.model) return run_fail(r, MTT_E_ARGUMENT, "--init has its own model: leave out --model");
@@ -323,6 +325,10 @@ static mtt_status run_open_init(run *r, mtt_model_desc *model, const char *data,
     found = mtt_model_tokenizer(r->model) ? mtt_model_tokenizer(r->model) : result_find_tokenizer(r->init);
     if (!*tokenizer && data && !result_is_prefix(data) && !(*tokenizer = found))
         return run_fail(r, MTT_E_ARGUMENT, "there is no tokenizer beside %s: pass --tokenizer", r->init);
+    if (*tokenizer && data && !result_is_prefix(data)) /* before the text is encoded, which takes long */
+        status = result_load_tokenizer(r->env, *tokenizer, &kind, fixed.vocab, &loaded);
+    mtt_tokenizer_destroy(loaded);
+    if (status) return status;
     run_say("train: model and first weights of %s%s%s\n", r->init, *tokenizer ? ", tokenizer " : "",
             *tokenizer ? *tokenizer : "");
     return MTT_OK;

@@ -484,8 +484,6 @@ static mtt_status mtt__words_load(mtt_tokenizer *t, mtt__vocab_file *f)
 {
     static const mtt__vocab_rule rules[] = {
         {"version", "\"1.0\""},
-        {"truncation", "null|missing"},
-        {"padding", "null|missing"},
         {"added_tokens", "["},
         {"normalizer.type", "\"BertNormalizer\""},
         {"normalizer.clean_text", "true|false"},
