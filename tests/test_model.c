@@ -1337,15 +1337,74 @@ static void new_adapters(void)
     check(largest <= 0.25f && largest > 0.23f && fabsf(sum / 128 - 1.0f / 48) < 0.006f,
           "A begins with up to %g, mean square %g", (double)largest, (double)sum / 128);
     mtt_trainer_destroy(t);
-    for (int i = 0; i < 4; i++) {
-        static const char *const WORDS[] = {"multiple of 8", "fp8", "lora_targets", "lora_rank is 1032"};
+    for (int i = 0; i < 6; i++) {
+        static const char *const WORDS[] = {"multiple of 8",     "fp8",       "lora_targets",
+                                            "lora_rank is 1032", "no effect", "no effect"};
         mtt_plan_report report;
-        s.policy = (mtt_policy){.lora_rank = i == 0 ? 12 : i == 3 ? 1032 : 8};
+        s.policy = (mtt_policy){.lora_rank = i == 0 ? 12 : i == 3 ? 1032 : i > 3 ? 0 : 8};
         if (i == 1) s.policy.precision = MTT_FP8;
         if (i == 2) s.policy.lora_targets = "c_attn";
+        if (i == 4) s.policy.lora_targets = "*";
+        if (i == 5) s.policy.lora_alpha = 8;
         mtt_status status = mtt_plan(&env, &s.model, &s.policy, s.batch, s.seq_len, &report);
         check(status == MTT_E_ARGUMENT && strstr(env.error, WORDS[i]), "case %d: %s", i, env.error);
     }
+}
+
+/* Each pattern of a list must fit something, whatever the others fit. The error has the one that does not. */
+static void odd_patterns(void)
+{
+    static const struct {
+        const char *list, *layers, *odd; /* of freeze, or of lora_targets */
+    } cases[] = {
+        {"wte.*,nosuch", NULL, "named \"nosuch\""},
+        {"nosuch,wte.*", NULL, "named \"nosuch\""},
+        {"wte.* nosuch h.0.*", NULL, "named \"nosuch\""},
+        {"wte.*, h.9.* ", NULL, "named \"h.9.*\""},
+        {"wte.*,,h.0.*", NULL, "named \"\""},
+        {"wte.*,", NULL, "named \"\""},
+        {",wte.*", NULL, "named \"\""},
+        {"wte.* , , h.0.*", NULL, "named \"\""},
+        {"wte.*,wte.weight\th.0.*", NULL, "named \"wte.weight\th.0.*\""},
+        {"wte.*,h.0.attn.c_attn", NULL, "named \"h.0.attn.c_attn\""},
+        {NULL, "attn.c_attn,nosuch", "named \"nosuch\""},
+        {NULL, "mlp.c_fcc,attn.c_attn", "named \"mlp.c_fcc\""},
+        {NULL, "attn.c_attn,ln_1", "named \"ln_1\""},
+        {NULL, "attn.c_attn,wte", "named \"wte\""},
+        {NULL, "attn.c_attn,lm_head", "named \"lm_head\""},
+        {NULL, "attn.c_attn,attn.c_attn.weight", "named \"attn.c_attn.weight\""},
+        {NULL, "attn.c_attn,h.9.mlp.c_fc", "named \"h.9.mlp.c_fc\""},
+        {NULL, "attn.c_attn,", "named \"\""},
+        {NULL, "", "named \"\""},
+        {"wte.*,lora_A", "*", "named \"lora_A\""},
+        {"*", "*", "every adapter"},
+        {"wte.*,h.0.*", NULL, NULL},
+        {" wte.* , h.0.*,wte.weight ", NULL, NULL},
+        {NULL, "attn.*, h.1.mlp.c_fc *", NULL},
+        {"*.lora_A,wte.weight", "attn.c_attn", NULL},
+    };
+    for (size_t i = 0; i < MTT__LENGTH(cases); i++) {
+        setup s = small_setup();
+        mtt_plan_report report;
+        s.policy.freeze = cases[i].list;
+        s.policy.lora_targets = cases[i].layers;
+        s.policy.lora_rank = cases[i].layers ? 8 : 0;
+        mtt_status status = mtt_plan(&env, &s.model, &s.policy, s.batch, s.seq_len, &report);
+        if (!cases[i].odd) check(!status, "patterns, case %d: %s", (int)i, env.error);
+        else check(status == MTT_E_ARGUMENT && strstr(env.error, cases[i].odd), "patterns, case %d: %s: %s",
+                   (int)i, mtt_status_string(status), env.error);
+    }
+}
+
+/* An activation that has no code must not pass for another one. */
+static void forgotten_activation(void)
+{
+    const mtt_mlp after = (mtt_mlp)(MTT_MLP_SILU + 1);
+    float x[3] = {-1, 0.5f, 2}, up[3] = {1, 1, 1}, y[3] = {0}, g[3] = {1, 1, 1};
+    mtt__activation_block(after, x, up, y, 3);
+    mtt__slope_block(after, x, up, g, 3);
+    for (int i = 0; i < 3; i++)
+        check(isnan(y[i]) && isnan(g[i]), "it gives %g and %g", (double)y[i], (double)g[i]);
 }
 
 /* Patterns that freeze everything or nothing are mistakes. */
@@ -4016,11 +4075,13 @@ static void generation(const mtt_tokens *tokens, mtt_tokenizer *tokenizer)
 {
     static const char *const PROMPTS[] = {"", "abk", "abk bcl acm bbn aak cdo dap ebq"};
     static const char *const words[] = {"temperature is -1", "temperature is NaN", "temperature is Inf",
+                                        "temperature is 1.1e+30, it must be 0 to 1e+30", "top_p is 1.1, it",
                                         "top_k is -1", "top_p is -0.5, it must be 0 to 1", "top_p is 1.5",
                                         "top_p is NaN",
                                         "min_p is -0.1", "min_p is 1.5", "repetition_penalty is -1",
                                         "repetition_penalty is NaN"};
     const mtt_sampling bad[] = {{.temperature = -1}, {.temperature = NAN}, {.temperature = INFINITY},
+                                {.temperature = 1.1e30f}, {.top_p = 1.1f},
                                 {.top_k = -1}, {.top_p = -0.5f}, {.top_p = 1.5f}, {.top_p = NAN},
                                 {.min_p = -0.1f}, {.min_p = 1.5f}, {.repetition_penalty = -1},
                                 {.repetition_penalty = NAN}}, greedy = {.temperature = 0};
@@ -4903,6 +4964,7 @@ int main(int argc, char **argv)
         timed("frozen", frozen_parameters);
         timed("frozen misuse", frozen_misuse);
         timed("frozen spaces", frozen_spaces);
+        timed("odd patterns", odd_patterns);
         timed("early updates", early_updates);
         timed("early misuse", early_misuse);
         timed("adapters", adapters);
@@ -4917,6 +4979,8 @@ int main(int argc, char **argv)
     timed("8-bit operations", eight_operations);
     timed("compact codes", compact_codes);
     timed("formulas", formulas);
+    timed("forgotten activation", forgotten_activation);
+    timed("odd patterns", odd_patterns);
     timed("products", products);
     timed("threads", product_threads);
     timed("learning rates", learning_rates);
