@@ -7077,10 +7077,10 @@ static mtt_status mtt__fit_budget(mtt_schedule *s)
     if (arena < s->least) s->least = arena;
     if (arena > budget)
         return mtt__fail(s->env, MTT_E_BUDGET,
-                         "the budget is %zu bytes, the smallest plan takes %zu: %zu too many; %slower the "
-                         "batch or seq_len, or use the chunked loss, flash attention, or segments", budget,
-                         s->least, s->least - budget,
-                         s->batch == 1 || s->policy.split || s->policy.early_update ? "" : "set split, ");
+                         "the budget is %zu bytes, the smallest plan takes %zu: %zu too many; %slower %s"
+                         "seq_len, or use the chunked loss, flash attention, or segments", budget, s->least,
+                         s->least - budget, s->batch == 1 || s->policy.split || s->policy.early_update ? "" :
+                         "set split, ", s->batch == 1 ? "" : "the batch or ");
     q.budget = budget;
     status = mtt__fewest(&q, 0, 0, 0, 1, layers, &fewest);
     return status ? status : mtt__build(s, 0, fewest, SIZE_MAX);
@@ -14649,7 +14649,7 @@ MTTDEF void mtt_plan_print(const mtt_plan_report *r, mtt_write_fn write, void *u
     mtt__print(&text, "outside the arena: at most %.1f MiB with %d threads%s\n",
                (double)r->outside_bytes / 1048576, mtt__threads(), r->wire_bytes > 0 ? ", and NCCL's" : "");
     if (r->token_flops > 0)
-        mtt__print(&text, "%.4g GFLOP a chunk of prompts, %.4g a token of each sequence\n", r->flops * 1e-9,
+        mtt__print(&text, "%.4f GFLOP a chunk of prompts, %.4f a token of each sequence\n", r->flops * 1e-9,
                    r->token_flops * 1e-9);
     else
         mtt__print(&text, "%.2f GFLOP a step, %.1f %% of them recomputed\n", r->flops * 1e-9,
@@ -14657,7 +14657,7 @@ MTTDEF void mtt_plan_print(const mtt_plan_report *r, mtt_write_fn write, void *u
     if (r->wire_bytes > 0)
         mtt__print(&text, "%.2f MiB a step to other ranks, %.2f of them while nothing is computed",
                    r->wire_bytes / 1048576, r->exposed_bytes / 1048576);
-    if (r->wire_ms > 0) mtt__print(&text, ": %.3g and %.3g ms", r->wire_ms, r->exposed_ms);
+    if (r->wire_ms > 0) mtt__print(&text, ": %.2f and %.2f ms", r->wire_ms, r->exposed_ms);
     if (r->wire_bytes > 0) mtt__print(&text, "\n");
     write(user, at, text.size);
 }

@@ -963,7 +963,7 @@ static void model_options(void)
 /* Draws what is frozen: names, or patterns of them; some are left. */
 static void draw_frozen(const reference *r, char *patterns, size_t capacity, int *frozen)
 {
-    static const char *const PATTERNS[] = {"wte.*,h.0.*", "*.weight", "h.*", "*ln_*,*.bias", "w*,*c_*",
+    static const char *const PATTERNS[] = {"wte.*,h.0.*", "*.weight", "h.*", "*.c_fc.*,*mlp.c_proj.w*", "w*,*c_*",
                                            "h.0.*,h.1.a*n.c_attn.*,wte.weight"};
     int left = 0, number = below(4), which = below((int)MTT__LENGTH(PATTERNS)), only = below(r->parameters);
     snprintf(patterns, capacity, "%s", number ? "" : PATTERNS[which]);
@@ -974,7 +974,7 @@ static void draw_frozen(const reference *r, char *patterns, size_t capacity, int
         else if (which == 0) frozen[i] = !strncmp(name, "wte", 3) || !strncmp(name, "h.0", 3);
         else if (which == 1) frozen[i] = strstr(name, ".weight") != NULL;
         else if (which == 2) frozen[i] = name[0] == 'h';
-        else if (which == 3) frozen[i] = strstr(name, "ln_") || strstr(name, ".bias");
+        else if (which == 3) frozen[i] = strstr(name, ".c_fc.") || strstr(name, "mlp.c_proj.w");
         else if (which == 4) frozen[i] = name[0] == 'w' || strstr(name, "c_");
         else frozen[i] = !strncmp(name, "h.0", 3) || strstr(name, "h.1.attn.c_attn.") || name[1] == 't';
         if (number && frozen[i])

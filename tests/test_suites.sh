@@ -246,12 +246,16 @@ rm demo/build/train; ln -s "$train" demo/build
 demo nowhere.txt; check "a text that is not there" says out '^demo: there is no file nowhere.txt$'
 
 # the demo with a GPU
-printf '#!/bin/sh\n[ "$1" = -L ] && echo "GPU 0: Fake 9 (UUID: 7)" || echo 1000\n' > fake_bin/nvidia-smi
+fake_smi() { # COMMANDS: what nvidia-smi says where it is asked for GPUs
+  printf '#!/bin/sh\ncase "$*" in *compute_cap* | -L) %s;; *) echo 1000;; esac\n' "$1" > fake_bin/nvidia-smi
+  chmod +x fake_bin/nvidia-smi
+}
+fake_smi 'echo "8.9, Fake 9"'
 printf '#!/bin/sh\n' > fake_bin/nvcc
 chmod +x fake_bin/nv*
 demo other.txt --steps 6 --batch-size 2 --only tf32,fp32,bf16
 check "the demo with a GPU ends with $code, not 0: $(tail -n 1 out)" [ $code = 0 ]
-check "it says so first" eval 'head -n 2 out | grep -q "GPU 0: Fake 9; "'
+check "it says so first" eval 'head -n 2 out | grep -q "the GPU (Fake 9); "'
 check "results of both devices" [ -s $here/other/cpu/results.csv -a -s $here/other/cuda/results.csv ]
 check "TF32 is the GPU's baseline" says $here/other/cuda/results.csv ',batch,tf32,'
 export NO_CUDA=1; demo other.txt --steps 6 --batch-size 2 --only tf32,fp32,bf16; unset NO_CUDA
