@@ -156,7 +156,7 @@ losses() { # ROWS: loss against steps and against time
 
 # The margin that the longest name needs, as a part of the width.
 margin='length($2) > n { n = length($2) }
-  END { left = 0.02 + 0.0086 * n; print left < 0.27 ? 0.27 : left > 0.6 ? 0.6 : left }'
+  END { left = 0.02 + 0.0086 * n; print (left < 0.27 ? 0.27 : left > 0.6 ? 0.6 : left) }'
 bars() { # NAME ROWS TITLE [COLUMN AXIS_TITLE LABEL]...: panels side by side, a bar for each technique
   local name=$1 rows=$2 title=$3 commands='' count high range left k=0
   shift 3

@@ -704,14 +704,14 @@ static void print_exact(const group *g)
             worst->steps);
 }
 
-/* A positive number with three digits, or all before the point, in static storage that the fourth call after
+/* A time or a ratio with three digits, or all before the point, in static storage that the fourth call after
    this one takes. */
 static const char *digits(double x)
 {
     static char texts[4][400];
     static int next;
     char *text = texts[next++ % 4];
-    snprintf(text, sizeof(texts[0]), "%.*f", x < 9.995 ? 2 : x < 99.95 ? 1 : 0, x);
+    snprintf(text, sizeof(texts[0]), x < 999.5 ? "%.3g" : "%.0f", x);
     return text;
 }
 

@@ -174,6 +174,7 @@ static mtt_status run_join(run *r, mtt_env *env, mtt_policy *policy)
     policy->ranks = mtt_ranks_count(r->ranks);
     policy->rank = run_rank = mtt_ranks_rank(r->ranks);
     r->local = here.ranks > 1 && here.local >= 0 ? here.local : run_rank;
+    if (!r->ranks && here.ranks > 1) run_rank = here.rank; /* it could not connect */
     r->first = !run_rank || (here.ranks > 1 && here.local <= 0);
     if (!run_rank) option_note_threads();
     return status;
@@ -620,8 +621,11 @@ static mtt_status run_check_room(run *r, uint64_t bytes, int often, int resumed)
 /* For --resume, before anything is prepared. */
 static mtt_status run_check_resume(run *r)
 {
+    long long other = run_newest(r, LLONG_MAX, 1);
     if (run_rank || run_newest(r, LLONG_MAX, 0) >= 0) return MTT_OK;
-    return run_fail(r, MTT_E_FILE, "nothing to resume: there is no file %s: start without --resume",
+    if (other >= 0)
+        return run_fail(r, MTT_E_FILE, "%s is no file: start without --resume", run_checkpoint(r, other));
+    return run_fail(r, MTT_E_FILE, "nothing to resume: there is no %s: start without --resume",
                     run_path(r, "_step*.safetensors"));
 }
 
