@@ -285,7 +285,7 @@ unusable() { # NAME COMMANDS PATTERN
 unusable "a T4" 'echo "7.5, Tesla T4"' 'Tesla T4. has compute capability 7.5, below 8.0: the CPU is used'
 unusable "no driver" 'echo "NVIDIA-SMI has failed because it could not communicate with the driver"; exit 9' \
   'is its driver loaded, and new enough\? The CPU is used'
-unusable "an old driver" 'echo "Field compute_cap is not a valid field to query."; exit 2' 'is its driver loaded'
+unusable "an old driver" 'echo "Field compute_cap is not valid"; exit 2' 'is its driver loaded'
 unusable "no device" 'echo "No devices were found"; exit 6' 'is its driver loaded'
 made() { # OPTION CAPABILITY...: nvcc's option
   local option=$1; shift
@@ -623,7 +623,7 @@ if command -v gnuplot > /dev/null; then
   metrics x_${long}_bs8 ${long}_bs8 8 100 104857600 40 41 40
   "$report" --results-dir wide > out 2> err
   check "techniques of long names are drawn" "$root/tools/plots.sh" wide
-  at=$(grep -B1 ">$long<" wide/plots/all_techniques.svg | sed -n 's/.*translate(\([0-9]*\).*/\1/p' | head -n 1)
+  at=$(grep -B1 ">$long<" wide/plots/all_techniques.svg | sed -n 's/.*translate(\([0-9]*\).*/\1/p')
   check "a name of ${#long} letters has $at pixels" [ "${at:-0}" -ge $((8 * ${#long})) ]
   drawn wide/plots/all_techniques 3500
   check "a panel of equal bars is left out" not says gpu/plots/all_techniques.svg 'perplexity|planned'

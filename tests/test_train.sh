@@ -940,7 +940,7 @@ done
 launch 2 --data text.txt $model --steps 2 --dataset apart "--results-dir another"
 check "ranks without a common folder end with $codes" [ "$codes" = "7 3 " ]
 check "rank 1 says why it stops" says err.1 '^train: rank 1: another/apart.tokenizer.json: cannot read it'
-check "rank 0 says that and why" says err.0 '^train: rank 1 \(host .*\) stopped: another/apart.tokenizer.json: '
+check "rank 0 says that and why" says err.0 '^train: rank 1 \(host .*\) stopped: another/apart\.token'
 launch 2 --data absent.txt $model --steps 2 --dataset apart ""
 check "ranks of which the first fails end with $codes" [ "$codes" = "3 7 " ]
 check "rank 1 stays silent beside rank 0" [ ! -s err.1 ]
