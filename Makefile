@@ -7,7 +7,7 @@
 # make profile - the time of each operation of a step   (ARGS="gpt2_16 gpt2_64"; without it says how)
 CC     ?= cc
 CFLAGS ?= -O3 -march=native
-CFLAGS += -std=gnu99 -Wall -Wextra -fopenmp
+override CFLAGS += -std=gnu99 -Wall -Wextra -fopenmp
 B      := build
 VPATH  := examples tools tests
 export OMP_WAIT_POLICY ?= passive# threads that spin slow each other down on a busy machine
@@ -18,7 +18,7 @@ ifneq ($(BLAS_DIR),)
 BLAS := -DMTT_CBLAS -L$(BLAS_DIR) -lopenblas -Wl,-rpath,$(BLAS_DIR)
 endif
 # With a GPU and nvcc the tests run there, too.
-CUDA     := $(and $(shell command -v nvcc),$(shell nvidia-smi -L 2>/dev/null),test_cuda test_together_cuda)
+CUDA     := $(and $(shell command -v nvcc),$(shell tools/arch.sh gpu 2>&-),test_cuda test_together_cuda)
 TESTS    := $(addprefix test_,tokenizer files ranks plan model models generate together memory)
 TESTS    += $(if $(BLAS),test_model_blas test_memory_blas) $(CUDA)
 PROGRAMS := train hello generate schedule prepare report profile convert
@@ -45,7 +45,7 @@ $(B)/test_cuda $(if $(CUDA),$(B)/profile): $(B)/%: %.c $(HEADERS) $(B)/mtt_kerne
 $(B)/%_cuda: %.c $(HEADERS) $(B)/mtt_kernels.o
 	nvcc -O3 -DMTT_CUDA= -Xcompiler -fopenmp $< $(B)/mtt_kernels.o -o $@ -lcublasLt
 
-test: deps; @$(MAKE) --no-print-directory test-programs
+test: deps; @tools/arch.sh gpu >/dev/null; $(MAKE) --no-print-directory test-programs
 test-programs: $(PROGRAMS:%=$(B)/%) $(TESTS:%=$(B)/%)
 	@tests/run.sh $(B) $(TESTS)
 

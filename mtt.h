@@ -384,8 +384,8 @@ typedef struct mtt_policy {
                                 off, mtt_step_info.grad_norm is 0, and only a loss that is not finite stops a
                                 step. For one micro-batch a step, one rank, and no loss scale. Default 0 */
     const char *freeze;      /* parameters that stay as they are: patterns of names, joined by commas, in
-                                which * is any text, as in "wte.*, h.0.*"; default none. They are refused if
-                                none of them fits. A frozen parameter has no gradient, no optimizer state and
+                                which * is any text, as in "wte.*, h.0.*"; default none. Each of them must
+                                fit a parameter. A frozen parameter has no gradient, no optimizer state and
                                 no master: 16-bit weights are all there is of it. Below the lowest one that is
                                 trained there is no backward pass. The text is read until the schedule or the
                                 trainer has been created */
@@ -522,6 +522,7 @@ typedef struct mtt_plan_report {
     int ops, tensors;
     int recompute_layers, recompute_selective; /* layers recomputed whole and in part */
     int micro_batches;                 /* parts of the batch: 1, or more where the policy has `split` */
+    size_t outside_bytes;              /* most that is outside the arena, with OpenMP's threads as now */
     double flops, recompute_flops;     /* of one micro-batch and the step; the second is part of the first */
     double token_flops;                /* a generator's pass over a token of each sequence; else 0 */
     double traffic_bytes;              /* read and written by all operations; in-place changes count twice */
@@ -4436,12 +4437,13 @@ MTTDEF const mtt_field *mtt_optim_fields(void)
 static double mtt__field_get(const void *desc, const mtt_field *field)
 {
     const void *at = (const char *)desc + field->offset;
+    const char *s;
     int number;
     switch (field->kind) {
     case MTT_FIELD_FLOAT: return (double)*(const float *)at;
     case MTT_FIELD_INT64: return (double)*(const int64_t *)at;
     case MTT_FIELD_BYTES: return (double)*(const size_t *)at;
-    case MTT_FIELD_TEXT: return 0;
+    case MTT_FIELD_TEXT: memcpy(&s, at, sizeof(s)); return s ? (double)mtt__hash(1, s, strlen(s)) : 0;
     default: memcpy(&number, at, sizeof(number)); return number; /* or an enum: see mtt__technique */
     }
 }
@@ -4484,14 +4486,16 @@ MTT__PRINTF(3, 4) static int mtt__require(mtt__faults *faults, int holds, const 
     return 0;
 }
 
+/* A float may be a bound that it cannot hold: 1e-12f is below 1e-12, and 1e30f above 1e30. */
 static int mtt__in_range(mtt__faults *faults, const char *name, double value, double low, double high)
 {
-    return mtt__require(faults, value >= low && value <= high, "%s is %.10g, it must be %.10g to %.10g", name,
-                        value, low, high);
+    int bound = value == (double)(float)low || value == (double)(float)high;
+    int digits = value == floor(value) && fabs(value) < 4294967296.0 ? 10 : 7;
+    return mtt__require(faults, bound || (value >= low && value <= high), "%s is %.*g, it must be %.10g to "
+                        "%.10g", name, digits, value, low, high);
 }
 
-/* Fills in the defaults, and makes flags 0 or 1. For settings of the optimizer, a negative number means none.
-   */
+/* Fills in the defaults, and makes flags 0 or 1. A negative number means none where the default is not 0. */
 static void mtt__apply_defaults(void *desc, const mtt_field *f)
 {
     for (; f->name; f++) {
@@ -4505,10 +4509,8 @@ static void mtt__apply_defaults(void *desc, const mtt_field *f)
 static void mtt__check_fields(mtt__faults *faults, const void *desc, const mtt_field *f)
 {
     for (; f->name; f++) {
-        double value = mtt__field_get(desc, f);
-        if (f->kind == MTT_FIELD_FLOAT) /* 1e-12f is below 1e-12, and 1e30f above 1e30 */
-            value = value == (float)f->low ? f->low : value == (float)f->high ? f->high : value;
-        if (f->kind != MTT_FIELD_FLAG) mtt__in_range(faults, f->name, value, f->low, f->high);
+        if (f->kind != MTT_FIELD_FLAG && f->kind != MTT_FIELD_TEXT)
+            mtt__in_range(faults, f->name, mtt__field_get(desc, f), f->low, f->high);
     }
 }
 
@@ -6156,6 +6158,30 @@ static void mtt__add_parameter(mtt__builder *b, int kind, int layer)
     b->parameters[mtt__slot(b, kind, layer)] = q;
 }
 
+/* Refuses the first pattern of a list that no parameter fits: of freeze, or of lora_targets (`layers`). */
+static void mtt__check_patterns(mtt__builder *b, const char *list, const char *field, int layers)
+{
+    const mtt__program *p = b->program;
+    const char *at;
+    char one[100];
+    int i;
+    for (at = list; at && !b->status; at += *at == ',') {
+        at += strspn(at, " ");
+        mtt__format(one, sizeof(one), "%.*s", (int)strcspn(at, ", "), at);
+        for (i = 0; i < p->parameter_count; i++)
+            if (layers ? mtt__is_adapter(p->parameters[i].kind) &&
+                             mtt__is_target(one, p->parameters[i].weight->name)
+                       : mtt__matches(one, p->parameters[i].weight->name)) break;
+        if (i == p->parameter_count)
+            b->status = mtt__fail(b->env, MTT_E_ARGUMENT, "%s is %.200s: %s named \"%s\"", field, list,
+                                  layers ? "none of attn.c_attn, attn.c_proj, mlp.c_fc and mlp.c_proj is"
+                                         : "no parameter, as h.0.attn.c_attn.weight, is", one);
+        at += strcspn(at, ", ");
+        at += strspn(at, " ");
+        if (!*at) return;
+    }
+}
+
 /* Divides the parameters that are trained. */
 static void mtt__divide(mtt__builder *b)
 {
@@ -6251,15 +6277,11 @@ static void mtt__add_all_state(mtt__builder *b)
                     mtt__add_parameter(b, kind, place == MTT__LAYER ? layer : -1);
     if (b->status) return;
     for (kind = 0; kind < p->parameter_count; kind++) frozen += p->parameters[kind].frozen;
-    if (frozen == p->parameter_count && b->policy->lora_rank)
-        b->status = mtt__fail(b->env, MTT_E_ARGUMENT, "lora_targets is %s, and freeze %s: no adapter is left "
-                              "to train; layers are attn.c_attn, attn.c_proj, mlp.c_fc and mlp.c_proj",
-                              b->policy->lora_targets, b->policy->freeze ? b->policy->freeze : "nothing");
-    else if (frozen == p->parameter_count || (b->policy->freeze && !frozen))
-        b->status = mtt__fail(b->env, MTT_E_ARGUMENT, "freeze is %s, which is the name of %s parameter%s",
-                              b->policy->freeze, frozen ? "every" : "no",
-                              frozen ? ": leave some to train"
-                                     : ": mtt_parameter lists the names, as in h.0.attn.c_attn.weight");
+    if (b->policy->lora_rank) mtt__check_patterns(b, b->policy->lora_targets, "lora_targets", 1);
+    mtt__check_patterns(b, b->policy->freeze, "freeze", 0);
+    if (!b->status && frozen == p->parameter_count)
+        b->status = mtt__fail(b->env, MTT_E_ARGUMENT, "freeze is %.200s, which names every %s: leave some",
+                              b->policy->freeze, b->policy->lora_rank ? "adapter" : "parameter");
     if (b->status) return;
     mtt__divide(b);
     if (!b->schedule->chunk) mtt__add_kept(b);
@@ -7125,9 +7147,10 @@ static mtt_status mtt__fit_budget(mtt_schedule *s)
     if (arena < s->least) s->least = arena;
     if (arena > budget)
         return mtt__fail(s->env, MTT_E_BUDGET,
-                         "the budget is %zu bytes, the smallest plan takes %zu: %zu too many; "
-                         "lower the batch or seq_len, or use the chunked loss, flash attention, or segments",
-                         budget, s->least, s->least - budget);
+                         "the budget is %zu bytes, the smallest plan takes %zu: %zu too many; %slower %s"
+                         "seq_len, or use the chunked loss, flash attention, or segments", budget, s->least,
+                         s->least - budget, s->batch == 1 || s->policy.split || s->policy.early_update ? "" :
+                         "set split, ", s->batch == 1 ? "" : "the batch or ");
     q.budget = budget;
     status = mtt__fewest(&q, 0, 0, 0, 1, layers, &fewest);
     return status ? status : mtt__build(s, 0, fewest, SIZE_MAX);
@@ -7286,6 +7309,11 @@ MTTDEF void mtt_schedule_report(const mtt_schedule *s, mtt_plan_report *r)
     memcpy(r->bytes, p->ops[r->peak_op].bytes, sizeof(r->bytes));
     r->arena_bytes = mtt__arena_bytes(s);
     r->micro_batches = s->split;
+    r->outside_bytes = 3145728 + 524288 * (size_t)mtt__threads() + 65536 * (size_t)s->model.layers;
+#ifdef MTT_CBLAS
+    r->outside_bytes += 2097152 + 1310720 * (size_t)mtt__threads();
+#endif
+    if (s->policy.device == MTT_DEVICE_CUDA) r->outside_bytes += 18874368; /* without NCCL's */
     r->ops = p->op_count;
     r->tensors = p->tensor_count;
     for (i = 0; i < s->model.layers; i++) {
@@ -7678,9 +7706,12 @@ static void mtt__activation_block(mtt_mlp mlp, const float *x, const float *up, 
     case MTT_MLP_RELU2:
         for (k = 0; k < n; k++) y[k] = x[k] > 0 ? x[k] * x[k] : 0.0f;
         break;
-    default:
+    case MTT_MLP_SWIGLU:
+    case MTT_MLP_SILU:
         for (k = 0; k < n; k++) y[k] = x[k] / (1.0f + mtt__exp(-x[k]));
         for (k = 0; k < n && mlp == MTT_MLP_SWIGLU; k++) y[k] *= up[k];
+        break;
+    default: for (k = 0; k < n; k++) y[k] = NAN; /* a form without a case must not pass for another */
     }
 }
 
@@ -7695,7 +7726,8 @@ static void mtt__slope_block(mtt_mlp mlp, const float *x, float *up, float *g, i
     for (k = 0; k < n && mlp != MTT_MLP_GELU; k++) {
         float s = 1.0f / (1.0f + mtt__exp(-x[k])), slope = s + x[k] * s * (1.0f - s), dy = g[k];
         if (mlp == MTT_MLP_SWIGLU) slope *= up[k], up[k] = dy * x[k] * s;
-        if (mlp == MTT_MLP_RELU2) slope = x[k] > 0 ? 2 * x[k] : 0.0f;
+        else if (mlp == MTT_MLP_RELU2) slope = x[k] > 0 ? 2 * x[k] : 0.0f;
+        else if (mlp != MTT_MLP_SILU) slope = NAN; /* as above */
         g[k] *= slope;
     }
 }
@@ -9663,8 +9695,8 @@ static mtt_status mtt__move_mine(mtt_trainer *t, int way, const mtt__parameter *
 {
     const mtt_tensor *kept = t->schedule->programs[MTT__TRAIN].kept[kind];
     mtt_status status = MTT_OK;
-    if (!kept || q->frozen) return mtt__move(t, way, q->weight, at, count, values);
-    if (!mine && kind != MTT__MASTER) return MTT_OK;
+    if ((!kept || q->frozen) && kind == MTT__MASTER) return mtt__move(t, way, q->weight, at, count, values);
+    if (!kept || q->frozen || (!mine && kind != MTT__MASTER)) return MTT_OK;
     if (kept->dtype == MTT_U8) return mtt__move_compact(t, way, q, kind, at, count, mine, values);
     if (mine) status = mtt__move(t, way, kept, q->part.first + at - q->part.begin, count, values);
     if (status || way == MTT__GET || kind != MTT__MASTER) return status;
@@ -10121,17 +10153,22 @@ static mtt_status mtt__all_agree(mtt_trainer *t, mtt_status status, int64_t *num
     return sent;
 }
 
-/* A number of each of a descriptor's fields. */
-static uint64_t mtt__hash_fields(uint64_t hash, const void *desc, const mtt_field *f)
+/* Names the first field of a descriptor that is not the same on all ranks. */
+static mtt_status mtt__agree_fields(mtt_ranks *r, const void *desc, const mtt_field *f)
 {
-    for (; f->name; f++) {
+    mtt_status status = MTT_OK;
+    uint64_t word;
+    int i;
+    for (; f->name && !status; f++) {
         double value = mtt__field_get(desc, f);
-        const char *text = NULL;
-        if (f->kind == MTT_FIELD_TEXT) memcpy(&text, (const char *)desc + f->offset, sizeof(text));
-        hash = mtt__hash(hash, (const char *)&value, sizeof(value));
-        if (text) hash = mtt__hash(hash, text, strlen(text));
+        memcpy(&word, &value, sizeof(word));
+        status = mtt__collect(r, word, sizeof(word));
+        for (i = 1; i < r->count && !status; i++)
+            if (r->words[i] != r->words[0])
+                status = mtt__ranks_fail(r, i, MTT_E_MISMATCH, "differs from rank 0 (host %s) in %s; start "
+                                         "all ranks with the same settings", r->sites[0].host, f->name);
     }
-    return hash;
+    return status;
 }
 
 /* Gives each parameter the rates of its group. */
@@ -10167,9 +10204,6 @@ static mtt_status mtt__check_ranks(mtt_trainer *t)
     const mtt_schedule *s = t->schedule;
     const struct { const char *what; uint64_t value; } same[] = {
         {"version of mtt", MTT_VERSION},
-        {"model", mtt__hash_fields(0, &s->model, mtt__model_field)},
-        {"policy", mtt__hash_fields(0, &s->policy, mtt__policy_field)},
-        {"optimizer", mtt__hash_fields(0, &t->optim, mtt__optim_field)},
         {"groups of parameters", t->groups},
         {"seed", t->optim.seed},
         {"batch", (uint64_t)s->batch},
@@ -10179,7 +10213,9 @@ static mtt_status mtt__check_ranks(mtt_trainer *t)
     size_t i;
     for (i = 0; i < MTT__LENGTH(same) && !status; i++)
         status = mtt_ranks_agree(t->backend.ranks, same[i].what, same[i].value);
-    return status;
+    if (!status) status = mtt__agree_fields(t->backend.ranks, &s->model, mtt__model_field);
+    if (!status) status = mtt__agree_fields(t->backend.ranks, &s->policy, mtt__policy_field);
+    return status ? status : mtt__agree_fields(t->backend.ranks, &t->optim, mtt__optim_field);
 }
 
 MTTDEF mtt_status mtt_trainer_create(mtt_env *env, const mtt_model_desc *model, const mtt_policy *policy,
@@ -13597,10 +13633,11 @@ static mtt_status mtt__checkpoint_init(mtt__checkpoint *c, mtt_trainer *t, const
     if (!c->tensors) return MTT_E_MEMORY;
     c->kinds = (int *)(void *)(c->tensors + most);
     c->merged = merged;
-    for (i = 0; i < most - 1; i++) { /* of a frozen one the weight alone */
+    for (i = 0; i < most - 1; i++) { /* of a frozen one the weight alone, and what exists of the others */
         const mtt__parameter *q = &p->parameters[i / MTT__KEPT_KINDS];
-        if (merged ? i % MTT__KEPT_KINDS == MTT__MASTER && !mtt__is_adapter(q->kind)
-                   : i % MTT__KEPT_KINDS == MTT__MASTER || !q->frozen)
+        const int kind = (int)(i % MTT__KEPT_KINDS);
+        if (merged ? kind == MTT__MASTER && !mtt__is_adapter(q->kind)
+                   : kind == MTT__MASTER || (!q->frozen && p->kept[kind]))
             c->kinds[c->kept++] = (int)i;
     }
     c->count = c->kept + (p->scales && !merged);
@@ -13635,6 +13672,7 @@ static void mtt__checkpoint_number(mtt__checkpoint *c, const char *name, uint64_
                                    void *number, size_t size)
 {
     const mtt__st_entry *pair;
+    const char *bits = strstr(name, "_bits");
     uint64_t here = 0, value;
     if (c->status) return;
     memcpy(&here, number, size);
@@ -13649,6 +13687,10 @@ static void mtt__checkpoint_number(mtt__checkpoint *c, const char *name, uint64_
         c->status = mtt__fail(c->t->env, pair ? MTT_E_FORMAT : MTT_E_MISMATCH,
                               "%s has no valid \"%s\" in its metadata: give a checkpoint of mtt_save",
                               c->st->path, name);
+    else if (bits && mtt__st_number(c->st, name, UINT32_MAX, &value))
+        c->status = mtt__fail(c->t->env, MTT_E_MISMATCH, "%s has %.*s %.7g, here it is %.7g: use its run's",
+                              c->st->path, (int)(bits - name), name, (double)mtt__bits_float((uint32_t)value),
+                              (double)mtt__bits_float((uint32_t)here));
     else
         c->status = mtt__fail(c->t->env, MTT_E_MISMATCH, "%s has %s %s, here it is %llu: use the model and "
                               "the data of its run", c->st->path, name, pair->value,
@@ -14854,10 +14896,10 @@ MTTDEF void mtt_plan_print(const mtt_plan_report *r, mtt_write_fn write, void *u
     for (i = 0; i < MTT_CATEGORY_COUNT; i++)
         if (r->bytes[i])
             mtt__print(&text, "  %-12s %10.2f MiB\n", mtt__category_text[i], (double)r->bytes[i] / 1048576);
-    mtt__print(&text, "outside the arena at most 3 MiB, 0.5 a thread, 0.0625 a layer; with OpenBLAS 2.0 "
-                      "and 1.25 a thread more; on CUDA 18, and what NCCL takes for several GPUs\n");
+    mtt__print(&text, "outside the arena: at most %.1f MiB with %d threads%s\n",
+               (double)r->outside_bytes / 1048576, mtt__threads(), r->wire_bytes > 0 ? ", and NCCL's" : "");
     if (r->token_flops > 0)
-        mtt__print(&text, "%.4g GFLOP a chunk of prompts, %.4g a token of each sequence\n", r->flops * 1e-9,
+        mtt__print(&text, "%.4f GFLOP a chunk of prompts, %.4f a token of each sequence\n", r->flops * 1e-9,
                    r->token_flops * 1e-9);
     else
         mtt__print(&text, "%.2f GFLOP a step, %.1f %% of them recomputed\n", r->flops * 1e-9,
@@ -14865,7 +14907,7 @@ MTTDEF void mtt_plan_print(const mtt_plan_report *r, mtt_write_fn write, void *u
     if (r->wire_bytes > 0)
         mtt__print(&text, "%.2f MiB a step to other ranks, %.2f of them while nothing is computed",
                    r->wire_bytes / 1048576, r->exposed_bytes / 1048576);
-    if (r->wire_ms > 0) mtt__print(&text, ": %.3g and %.3g ms", r->wire_ms, r->exposed_ms);
+    if (r->wire_ms > 0) mtt__print(&text, ": %.2f and %.2f ms", r->wire_ms, r->exposed_ms);
     if (r->wire_bytes > 0) mtt__print(&text, "\n");
     write(user, at, text.size);
 }

@@ -24,7 +24,7 @@ static mtt_env env;
 static mtt_generator_desc desc;
 static mtt_generation job = {.count = 100, .prompt_count = 1, .write = write_token};
 static const char *prompt = "\n", *stop, *tokenizer_path;
-static int plan;
+static int plan, half;
 
 static const option options[] = {
     TITLE("usage: generate MODEL [option...], a checkpoint of train or a folder of Hugging Face's"),
@@ -34,13 +34,13 @@ static const option options[] = {
     TEXT("tokenizer", &tokenizer_path, "tokenizer.json, vocab.bpe or vocab.txt; default: the model's"),
     REAL("temperature", &job.sampling.temperature, 0, "0, the default: always the most likely token"),
     INT("top-k", &job.sampling.top_k, 0, "draw from the N most likely tokens; 0: all"),
-    OPTION("top-p", MTT_FIELD_FLOAT, &job.sampling.top_p, 0, 0, 1, "draw from the top X of probability"),
-    OPTION("min-p", MTT_FIELD_FLOAT, &job.sampling.min_p, 0, 0, 1, "and from X of the likeliest one's up"),
-    REAL("repetition-penalty", &job.sampling.repetition_penalty, 0, "divides logits of earlier tokens"),
+    OPTION("top-p", MTT_FIELD_FLOAT, &job.sampling.top_p, 0, 1e-30, 1, "the top X of probability; 1: all"),
+    OPTION("min-p", MTT_FIELD_FLOAT, &job.sampling.min_p, 0, 0, 1, "and from X times the likeliest; 0: all"),
+    REAL("repetition-penalty", &job.sampling.repetition_penalty, 0, "divides logits of earlier ones; 1: off"),
     OPTION("seed", MTT_FIELD_INT64, &job.sampling.seed, 0, 0, 9e18, "of the draws"),
     INT("context", &desc.context, 0, "tokens that the model sees; default as it was trained"),
     CHOICE("full-context", &job.full_context, "slide|stop", "what happens when the context is full"),
-    CHOICE("precision", &desc.precision, "fp32|tf32|bf16|fp16|fp8", "of weights and cache: fp32 or bf16"),
+    CHOICE("precision", &half, "fp32|bf16", "of weights and cache"),
     CHOICE("device", &desc.device, "cpu|cuda", "device"),
     FLAG("plan", &plan, 1, "print the plan of memory to stderr"),
 };
@@ -94,5 +94,7 @@ int main(int argc, char **argv)
     code = option_parse(options, LENGTH(options), argc - named, argv + named);
     if (code) return code == OPTION_HELP ? 0 : code;
     if (!named) return option_fail("the model comes first: generate MODEL [option...] (--help lists all)");
+    option_note_threads();
+    desc.precision = half ? MTT_BF16 : MTT_FP32;
     return option_close_output(option_tell(&env, generate(path)));
 }

@@ -37,6 +37,7 @@ int main(int argc, char **argv)
     mtt_trainer *trainer;
     mtt_step_info info;
     mtt_wait_passively(argv); /* OpenMP's threads; else they are slow beside other work */
+    setvbuf(stdout, NULL, _IOLBF, BUFSIZ); /* a pipe, too, gets each line when it is written */
     if (argc != 2) return fprintf(stderr, "usage: hello TEXT_FILE\n"), 2;
     /* Trains a tokenizer of 512 ids, and turns the text into tokens. A second run reuses the files. */
     check(mtt_prepare(&env, &text, NULL));

@@ -26,7 +26,7 @@ static struct {
          .sampling = {.temperature = 0.8f, .top_k = 200}, .prompt = "\n", .results = "results"};
 
 static mtt_env env;
-static run files = {.env = &env, .keep = 2};
+static run files = {.env = &env, .keep = 2, .optim = &set.optim};
 static speaker session;
 static const option options[] = {
     TITLE("usage: train --data FILE [option...]\n\n"
@@ -59,10 +59,11 @@ static const option options[] = {
     TEXT("prompt", &set.prompt, "text to continue, default a new line"),
     REAL("temperature", &set.sampling.temperature, 0, "0: always the most likely token"),
     INT("top-k", &set.sampling.top_k, 0, "draw from the N most likely tokens; 0: all"),
-    OPTION("top-p", MTT_FIELD_FLOAT, &set.sampling.top_p, 0, 0, 1, "draw from the top X of probability"),
+    OPTION("top-p", MTT_FIELD_FLOAT, &set.sampling.top_p, 0, 1e-30, 1,
+           "draw from the top X of probability; 1: all"),
     TITLE("Memory:"),
     FLAG("dry-run", &set.dry_run, 1, "print the plan and stop; needs neither data nor a device"),
-    FLAG("find-max-batch", &set.find_max, 1, "print the largest batch under --memory-budget and stop"),
+    FLAG("find-max-batch", &set.find_max, 1, "print the largest batch, in sequences, under --memory-budget"),
     FLAG("json", &set.json, 1, "the plan as one JSON object"),
     FLAG("no-memory-profiling", &set.no_memory, 1, "do not write the memory file"),
     OPTION("memory-budget", MTT_FIELD_BYTES, &set.policy.budget_bytes, 0, 0, 1e18,
@@ -95,10 +96,10 @@ static int read_options(int argc, char **argv)
         return option_fail("--recompute budget needs a budget, for example --memory-budget 8G");
     if (policy->split && policy->recompute != MTT_RECOMPUTE_BUDGET)
         return option_fail("--split needs --recompute budget");
+    if (!policy->lora_rank && (policy->lora_targets || policy->lora_alpha > 0))
+        return option_fail("--lora-targets and --lora-alpha need a rank, for example --lora-rank 16");
     if (set.find_max && !policy->budget_bytes)
         return option_fail("--find-max-batch needs a budget, for example --memory-budget 24G");
-    if (policy->window && policy->attention != MTT_ATTENTION_FLASH)
-        fprintf(stderr, "note: --window-size saves no memory without --flash: plain attention keeps T x T\n");
     if (set.seq_len > 1024 && !set.model.max_seq) set.model.max_seq = set.seq_len;
     return 0;
 }
@@ -112,6 +113,7 @@ static mtt_status open_data(mtt_dataset *data, mtt_batches *batches)
     mtt_tokenizer_kind kind = mtt_wordpiece(NULL);
     mtt_prepare_desc job = {.input = set.data, .output = prefix, .field = set.field, .vocab = set.model.vocab,
                             .tokenizer = set.tokenizer, .seed = (uint64_t)set.seed};
+    if (!status && set.resume) status = run_check_resume(&files);
     if (set.tokenizer) job.kind = &kind;
     job.reuse_only = set.resume && strcmp(set.data, "-") && result_has_tokens(prefix);
     if (job.reuse_only && !option_given("vocab-size")) job.vocab = 0; /* whatever the run has */
@@ -149,11 +151,11 @@ static mtt_status write_results(mtt_trainer *t, const mtt_quality *q)
                 .tokens_per_s = session.tokens * (double)files.steps / files.ms * 1e3};
     mtt_status status;
     run_fill(&files, &r, t, q);
-    if (!isatty(1)) result_print(stdout, &r);
-    fflush(stdout);
     status = run_write_metrics(&files, &r);
     if (!status && !set.no_memory) status = run_write_memory(&files, mtt_trainer_schedule(t));
     if (!status) speak_summary(&files, &r, !set.no_memory);
+    if (!isatty(1)) result_print(stdout, &r);
+    fflush(stdout);
     return status;
 }
 
@@ -224,19 +226,21 @@ static int prepare(mtt_dataset *data, mtt_batches *batches)
     size_t budget = set.policy.budget_bytes;
     mtt_plan_report plan;
     mtt_status status = run_rank ? run_meet(&files) : MTT_OK;
+    run_note_window(&set.policy, set.seq_len);
     if (!status) status = run_open_init(&files, &set.model, set.data, &set.tokenizer);
     if (!status && !set.dry_run)
         status = run_check_model(&files, &set.model, &set.policy, set.batch, set.seq_len);
     if (!status && !set.dry_run) status = open_data(data, batches);
     if (!status && budget)
         status = mtt_plan_max_batch(&env, &set.model, &set.policy, set.seq_len, budget, &max_batch);
+    if (!status && set.find_max) fputs("sequences in the largest batch under --memory-budget:\n", stderr);
     if (!status && set.find_max) return printf("%d\n", max_batch), 0;
     if (!status) status = mtt_plan(&env, &set.model, &set.policy, set.batch, set.seq_len, &plan);
     if (status) return report(status);
     speak_plan(&plan, set.dry_run, set.json, max_batch);
     if (max_batch && plan.arena_bytes > budget)
-        return report(run_fail(&files, MTT_E_BUDGET, "a batch of %d does not fit --memory-budget, %d does",
-                               set.batch, max_batch));
+        return report(run_fail(&files, MTT_E_BUDGET, "a batch of %d does not fit --memory-budget, %d does; or"
+                               " pass --recompute budget --split", set.batch, max_batch));
     if (set.dry_run) return 0;
     status = choose_steps(batches);
     if (!status && !run_rank) status = run_meet(&files);

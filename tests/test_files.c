@@ -2321,9 +2321,50 @@ static void test_other_data(const mtt_tokens *tokens)
     mtt_tokens_close(other);
 }
 
+/* Floating-point settings that differ are shown as numbers. */
+static void test_other_floats(const mtt_tokens *tokens)
+{
+    static const mtt_optim_desc optim = {0};
+    small_run r = open_run(MTT_FP32, MTT_STATE_FULL, 0, tokens), s = r;
+    const mtt_policy adapters[] = {{.lora_rank = 8, .lora_alpha = 10}, {.lora_rank = 8, .lora_alpha = 20.5f}};
+    mtt_trainer *two[2];
+    int i;
+    s.model.norm_eps = 2e-5f;
+    check(!mtt_trainer_create(&env, &s.model, &s.policy, &optim, mtt_cpu_backend(), 2, 8, &s.trainer) &&
+              !mtt_save(s.trainer, in("good"), NULL), "%s", env.error);
+    not_resumed(&r, "good", MTT_E_MISMATCH, "has norm_eps 2e-05, here it is 1e-05", "another eps");
+    for (i = 0; i < 2; i++)
+        check(!mtt_trainer_create(&env, &r.model, &adapters[i], &optim, mtt_cpu_backend(), 2, 8, &two[i]),
+              "%s", env.error);
+    check(!mtt_save(two[0], in("good"), NULL), "%s", env.error);
+    refused(mtt_resume(two[1], in("good"), NULL), MTT_E_MISMATCH, "has lora_alpha 10, here it is 20.5",
+            "another alpha");
+    for (i = 0; i < 2; i++) mtt_trainer_destroy(two[i]);
+    mtt_trainer_destroy(r.trainer);
+    mtt_trainer_destroy(s.trainer);
+}
+
+/* An optimizer that keeps no second moment: a checkpoint has none, and no other tensor in its place. */
+static void test_fewer_kept(const mtt_tokens *tokens)
+{
+    small_run r = open_run(MTT_FP32, MTT_STATE_FULL, 0, tokens);
+    mtt_tensor **kept = r.trainer->schedule->programs[MTT__TRAIN].kept, *second = kept[MTT__SECOND];
+    mtt__st st;
+    kept[MTT__SECOND] = NULL;
+    check(!mtt_save(r.trainer, in("fewer"), NULL) && !mtt__st_open(&env, in("fewer"), &st), "%s", env.error);
+    check(mtt__st_find(&st.tensors, "optim.m.wte.weight") && !mtt__st_find(&st.tensors, "optim.v.wte.weight"),
+          "a tensor that does not exist is in the checkpoint");
+    mtt__st_close(&st);
+    check(!mtt_resume(r.trainer, in("fewer"), NULL), "a checkpoint without second moments: %s", env.error);
+    kept[MTT__SECOND] = second;
+    mtt_trainer_destroy(r.trainer);
+}
+
 static void test_checkpoints(void)
 {
     mtt_tokens *tokens = small_tokens("tokens", 0);
+    test_other_floats(tokens);
+    test_fewer_kept(tokens);
     test_checkpoint_bytes(tokens);
     test_forged(tokens);
     test_older_checkpoints(tokens);

@@ -47,7 +47,8 @@ if [ -c /dev/full ]; then
 fi
 expect 2 'the model comes first'
 expect 2 'did you mean --prompt' $model --promt x
-expect 2 'precision is fp16, a generator computes in fp32 or bf16' $model --precision fp16
+expect 2 '--precision fp16: expected fp32.bf16 \(of weights and cache\)' $model --precision fp16
+expect 2 '--precision tf32: expected fp32.bf16' $model --precision tf32
 expect 2 'context is 65, but learned positions end at max_seq 64' $model --context 65
 expect 2 '--min-p 2: expected a number from 0 to 1' $model --min-p 2
 expect 3 'nothing: cannot open it' nothing

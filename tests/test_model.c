@@ -972,8 +972,8 @@ static void model_options(void)
 /* Draws what is frozen: names, or patterns of them; some are left. */
 static void draw_frozen(const reference *r, char *patterns, size_t capacity, int *frozen)
 {
-    static const char *const PATTERNS[] = {"wte.*,h.0.*", "*.weight", "h.*", "*ln_*,*.bias", "w*,*c_*",
-                                           "h.0.*,h.1.a*n.c_attn.*,wte.weight"};
+    static const char *const PATTERNS[] = {"wte.*,h.0.*", "*.weight", "h.*", "*.c_fc.*,*mlp.c_proj.w*",
+                                           "w*,*c_*", "h.0.*,h.1.a*n.c_attn.*,wte.weight"};
     int left = 0, number = below(4), which = below((int)MTT__LENGTH(PATTERNS)), only = below(r->parameters);
     snprintf(patterns, capacity, "%s", number ? "" : PATTERNS[which]);
     for (int i = 0; i < r->parameters; i++) {
@@ -983,7 +983,7 @@ static void draw_frozen(const reference *r, char *patterns, size_t capacity, int
         else if (which == 0) frozen[i] = !strncmp(name, "wte", 3) || !strncmp(name, "h.0", 3);
         else if (which == 1) frozen[i] = strstr(name, ".weight") != NULL;
         else if (which == 2) frozen[i] = name[0] == 'h';
-        else if (which == 3) frozen[i] = strstr(name, "ln_") || strstr(name, ".bias");
+        else if (which == 3) frozen[i] = strstr(name, ".c_fc.") || strstr(name, "mlp.c_proj.w");
         else if (which == 4) frozen[i] = name[0] == 'w' || strstr(name, "c_");
         else frozen[i] = !strncmp(name, "h.0", 3) || strstr(name, "h.1.attn.c_attn.") || name[1] == 't';
         if (number && frozen[i])
@@ -1357,6 +1357,62 @@ static void new_adapters(void)
     }
 }
 
+/* Each pattern of a list must fit something, whatever the others fit. The error has the one that does not. */
+static void odd_patterns(void)
+{
+    static const struct {
+        const char *list, *layers, *odd; /* of freeze, or of lora_targets */
+    } cases[] = {
+        {"wte.*,nosuch", NULL, "named \"nosuch\""},
+        {"nosuch,wte.*", NULL, "named \"nosuch\""},
+        {"wte.* nosuch h.0.*", NULL, "named \"nosuch\""},
+        {"wte.*, h.9.* ", NULL, "named \"h.9.*\""},
+        {"wte.*,,h.0.*", NULL, "named \"\""},
+        {"wte.*,", NULL, "named \"\""},
+        {",wte.*", NULL, "named \"\""},
+        {"wte.* , , h.0.*", NULL, "named \"\""},
+        {"wte.*,wte.weight\th.0.*", NULL, "named \"wte.weight\th.0.*\""},
+        {"wte.*,h.0.attn.c_attn", NULL, "named \"h.0.attn.c_attn\""},
+        {NULL, "attn.c_attn,nosuch", "named \"nosuch\""},
+        {NULL, "mlp.c_fcc,attn.c_attn", "named \"mlp.c_fcc\""},
+        {NULL, "attn.c_attn,ln_1", "named \"ln_1\""},
+        {NULL, "attn.c_attn,wte", "named \"wte\""},
+        {NULL, "attn.c_attn,lm_head", "named \"lm_head\""},
+        {NULL, "attn.c_attn,attn.c_attn.weight", "named \"attn.c_attn.weight\""},
+        {NULL, "attn.c_attn,h.9.mlp.c_fc", "named \"h.9.mlp.c_fc\""},
+        {NULL, "attn.c_attn,", "named \"\""},
+        {NULL, "", "named \"\""},
+        {"wte.*,lora_A", "*", "named \"lora_A\""},
+        {"*", "*", "every adapter"},
+        {"wte.*,h.0.*", NULL, NULL},
+        {" wte.* , h.0.*,wte.weight ", NULL, NULL},
+        {NULL, "attn.*, h.1.mlp.c_fc *", NULL},
+        {"*.lora_A,wte.weight", "attn.c_attn", NULL},
+    };
+    for (size_t i = 0; i < MTT__LENGTH(cases); i++) {
+        setup s = small_setup();
+        mtt_plan_report report;
+        s.policy.freeze = cases[i].list;
+        s.policy.lora_targets = cases[i].layers;
+        s.policy.lora_rank = cases[i].layers ? 8 : 0;
+        mtt_status status = mtt_plan(&env, &s.model, &s.policy, s.batch, s.seq_len, &report);
+        if (!cases[i].odd) check(!status, "patterns, case %d: %s", (int)i, env.error);
+        else check(status == MTT_E_ARGUMENT && strstr(env.error, cases[i].odd), "patterns, case %d: %s: %s",
+                   (int)i, mtt_status_string(status), env.error);
+    }
+}
+
+/* An activation that has no code must not pass for another one. */
+static void forgotten_activation(void)
+{
+    const mtt_mlp after = (mtt_mlp)(MTT_MLP_SILU + 1);
+    float x[3] = {-1, 0.5f, 2}, up[3] = {1, 1, 1}, y[3] = {0}, g[3] = {1, 1, 1};
+    mtt__activation_block(after, x, up, y, 3);
+    mtt__slope_block(after, x, up, g, 3);
+    for (int i = 0; i < 3; i++)
+        check(isnan(y[i]) && isnan(g[i]), "it gives %g and %g", (double)y[i], (double)g[i]);
+}
+
 /* Patterns that freeze everything or nothing are mistakes. */
 static void frozen_misuse(void)
 {
@@ -1395,7 +1451,7 @@ static void early_updates(void)
         int32_t tokens[16], targets[16];
         mtt_step_info info[2];
         draw_model_and_policy(&s, number, 3);
-        s.policy.freeze = below(3) ? NULL : below(2) ? "h.1.*" : "wte.*,lm_head.*";
+        s.policy.freeze = below(3) ? NULL : below(2) ? "h.1.*" : "w*,h.0.attn.c_proj.*";
         if (below(4) == 0) s.policy.lora_rank = 8, s.policy.freeze = NULL;
         s.policy.accumulate = 1;
         s.optim.clip = -1;
@@ -4028,11 +4084,13 @@ static void generation(const mtt_tokens *tokens, mtt_tokenizer *tokenizer)
 {
     static const char *const PROMPTS[] = {"", "abk", "abk bcl acm bbn aak cdo dap ebq"};
     static const char *const words[] = {"temperature is -1", "temperature is NaN", "temperature is Inf",
+                                        "temperature is 1.1e+30, it must be 0 to 1e+30", "top_p is 1.1, it",
                                         "top_k is -1", "top_p is -0.5, it must be 0 to 1", "top_p is 1.5",
                                         "top_p is NaN",
                                         "min_p is -0.1", "min_p is 1.5", "repetition_penalty is -1",
                                         "repetition_penalty is NaN"};
     const mtt_sampling bad[] = {{.temperature = -1}, {.temperature = NAN}, {.temperature = INFINITY},
+                                {.temperature = 1.1e30f}, {.top_p = 1.1f},
                                 {.top_k = -1}, {.top_p = -0.5f}, {.top_p = 1.5f}, {.top_p = NAN},
                                 {.min_p = -0.1f}, {.min_p = 1.5f}, {.repetition_penalty = -1},
                                 {.repetition_penalty = NAN}}, greedy = {.temperature = 0};
@@ -4919,6 +4977,7 @@ int main(int argc, char **argv)
         timed("frozen", frozen_parameters);
         timed("frozen misuse", frozen_misuse);
         timed("frozen spaces", frozen_spaces);
+        timed("odd patterns", odd_patterns);
         timed("early updates", early_updates);
         timed("early misuse", early_misuse);
         timed("adapters", adapters);
@@ -4933,6 +4992,8 @@ int main(int argc, char **argv)
     timed("8-bit operations", eight_operations);
     timed("compact codes", compact_codes);
     timed("formulas", formulas);
+    timed("forgotten activation", forgotten_activation);
+    timed("odd patterns", odd_patterns);
     timed("products", products);
     timed("threads", product_threads);
     timed("learning rates", learning_rates);

@@ -1241,6 +1241,10 @@ static void known_splits(void)
     snprintf(needed, sizeof(needed), "%zu", whole.arena_bytes);
     check(mtt_plan(&env, &d.model, &d.policy, 32, 1024, &report) == MTT_E_BUDGET && strstr(env.error, needed),
           "D in too few bytes, where %s would do: %s", needed, env.error);
+    check(!strstr(env.error, "set split"), "split is set, and named as a remedy: %s", env.error);
+    d.policy.split = 0;
+    check(mtt_plan(&env, &d.model, &d.policy, 32, 1024, &report) == MTT_E_BUDGET &&
+              strstr(env.error, "set split"), "split would help, and is not named: %s", env.error);
 }
 
 static void mixtures(void)

@@ -246,12 +246,16 @@ rm demo/build/train; ln -s "$train" demo/build
 demo nowhere.txt; check "a text that is not there" says out '^demo: there is no file nowhere.txt$'
 
 # the demo with a GPU
-printf '#!/bin/sh\n[ "$1" = -L ] && echo "GPU 0: Fake 9 (UUID: 7)" || echo 1000\n' > fake_bin/nvidia-smi
+fake_smi() { # COMMANDS: what nvidia-smi says where it is asked for GPUs
+  printf '#!/bin/sh\ncase "$*" in *compute_cap* | -L) %s;; *) echo 1000;; esac\n' "$1" > fake_bin/nvidia-smi
+  chmod +x fake_bin/nvidia-smi
+}
+fake_smi 'echo "8.9, Fake 9"'
 printf '#!/bin/sh\n' > fake_bin/nvcc
 chmod +x fake_bin/nv*
 demo other.txt --steps 6 --batch-size 2 --only tf32,fp32,bf16
 check "the demo with a GPU ends with $code, not 0: $(tail -n 1 out)" [ $code = 0 ]
-check "it says so first" eval 'head -n 2 out | grep -q "GPU 0: Fake 9; "'
+check "it says so first" eval 'head -n 2 out | grep -q "the GPU (Fake 9); "'
 check "results of both devices" [ -s $here/other/cpu/results.csv -a -s $here/other/cuda/results.csv ]
 check "TF32 is the GPU's baseline" says $here/other/cuda/results.csv ',batch,tf32,'
 export NO_CUDA=1; demo other.txt --steps 6 --batch-size 2 --only tf32,fp32,bf16; unset NO_CUDA
@@ -262,7 +266,43 @@ no_nvcc=$(tr : '\n' <<< "$PATH" | while read -r dir; do [ -x "$dir/nvcc" ] || ec
 PATH=$no_nvcc demo other.txt --steps 6 --batch-size 2 --only tf32,fp32,bf16
 check "without nvcc the demo ends with $code, not 0, and names what is missing" \
   eval '[ $code = 0 ] && says out "but no nvcc" && ! says out "building for the GPU"'
+
+# GPUs that are too old, and a driver that is missing: the CPU does it, and it is said
+printf '#!/bin/sh\n' > fake_bin/nvcc; chmod +x fake_bin/nvcc
+arch() { PATH=$work/fake_bin:$PATH "$root/tools/arch.sh" "$@" 2> err; }
+unusable() { # NAME COMMANDS PATTERN
+  fake_smi "$2"
+  rm -f demo/build/train_cuda
+  demo other.txt --steps 6 --batch-size 2 --only fp32
+  check "$1: the demo ends with $code, not 0" [ $code = 0 ]
+  check "$1: it says so" says out "$3"
+  check "$1: it promises nothing on the GPU" not says out 'Then they train|building for the GPU'
+  check "$1: no GPU is named" [ -z "$(arch gpu)" ]
+  check "$1: the reason is" says err "$3"
+  check "$1: make builds no test for it" eval \
+    '! (cd "$root" && PATH=$work/fake_bin:$PATH make -pn 2> /dev/null) | grep -q "^CUDA.*test_cuda"'
+}
+unusable "a T4" 'echo "7.5, Tesla T4"' 'Tesla T4. has compute capability 7.5, below 8.0: the CPU is used'
+unusable "no driver" 'echo "NVIDIA-SMI has failed because it could not communicate with the driver"; exit 9' \
+  'is its driver loaded, and new enough\? The CPU is used'
+unusable "an old driver" 'echo "Field compute_cap is not valid"; exit 2' 'is its driver loaded'
+unusable "no device" 'echo "No devices were found"; exit 6' 'is its driver loaded'
+made() { # OPTION CAPABILITY...: nvcc's option
+  local option=$1; shift
+  fake_smi "printf '%%s, GPU\\\\n' $*"
+  check "capabilities $*: $(arch), not $option" [ "$(arch)" = "$option" ]
+}
+made -arch=native 8.0; made -arch=native 8.0 9.0; made -arch=native 12.0; made -arch=sm_86 7.5 8.6
+made -arch=sm_100 10.0 7.5; made -gencode=arch=compute_90a,code=sm_90a 9.0
+made -gencode=arch=compute_90a,code=sm_90a 9.0 7.0
+fake_smi 'echo "7.5, Old"; echo "8.9, New"'
+check "a usable one is named beside an old one" [ "$(arch gpu)" = New ]
+fake_smi 'echo "8.0, A100"'
+check "make builds tests for a GPU that can be used" eval \
+  '(cd "$root" && PATH=$work/fake_bin:$PATH make -pn 2> /dev/null) | grep -q "^CUDA.*test_cuda"'
 rm fake_bin/nv*
+check "make CFLAGS=-O1 keeps the other flags" eval \
+  '(cd "$root" && make -Bn CFLAGS=-O1 build/schedule) | grep -q -- "-O1 -std=gnu99 -Wall -Wextra -fopenmp"'
 
 # packages: installed where that needs no password, named otherwise
 mkdir bare
@@ -433,6 +473,10 @@ bf16_chunked_compact same same
 CELLS
 check "nobody is named the fastest" not says out 'fastest'
 check "it says how noisy the times are" says out 'took 20 to 30 ms, 40 % apart by chance\. .* 2 of the'
+sed -i 's/"ms": \([0-9.]*\)/"ms": \1e2/' rounds/x_round*_fp32_bs8.jsonl
+"$report" --results-dir rounds --brief > slow
+check "long times have no exponent" says slow 'took 2000 to 3000 ms, '
+sed -i 's/e2\>//' rounds/x_round*_fp32_bs8.jsonl
 check "the smallest" says out '^- bf16_chunked_compact trains the same model in 20 of 100 MiB'
 check "100 columns" [ -z "$(awk 'length > 100' out)" ]
 check "in the whole report, too" says rounds/comparison.md '^- bf16_flash: .* the same speed'
@@ -574,6 +618,14 @@ if command -v gnuplot > /dev/null; then
     'suite a, on a GPU, text x, sequences of 100 tokens; dotted: the baseline'
   drawn gpu/plots/memory_speed_tradeoff tf32 'bf16 *' # the front
   drawn gpu/plots/all_techniques '100 (50 %)'
+  mkdir wide; long=bf16_flash_chunked_selective_segments_compact folder=wide
+  metrics x_tf32_bs8 tf32_bs8 8 100 209715200 3400 3500 3600
+  metrics x_${long}_bs8 ${long}_bs8 8 100 104857600 40 41 40
+  "$report" --results-dir wide > out 2> err
+  check "techniques of long names are drawn" "$root/tools/plots.sh" wide
+  at=$(grep -B1 ">$long<" wide/plots/all_techniques.svg | sed -n 's/.*translate(\([0-9]*\).*/\1/p')
+  check "a name of ${#long} letters has $at pixels" [ "${at:-0}" -ge $((8 * ${#long})) ]
+  drawn wide/plots/all_techniques 3500
   check "a panel of equal bars is left out" not says gpu/plots/all_techniques.svg 'perplexity|planned'
   echo tf32,forward,1e400,0,0,0,0,0,0,0,0,0 >> gpu/timeline.csv
   timeout 20 "$root/tools/plots.sh" gpu > out 2> err; check "endless memory ends" [ $? != 124 ]

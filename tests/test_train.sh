@@ -114,13 +114,24 @@ expect 3 'write to the folder text.txt: Not a directory' --data text.txt --resul
 expect 2 'did you mean --steps\?' --stepz 3
 expect 2 'did you mean --batch-size\?' --batch-sise 3
 expect 2 'did you mean' -steps 3
+for pair in learning-rate:lr learning_rate:lr Learning-Rate:lr max-iters:steps n_layer:layers \
+  block_size:seq-len gradient-accumulation-steps:accumulate max-grad-norm:clip output_dir:results-dir \
+  lora_r:lora-rank \
+  max-new-tokens:sample num_attention_heads:heads batch_size:batch-size; do
+  expect 2 "did you mean --${pair#*:}\?" --${pair%:*} 3
+  expect 2 "did you mean --${pair#*:}\?" --${pair%:*}=3
+done
+expect 2 'there is no option --zzzzzz \(--help lists all\)$' --zzzzzz 3
 expect 2 'did you mean --data text.txt\?' text.txt
 expect 2 '--steps x: expected' --steps x
 expect 2 '--steps -3: expected' --steps -3
 expect 2 '--steps 1.5: expected' --steps 1.5
 expect 2 '--steps : expected' --steps
 expect 2 '--lr fast: expected' --lr fast
-expect 2 '--top-p 1.5: expected a number from 0 to 1' --top-p 1.5
+expect 2 '--top-p 1.5: expected a number above 0, at most 1' --top-p 1.5
+expect 2 '--top-p 0: expected a number above 0, at most 1 \(.*; 1: all\)' --top-p 0
+expect 2 '--top-k 3000000000: expected a whole number from 0 to 2147483647' --top-k 3000000000
+expect 2 '--steps 99999999999: expected a whole number from 0 to 2147483647' --steps 99999999999
 expect 2 '--log disk: expected none\|csv\|tensorboard' --log disk
 expect 2 '--memory-budget 3Q: expected' --memory-budget 3Q
 expect 2 'fp32\|tf32\|bf16\|fp16\|fp8' --precision fp64
@@ -148,6 +159,14 @@ done
 expect 0 arena --technique flash_window16_bf16_bf16_bs4 --dry-run
 check "words that agree are not contradictory" not says err note
 expect 0 'note: --window-size saves no memory without --flash' --window-size 16 --dry-run
+expect 0 'note: --window-size 256 changes nothing: --seq-len is 256' --window-size 256 --seq-len 256 --dry-run
+expect 0 '--window-size 99 changes nothing: --seq-len is 64' --technique window99 --seq-len 64 --dry-run
+expect 0 . --technique flash_window63 --seq-len 64 --dry-run
+check "a window below the sequence has no note" not says err note
+expect 2 '"nosuch"' --dry-run --freeze 'wte.*,nosuch'
+expect 2 '"mlp.c_fcc"' --dry-run --lora-rank 8 --lora-targets attn.c_attn,mlp.c_fcc
+expect 2 'need a rank, for example --lora-rank 16' --dry-run --lora-targets attn.c_attn
+expect 2 'need a rank, for example --lora-rank 16' --dry-run --lora-alpha 8
 expect 0 '--gradient-checkpointing' --help
 fields() { sed -n '/^static const mtt_field /,/^}/s/.*MTT__FIELD(\([a-z0-9_]*\),.*/\1/p' "$root/mtt.h"; }
 for name in $(fields); do # each field of the library is an option, under its name or another
@@ -192,6 +211,47 @@ if [ -n "$seen" ]; then
   check "OMP_WAIT_POLICY=active stays" eval '[[ "$(spins OMP_WAIT_POLICY=active)" =~ ^[1-9][0-9]+\ $ ]]'
   check "GOMP_SPINCOUNT=9 stays" [ "$(spins GOMP_SPINCOUNT=9)" = "9 " ]
 else skip "this OpenMP does not show its variables"; fi
+
+# threads: a container's quota limits them, unless its user chose a number
+if [ -n "$seen" ]; then
+  group() { # the group's line in /proc/self/cgroup, then PATH=CONTENT for each file
+    rm -rf system; mkdir -p system/proc/self; printf '%s\n' "$1" > system/proc/self/cgroup; shift
+    local file
+    for file; do mkdir -p "system/sys/fs/cgroup/$(dirname "${file%%=*}")"
+      printf '%b\n' "${file#*=}" > "system/sys/fs/cgroup/${file%%=*}"; done
+  }
+  threads() { # WORDS [VARIABLE=VALUE]: what the note must say; empty: no note
+    said=$(env -u OMP_NUM_THREADS ${2:-A=} MTT_SYSTEM_ROOT="$work/system" "$train" --data text.txt $model \
+      --steps 1 --dataset quota --no-checkpoint 2>&1 > /dev/null < /dev/null |
+      sed -n 's/^note: \([0-9]* thread.*\), as the quota.*/\1/p')
+    check "the group $(cat system/proc/self/cgroup): \"$said\", not \"$1\"" [ "$said" = "$1" ]
+  }
+  group 0::/ cpu.max='100000 100000';                        threads "1 thread"
+  group 0::/ cpu.max='50000 100000';                         threads "1 thread"
+  group 0::/ cpu.max='max 100000';                           threads ""
+  group 0::/ cpu.max=max;                                    threads ""
+  group 0::/ cpu.max='99999900000 100000';                   threads ""
+  group 0::/ cpu.max='100000 0';                             threads ""
+  group 0::/ cpu.max='-5 100000';                            threads ""
+  group 0::/ cpu.max='nonsense';                             threads ""
+  group 0::/ cpu.max='';                                     threads ""
+  group 0::/ cpu.max='100000';                               threads ""
+  group 0::/a/b cpu.max='max 100000' a/cpu.max='100000 100000' a/b/cpu.max='max 100000'; threads "1 thread"
+  group 0::/gone/b a/cpu.max='100000 100000';                threads ""
+  group 0::/../.. cpu.max='70000 100000';                    threads "1 thread"
+  group '0::/a b:c' 'a b:c/cpu.max=70000 100000';            threads "1 thread"
+  group 3:cpu,cpuacct:/docker/x cpu/cpu.cfs_quota_us=100000 cpu/cpu.cfs_period_us=100000; threads "1 thread"
+  group 3:cpuacct,cpu:/x cpuacct,cpu/x/cpu.cfs_quota_us=80000 cpuacct,cpu/x/cpu.cfs_period_us=100000
+  threads "1 thread"
+  group 3:cpu:/ cpu/cpu.cfs_quota_us=-1 cpu/cpu.cfs_period_us=100000;    threads ""
+  group 3:memory:/x cpu/x/cpu.cfs_quota_us=100000 cpu/x/cpu.cfs_period_us=100000; threads ""
+  group 'no colons' cpu.max='100000 100000';                 threads ""
+  group 0::/ cpu.max='100000 100000';                        threads "" OMP_NUM_THREADS=2
+  rm -rf system;                                             mkdir -p system/proc/self
+  : > system/proc/self/cgroup;                               threads ""
+  group 0::/ cpu.max='100000 100000'
+  check "a dry run has no note" eval '! MTT_SYSTEM_ROOT=$work/system "$train" --dry-run 2>&1 | grep "^note"'
+fi
 
 # presets
 expect 2 '--preset big: expected tiny\|small\|a\|b\|c\|d\|gpt2\|gpt2-medium ?$' --preset big --dry-run
@@ -244,10 +304,14 @@ check "max_batch in the plan" is_json out
 largest=$(field out max_batch)
 check "max_batch $largest is above 32" [ "${largest:-0}" -gt 32 ]
 expect 0 "^$largest\$" --find-max-batch ${a#* } --memory-budget 24G
+check "the number alone is on stdout" [ "$(cat out)" = "$largest" ]
+check "stderr says what it is" says err '^sequences in the largest batch under --memory-budget:$'
 expect 0 "largest batch under the budget: $largest" $a --memory-budget 24G --batch-size "$largest"
 expect 4 "$largest does" $a --memory-budget 24G --batch-size $((largest + 1))
 expect 4 '10485760 bytes.*one sequence takes [0-9]+' $a --memory-budget 10M
-expect 4 'smallest plan takes [0-9]+' $a --memory-budget 300M --recompute budget
+expect 4 'smallest plan takes [0-9]+: .* too many; lower seq_len' $a --memory-budget 300M --recompute budget
+expect 4 'too many; set split, lower the batch or seq_len' $a --memory-budget 500M --recompute budget
+expect 4 'does; or pass --recompute budget --split$' $a --memory-budget 500M
 run $a --json --memory-budget 900M --recompute budget --split
 check "900M hold batch 32 in $(field out micro_batches) micro-batches" \
   [ $code = 0 -a "$(field out micro_batches)" = 8 ]
@@ -286,6 +350,11 @@ check "the summary has the metrics' quality" says err "^validation  perplexity $
 $(round 3 bits_per_byte) bits per byte, loss $(round 4 val_loss), accuracy [0-9.]+ %$"
 check "the summary has speed and memory" eval 'says err "^speed  .* tokens/s, 20 steps in [0-9]+ s$" &&
   says err "^memory  .* MiB planned$"'
+check "a model that has learned is better than guessing" not says err 'worse than guessing'
+check "the metrics follow the summary" eval '"$train" --data text.txt $model --steps 2 --dataset order 2>&1 \
+  < /dev/null | tail -n 1 | grep -q "^{\"dataset\": \"order\""'
+expect 0 '^ +worse than guessing among the 300 ids of the vocabulary$' \
+  --data text.txt $model --steps 40 --dataset worse --lr 1
 check "the last evaluation is said once" [ "$(grep -c "perplexity" err)" = 1 ]
 for file in $(sed -nE 's/^(metrics|log|timeline|checkpoint|best)  +([^,]*).*/\2/p' err); do
   check "$file, which the summary names, is there" [ -s "$file" ]
@@ -411,6 +480,7 @@ expect 0 '"dataset": "again"' --data results/text.txt --dataset again $model --s
 check "a prepared prefix trains the same" cmp results/again_fp32_step20.safetensors $checkpoint
 "$train" --data - $model --steps 20 < text.txt > out 2> err
 check "standard input trains the same" cmp results/stdin_fp32_step20.safetensors $checkpoint
+expect 0 . --data results/text.txt --dataset sample $model --steps 3 --sample 20 --temperature 1e30
 expect 0 . --data results/text.txt --dataset sample $model --steps 3 --sample 20 --prompt alabeta
 check "the sample continues the prompt" grep -q '^alabeta.' out
 sampled() { run --data results/text.txt --dataset drawn $model --steps 3 --sample 40 "$@"; sed 1d out; }
@@ -465,7 +535,7 @@ check "the defaults are others" \
 # names and paths: of any length, or refused before anything is written; nothing in them is run
 deep=$(printf 'd%.0s' $(seq 200))/$(printf 'e%.0s' $(seq 200))/$(printf 'f%.0s' $(seq 93))
 expect 0 . --data results/text.txt --dataset ds --results-dir "$deep" $model --steps 2
-check "a folder of 495 letters has all files of a run" [ "$(ls -A "$deep" | grep -c '^ds_fp32')" = 6 ]
+check "a folder of 495 letters has all files of a run" [ "$(ls -A "$deep" | grep -c '^ds_fp32')" = 7 ]
 expect 2 'takes 1 to 1500 letters' \
   --data text.txt --results-dir "$(printf 'd/%.0s' $(seq 800))" $model --steps 1
 expect 2 'takes 1 to 1500 letters' --data text.txt --results-dir '' $model --steps 1
@@ -693,6 +763,41 @@ check "a line after 10 s" [ "$(grep -c '^step ' err)" = 3 ]
 kill -INT $id; wait $id
 
 expect 3 'nothing to resume: there is no results/none_fp32_step' $long --dataset none --resume
+check "it does so before it makes tokens" [ ! -e results/none.train.tokens ]
+: > results/begun.train.tokens # the first run was killed while it prepared
+expect 3 'nothing to resume: .*: start without --resume' $long --dataset begun --resume
+
+# what is named like a checkpoint and is no file
+odd="--data text.txt --dataset odd $model --save-every 2"
+run $odd --steps 4
+mkdir results/odd_fp32_step7.safetensors; mkfifo results/odd_fp32_step8.safetensors
+ln -s nowhere results/odd_fp32_step9.safetensors; ln -s . results/odd_fp32_step10.safetensors
+expect 0 'training: steps 5 to 6' $odd --steps 6 --resume --keep 9
+for step in 7 8 9 10; do
+  check "step $step is passed over, with a note" \
+    says err "^note: results/odd_fp32_step$step.safetensors is no file: it is passed over$"
+done
+rm -rf results/odd_fp32_step*; mkdir results/odd_fp32_step7.safetensors
+expect 3 'odd_fp32_step7.safetensors is no file: start without --resume' $odd --steps 8 --resume
+
+# what a resumed run does otherwise
+goes() { expect 0 "$1" --data text.txt --dataset goes $model --lr-schedule cosine --resume "${@:2}"; }
+run --data text.txt --dataset goes $model --lr-schedule cosine --steps 20
+ended=$(sed -n 's/^{"step": 20, "loss.*"lr": \([^,]*\),.*/\1/p' results/goes_fp32.jsonl)
+goes "^note: lr goes on at 0.0005; the run before ended at $(printf %.3g "$ended")$" --steps 40
+check "settings that are the same are not listed" not says err 'other settings'
+goes '^note: lr goes on at [0-9.e-]+; the run before ended at [0-9.e-]+$' --steps 42 --lr 2e-3
+check "another lr is named" says err '^note: other settings than before: --lr 0.002 \(was 0.001\)$'
+list='tokens in a step 256 \(was 128\), --dropout 0.1 \(was 0\), --clip 0 \(was 1\)'
+goes "^note: other settings than before: $list$" --steps 50 --lr 2e-3 --accumulate 2 --dropout 0.1 --clip 0
+run --data text.txt --dataset quiet $model --steps 4
+expect 0 'steps 5 to 6' \
+  --data text.txt --dataset quiet $model --steps 6 --batch-size 2 --accumulate 2 --resume
+check "a run that goes on as it was has no note" not says err '^note: '
+check "settings are JSON" is_json results/quiet_fp32_settings.json
+expect 0 'other settings, and is kept in results/quiet_fp32.old; here: --norm rms \(was layer\)\. With' \
+  --data text.txt --dataset quiet $model --steps 6 --norm rms
+check "settings move with their run" says results/quiet_fp32.old/quiet_fp32_settings.json '"norm": "layer"'
 expect 3 'layers 1.* 2' $long --dataset cut --layers 2 --resume
 
 steps() { (cd results && echo $1_fp32_step*.safetensors | sed "s/$1_fp32_step//g; s/\.safetensors//g"); }
@@ -827,8 +932,24 @@ same_run moved_fp32 "from 4 ranks to 1"
 launch 2 $together --dataset differs "--lr 0.5"
 check "another learning rate ends with $codes" [ "$codes" = "3 3 " ]
 check "another learning rate is named" \
-  says err '^train: rank 1 \(host .*\) differs from rank 0 .* in optimizer'
+  says err '^train: rank 1 \(host .*\) differs from rank 0 .* in lr; start all ranks with the same settings'
 check "another learning rate is said once" once_said
+for other in "--dropout 0.2:dropout" "--freeze wte.*:freeze" "--clip 2:clip"; do
+  launch 2 $together --dataset differs "${other%:*}"
+  check "another ${other#*:} is named" says err "^train: rank 1 .* differs from rank 0 .* in ${other#*:};"
+done
+launch 2 --data text.txt $model --steps 2 --dataset apart "--results-dir another"
+check "ranks without a common folder end with $codes" [ "$codes" = "7 3 " ]
+check "rank 1 says why it stops" says err.1 '^train: rank 1: another/apart.tokenizer.json: cannot read it'
+check "rank 0 says that and why" says err.0 '^train: rank 1 \(host .*\) stopped: another/apart\.token'
+launch 2 --data absent.txt $model --steps 2 --dataset apart ""
+check "ranks of which the first fails end with $codes" [ "$codes" = "3 7 " ]
+check "rank 1 stays silent beside rank 0" [ ! -s err.1 ]
+sed 's/LOCAL_RANK=$k/LOCAL_RANK=0/' <<< "$(declare -f launch)" | sed 's/^launch/launch_apart/' > launch_apart
+. ./launch_apart
+launch_apart 2 --data absent.txt $model --steps 2 --dataset apart ""
+check "on another host it has a line of its own" \
+  says err.1 '^train: rank 1: rank 0 \(host .*\) stopped: absent.txt: cannot open'
 run --data $root/README.md $model --steps 1 --dataset wider
 launch 2 $together --dataset differs "--data results/wider"
 check "another text ends with $codes" [ "$codes" = "3 3 " ]
@@ -914,7 +1035,7 @@ else
   differs="$together --dataset differs --results-dir mpi"
   by_mpi 1 $differs : -n 1 ./train_mpi $differs --lr 0.5
   check "another learning rate by MPI is named" \
-    says err 'rank 1 \(host .*\) differs from rank 0 .* in optimizer'
+    says err 'rank 1 \(host .*\) differs from rank 0 .* in lr;'
   for signal in INT KILL STOP; do
     rm -rf mpi
     mpirun --allow-run-as-root --oversubscribe -n 3 ./train_mpi $long --dataset long --results-dir mpi \

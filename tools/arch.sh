@@ -1,7 +1,24 @@
 #!/usr/bin/env bash
-# arch.sh - nvcc's option for this machine's GPUs. On Hopper it is sm_90a: -arch=native gives sm_90, which has
-# no warpgroup products.
-case $(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2> /dev/null | sort -u) in
-  9.0) echo -gencode=arch=compute_90a,code=sm_90a;;
+# arch.sh [gpu] - nvcc's option for this machine's GPUs. On Hopper it is sm_90a: -arch=native gives sm_90,
+# which has no warpgroup products. Where one GPU is too old for mtt, it is the option for the newest one.
+# With `gpu`: the name of a GPU that mtt can use, of compute capability 8.0 or later. If there is none,
+# nothing, and on stderr why not, unless there is no nvidia-smi either.
+command -v nvidia-smi > /dev/null || { [ "${1:-}" = gpu ] || echo -arch=native; exit 0; }
+gpus=$(nvidia-smi --query-gpu=compute_cap,name --format=csv,noheader 2> /dev/null |
+  sed -nE 's/^ *([0-9]+\.[0-9]+), *(.*)$/\1 \2/p' | sort -V)
+newest=${gpus##*$'\n'}
+if [ "${1:-}" = gpu ]; then
+  case $newest in
+    '') echo "nvidia-smi names no GPU: is its driver loaded, and new enough? The CPU is used." >&2;;
+    [0-7].*)
+      echo "The GPU (${newest#* }) has compute capability ${newest%% *}, below 8.0: the CPU is used." >&2;;
+    *) echo "${newest#* }";;
+  esac
+  exit 0
+fi
+version=${newest%% *}
+case $(cut -d . -f 1 <<< "$gpus" | sort -nu | paste -sd ' ')/$version in
+  9/* | [0-7]' '*/9.0) echo -gencode=arch=compute_90a,code=sm_90a;;
+  [0-7]' '*/[89].* | [0-7]' '*/1*) echo "-arch=sm_${version/./}";;
   *) echo -arch=native;;
 esac

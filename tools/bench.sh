@@ -175,7 +175,8 @@ if [ $# = 0 ]; then
 fi
 if [ "${cases[*]}" != largest ] && [ "$device" = cuda ]; then
   missing=
-  nvidia-smi -L > /dev/null 2>&1 || missing="a GPU (nvidia-smi finds none)"
+  [ -n "$("$root/tools/arch.sh" gpu 2> /dev/null)" ] ||
+    missing="a GPU of compute capability 8.0 or later (nvidia-smi finds none)"
   [ -n "${PROFILE:-}" ] || command -v nvcc > /dev/null ||
     missing+="${missing:+, }nvcc (in the CUDA Toolkit; or name a program built elsewhere: PROFILE=./profile)"
   [ -z "$missing" ] || fail 3 "missing: $missing"

@@ -13,12 +13,12 @@ if [ -n "$text" ]; then
   name=${text##*/} name=${name/#./_} name=${name%.*}
   name=${name//[^A-Za-z0-9_-]/_}
 fi
-gpu=$(nvidia-smi -L 2> /dev/null | head -n 1)
-echo "Ten techniques train the same small GPT on ${text:-the source of mtt}. On two cores: 2 to 5 minutes."
+gpu=$(tools/arch.sh gpu)
+echo "Ten techniques train one small GPT on ${text:-the source of mtt}: 2 to 5 minutes on two idle cores."
 if [ -n "$gpu" ] && command -v nvcc > /dev/null; then
-  echo "Then they train a larger one on ${gpu%% (*}; building that takes a minute."
+  echo "Then they train a larger one on the GPU ($gpu); building that takes a minute."
 elif [ -n "$gpu" ]; then
-  echo "There is a GPU (${gpu%% (*}), but no nvcc: with the CUDA Toolkit, the demo would use it, too."
+  echo "There is a GPU ($gpu), but no nvcc: with the CUDA Toolkit, the demo would use it, too."
   gpu=
 fi
 mkdir -p build/demo && tools/deps.sh gnuplot || exit 1

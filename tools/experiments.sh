@@ -161,7 +161,8 @@ outcome() { # NAME: prints done or diverged if its metrics are there
 }
 set_aside() { # NAME: moves the files of a run with other settings to NAME.old, NAME.old2, ...
   local away=$dir/$1.old files k
-  files=("$dir/$1"@(_metrics.json|_memory.json|_tokenizer.json|_sample.txt|.jsonl|.csv|_tensorboard|_adapter)
+  files=("$dir/$1"@(_metrics.json|_memory.json|_tokenizer.json|_settings.json|_sample.txt|.jsonl|.csv)
+    "$dir/$1"@(_tensorboard|_adapter)
     "$dir/$1"?(_best|_merged|_step+([0-9])).safetensors)
   [ ${#files[@]} -gt 0 ] || return 0
   for ((k = 2; ; k++)); do [ -e "$away" ] || break; away=$dir/$1.old$k; done
@@ -229,7 +230,7 @@ finish() { # INDEX: records how the experiment ended; sets ending or trouble, fo
   case $code in 0) status=$(outcome "$name");; 5) status=diverged;; esac
   if [ "$status" = done ]; then
     entry $1 done 0 ""
-    found=("$files"@(?(_best|_step+([0-9])).safetensors|_tokenizer.json))
+    found=("$files"@(?(_best|_step+([0-9])).safetensors|_tokenizer.json|_settings.json))
     if [ -z "$keep" ]; then rm -f "${found[@]}"
     elif [ ${#found[@]} -gt 0 ]; then
       mkdir -p "$dir/checkpoints" && mv --backup=numbered "${found[@]}" "$dir/checkpoints"
@@ -279,7 +280,7 @@ run_one() { # INDEX: ends the program if it is stopped
   summary
 }
 run_queue() {
-  local i k now last= titles=() parts=() start=$SECONDS begun all=0 ran=0 ending trouble
+  local i k now last= titles=() parts=() start=$SECONDS begun all=0 ran=0 left ending trouble
   for i in "${queue[@]}"; do
     now=$(title $i) all=$((all + work[i]))
     if [ "$now" = "$last" ]; then parts[-1]+=" $i"; else titles+=("$now") parts+=($i); fi
@@ -292,8 +293,11 @@ run_queue() {
       run_one $i
       ran=$((ran + work[i]))
     done
+    left=$(((SECONDS - start) * (all - ran) / ran))
     printf '%s%s, about %s left\n' "${trouble:-$ending}" "$(duration $((SECONDS - begun)))" \
-      "$(duration $(((SECONDS - start) * (all - ran) / ran)))" >&2
+      "$(duration $left)" >&2
+    [ $k != 0 ] || [ $suite$small != demo1 ] || [ $((SECONDS - start + left)) -le 300 ] ||
+      echo "these cores are busy or slower: about $(duration $((SECONDS - start + left))), not 5 min" >&2
   done
 }
 

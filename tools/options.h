@@ -18,11 +18,16 @@
 #ifndef OPTIONS_H_INCLUDED
 #define OPTIONS_H_INCLUDED
 
+#include <ctype.h>
 #include <limits.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include "quota.h"
+#ifdef _OPENMP
+#include <omp.h>
+#endif
 
 enum { OPTION_TEXT = MTT_FIELD_TEXT, OPTION_TITLE, OPTION_FIELDS }; /* besides mtt_field_kind */
 enum { OPTION_HELP = -1, OPTION_MOST = 128 };
@@ -59,6 +64,51 @@ static const struct {
     {"window", "window-size", NULL},         {"loss_chunk_rows", "chunk-rows", NULL},
     {"budget_bytes", "memory-budget", NULL}, {"total_steps", NULL, NULL},
     {"keep_gradients", NULL, NULL},
+};
+
+/* Names that options have in other programs. */
+static const struct {
+    const char *name, *theirs; /* with a blank on both sides of each */
+} option_aliases[] = {
+    {"lr", " learning-rate max-lr peak-lr base-lr "},
+    {"min-lr", " min-learning-rate lr-min "},
+    {"lr-schedule", " learning-rate-schedule lr-scheduler lr-scheduler-type lr-decay-style scheduler "},
+    {"warmup-steps", " warmup warmup-iters num-warmup-steps lr-warmup-steps "},
+    {"weight-decay", " wd "},
+    {"clip", " grad-clip clip-grad max-grad-norm gradient-clipping grad-norm-clip "},
+    {"beta1", " adam-beta1 "},
+    {"beta2", " adam-beta2 "},
+    {"eps", " adam-epsilon adam-eps epsilon "},
+    {"epochs", " epoch num-epochs n-epochs num-train-epochs "},
+    {"steps", " max-steps num-steps n-steps iters max-iters train-iters iterations num-iterations "},
+    {"batch-size", " bs batch micro-batch-size device-batch-size per-device-train-batch-size "},
+    {"accumulate", " grad-accum grad-accum-steps gradient-accumulation gradient-accumulation-steps "},
+    {"seq-len", " block-size seq-length sequence-length max-length max-seq-length context-length n-ctx "},
+    {"context", " context-length ctx-size ctx-len n-ctx max-length "},
+    {"layers", " n-layer n-layers num-layers num-hidden-layers depth "},
+    {"heads", " n-head n-heads num-heads num-attention-heads "},
+    {"heads-kv", " n-kv-heads num-kv-heads num-key-value-heads "},
+    {"d-model", " n-embd dim hidden-size hidden-dim embed-dim embedding-dim width "},
+    {"d-head", " head-dim head-size "},
+    {"d-ff", " intermediate-size ffn-hidden-size ffn-dim n-inner "},
+    {"rotary-theta", " rope-theta rope-base "},
+    {"window-size", " sliding-window attention-window window "},
+    {"precision", " dtype amp mixed-precision "},
+    {"sample", " max-new-tokens max-tokens num-tokens "},
+    {"count", " max-new-tokens max-tokens num-tokens n-predict length "},
+    {"temperature", " temp "},
+    {"repetition-penalty", " repeat-penalty "},
+    {"results-dir", " output-dir out-dir output save-dir "},
+    {"data", " input train-file train-data dataset-path text corpus file "},
+    {"init", " model-name-or-path pretrained init-from checkpoint load "},
+    {"save-every", " save-steps save-interval checkpoint-every "},
+    {"keep", " save-total-limit "},
+    {"eval-every", " eval-steps eval-interval "},
+    {"eval-batches", " eval-iters "},
+    {"resume", " resume-from-checkpoint continue "},
+    {"lora-rank", " lora-r "},
+    {"lora-targets", " target-modules lora-target-modules "},
+    {"ranks", " world-size num-processes nproc-per-node gpus "},
 };
 
 /* Values of options. A program skips options that it does not have. tiny and small suit a CPU. a to d are the
@@ -113,6 +163,7 @@ static struct {
     option list[OPTION_MOST];
     char names[OPTION_MOST][32], given[OPTION_MOST];
     int count;
+    int threads; /* those of OpenMP, where a container's quota is below them; else 0 */
 } option_all;
 
 /* The exit code of a program that ends with this status. */
@@ -243,6 +294,28 @@ static void option_set_int(const option *o, int value)
     memcpy(o->at, &value, sizeof(value));
 }
 
+/* ---- threads ---- */
+
+/* OpenMP starts as many threads as a container's quota allows, unless its user chose a number. */
+static void option_limit_threads(void)
+{
+#ifdef _OPENMP
+    const char *chosen = getenv("OMP_NUM_THREADS");
+    double cpus = ceil(quota_cpus());
+    if ((chosen && *chosen) || cpus >= omp_get_max_threads()) return;
+    option_all.threads = cpus < 1 ? 1 : (int)cpus;
+    omp_set_num_threads(option_all.threads);
+#endif
+}
+
+/* Says so. */
+static inline void option_note_threads(void)
+{
+    if (option_all.threads)
+        fprintf(stderr, "note: %d thread%s, as the quota of this container allows; OMP_NUM_THREADS overrides "
+                "it\n", option_all.threads, option_all.threads > 1 ? "s" : "");
+}
+
 /* ---- usage ---- */
 
 static double option_value(const option *o)
@@ -255,6 +328,19 @@ static double option_value(const option *o)
     case MTT_FIELD_FLOAT: return (double)*(float *)o->at;
     default: return 0;
     }
+}
+
+/* The value of an option in words, with the default of one that is not given. */
+static inline const char *option_words(const option *o, char words[64])
+{
+    const char *at = o->choices;
+    double value = option_value(o);
+    int left = (int)value;
+    for (; at && left > 0; left--) at = strchr(at, '|') + 1;
+    if (value == 0) value = o->fallback;
+    if (at) snprintf(words, 64, "%.*s", (int)strcspn(at, "|"), at);
+    else snprintf(words, 64, "%.*g", o->kind == MTT_FIELD_FLOAT ? 7 : 17, value < 0 ? 0 : value);
+    return words;
 }
 
 /* An option, its help, and in brackets its default: the program's, else the library's. */
@@ -297,20 +383,46 @@ static size_t option_likeness(const char *a, const char *b)
     return front + back;
 }
 
+/* The option that a wrong name may mean: the one that other programs call so, or the one that shares most
+   letters with it, if that are at least half. NULL: there is none. */
+static const option *option_near(const char *wrong)
+{
+    const option *o, *near = NULL, *end = option_all.list + option_all.count;
+    char name[64] = " ";
+    size_t size = 1, best, k;
+    for (; *wrong && *wrong != '=' && size < sizeof(name) - 2; wrong++)
+        name[size++] = *wrong == '_' ? '-' : (char)tolower((unsigned char)*wrong);
+    name[size] = ' ';
+    for (k = 0; k < LENGTH(option_aliases) && !near; k++)
+        if (strstr(option_aliases[k].theirs, name))
+            near = option_find(option_all.list, option_all.count, option_aliases[k].name,
+                               strlen(option_aliases[k].name));
+    if (near) return near;
+    name[size] = 0;
+    best = size / 2;
+    for (o = option_all.list; o < end; o++)
+        if (o->kind != OPTION_TITLE && option_likeness(o->name, name + 1) >= best + (near != NULL)) {
+            best = option_likeness(o->name, name + 1);
+            near = o;
+        }
+    return near;
+}
+
 /* Names the nearest option. For a value without an option it names the first one that takes a text. */
 static int option_unknown(const char *argument)
 {
-    const option *o, *near = NULL;
+    const option *near = NULL, *o;
     const char *name = argument + strspn(argument, "-");
     int bare = name == argument;
     char message[512];
-    for (o = option_all.list; o < option_all.list + option_all.count; o++) {
-        if (o->kind == OPTION_TITLE || (bare && (near || o->kind != OPTION_TEXT))) continue;
-        if (!near || option_likeness(o->name, name) > option_likeness(near->name, name)) near = o;
-    }
-    snprintf(message, sizeof(message),
-             "there is no option %.100s: did you mean --%s%s%.100s? (--help lists all)", argument,
-             near ? near->name : "help", bare ? " " : "", bare ? argument : "");
+    for (o = option_all.list; o < option_all.list + option_all.count && bare && !near; o++)
+        if (o->kind == OPTION_TEXT) near = o;
+    if (!bare) near = option_near(name);
+    if (near)
+        snprintf(message, sizeof(message),
+                 "there is no option %.100s: did you mean --%s%s%.100s? (--help lists all)", argument,
+                 near->name, bare ? " " : "", bare ? argument : "");
+    else snprintf(message, sizeof(message), "there is no option %.100s (--help lists all)", argument);
     return option_fail(message);
 }
 
@@ -370,8 +482,9 @@ static int option_expected(const option *o, const char *value)
     else if (o->kind == MTT_FIELD_BYTES) snprintf(range, sizeof(range), "bytes, as in 24G or 512M");
     else if (o->low > 0 && o->low < 1e-20)
         snprintf(range, sizeof(range), "%s above 0, at most %g", number, o->high);
-    else if (o->high >= INT_MAX) snprintf(range, sizeof(range), "%s, %g or more", number, o->low);
-    else snprintf(range, sizeof(range), "%s from %g to %g", number, o->low, o->high);
+    else if (o->high >= INT_MAX && !(value && strtod(value, NULL) > o->high))
+        snprintf(range, sizeof(range), "%s, %g or more", number, o->low);
+    else snprintf(range, sizeof(range), "%s from %g to %.10g", number, o->low, o->high);
     snprintf(message, sizeof(message), "--%s %.100s: expected %s (%s)", o->name, value ? value : "",
              o->choices ? o->choices : range, o->help);
     if (o->kind == MTT_FIELD_FLAG)
@@ -455,6 +568,7 @@ static int option_parse(const option *table, int count, int argc, char **argv)
     const option *batch = option_find(table, count, "batch-size", 10);
     int i, code;
     mtt_wait_passively(argv);
+    option_limit_threads();
     option_all.program = strrchr(argv[0], '/') ? strrchr(argv[0], '/') + 1 : argv[0];
     for (i = 0; i < count; i++)
         if (table[i].kind == OPTION_FIELDS) option_add_fields(table, count, &table[i]);

@@ -154,15 +154,19 @@ losses() { # ROWS: loss against steps and against time
   done
 }
 
+# The margin that the longest name needs, as a part of the width.
+margin='length($2) > n { n = length($2) }
+  END { left = 0.02 + 0.0086 * n; print (left < 0.27 ? 0.27 : left > 0.6 ? 0.6 : left) }'
 bars() { # NAME ROWS TITLE [COLUMN AXIS_TITLE LABEL]...: panels side by side, a bar for each technique
-  local name=$1 rows=$2 title=$3 commands='' count high range k=0
+  local name=$1 rows=$2 title=$3 commands='' count high range left k=0
   shift 3
   count=$(wc -l < "$rows") high=$((142 + 30 * count))
+  left=$(awk -F '\t' "$margin" "$rows")
   [ "$count" -gt 1 ] || return 0
   for (( ; $# > 0; )); do
     range=$(axis x "$1" 1.75 0.02 "$rows")
     [ -z "$range" ] || commands+="
-      set lmargin at screen 0.27 + $k * width; set rmargin at screen 0.25 + $((++k)) * width
+      set lmargin at screen $left + $k * width; set rmargin at screen $left - 0.02 + $((++k)) * width
       set xlabel \"$2\"; $range; unset xtics
       plot '$rows' using (\$$1 / 2):0:(\$$1 / 2):(0.36):(int(strcol(13)))$([ $k != 1 ] || echo ':ytic(2)') \\
           with boxxyerror fs solid 1 border lc rgb 'black' lc rgb variable, \\
@@ -170,7 +174,7 @@ bars() { # NAME ROWS TITLE [COLUMN AXIS_TITLE LABEL]...: panels side by side, a 
       unset ytics"
     shift 3
   done
-  [ $k = 0 ] || draw "$name" 1000,$high 11 "width = 0.74 / $k; unset grid
+  [ $k = 0 ] || draw "$name" 1000,$high 11 "width = (1.01 - $left) / $k; unset grid
     set yrange [$count - 0.4:-0.6]; set ytics scale 0
     set tmargin at screen 1 - 66.0 / $high; set bmargin at screen 62.0 / $high
     set multiplot title \"$title\" noenhanced $commands"
@@ -296,7 +300,8 @@ describe() { # sets where, device and budget, by the names of the runs and the s
   suite=$(said suite '[a-e][, smal]*') device=$(said device '[a-z]*') budget=$(said budget '[0-9.]*[KMG]*')
   case $device in cpu) where="on a CPU, $where";; cuda) where="on a GPU, $where";; esac
   [ -z "$suite" ] || where="suite $suite, $where"
-  [[ $budget != *[0-9] ]] || budget=$(awk "BEGIN { printf \"%.4g GB\", $budget / 1e9 }")
+  [[ $budget != *[0-9] ]] ||
+    budget=$(awk "BEGIN { b = $budget / 1e9; printf b < 1e4 ? \"%.4g GB\" : \"%.0f GB\", b }")
 }
 
 failed=
@@ -319,10 +324,11 @@ for results in "$@"; do
   rows "\$1 == \"$same\" && \$3 == ${top:-0}" > top
   if [ -s top ]; then
     panel=(6 'memory, MiB' 'sprintf("%.0f%s", $6, $9 > 0 && $9 != 100 ? sprintf(" (%.0f %%)", $9) : "")'
-      7 'time of a step, ms' 'sprintf("%.1f", $7)'
+      7 'time of a step, ms' 'sprintf($7 < 1000 ? "%.1f" : "%.0f", $7)'
       12 "largest batch,\nplanned${budget:+ in $budget}" 'sprintf("%.0f", $12)')
     [ $same != batch ] || # sweeps have too few steps for a quality
-      panel+=(10 "perplexity after $(largest 15 top)\nsteps: early, no ranking" 'sprintf("%.4g", $10)')
+      panel+=(10 "perplexity after $(largest 15 top)\nsteps: early, no ranking"
+        'sprintf($10 < 100 ? "%.2f" : "%.0f", $10)')
     bars all_techniques top "What each technique takes (%: of the baseline's memory)\n$(place top)" \
       "${panel[@]}"
     [ "$device" = cpu ] || tradeoff top # a CPU has no fast 16-bit arithmetic
@@ -336,7 +342,7 @@ for results in "$@"; do
   done
   rows '$1 == "largest"' > largest
   bars largest_batch largest "Each technique at its own largest batch\n$(place largest)" \
-    3 'batch, sequences' 'sprintf("%.0f", $3)' 8 'thousand tokens/s' 'sprintf("%.4g", $8)'
+    3 'batch, sequences' 'sprintf("%.0f", $3)' 8 'thousand tokens/s' 'sprintf($8 < 100 ? "%.2f" : "%.0f", $8)'
   timelines "$results/timeline.csv"
   gnuplot script 2> err || { echo "plots: $(grep . err | tail -n 1)" >&2; failed=1; }
   mkdir -p "$plots" && rm -f "$plots"/*.png "$plots"/*.svg && cp -R plots/. "$plots" ||

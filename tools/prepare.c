@@ -94,6 +94,7 @@ int main(int argc, char **argv)
                            "(--help lists all options)");
     if ((code = choose_tokenizer(&wordpiece, &byte_level))) return code;
     desc.seed = (uint64_t)seed;
+    option_note_threads();
     status = mtt_prepare(&env, &desc, &r);
     if (status) return option_tell(&env, status);
     if (r.reused) fprintf(stderr, "prepare: %s is up to date\n", desc.output);

@@ -704,6 +704,17 @@ static void print_exact(const group *g)
             worst->steps);
 }
 
+/* A time or a ratio with three digits, or all before the point, in static storage that the fourth call after
+   this one takes. */
+static const char *digits(double x)
+{
+    static char texts[4][400];
+    static int next;
+    char *text = texts[next++ % 4];
+    snprintf(text, sizeof(texts[0]), x < 999.5 ? "%.3g" : "%.0f", x);
+    return text;
+}
+
 /* How memory and speed of each technique grow along a sweep. */
 static void print_growth(const group *g)
 {
@@ -718,11 +729,11 @@ static void print_growth(const group *g)
         if (low != first || high == low) continue;
         from = *number_at(low, g->axis);
         to = *number_at(high, g->axis);
-        fprintf(out, "- %s: %s %.0f to %.0f (%.3g times): ", low->technique, g->axis_name, from, to,
-                to / from);
-        fprintf(out, "memory %.3g times, a step's time %.3g times, tokens/s %.3g times\n",
-                high->device_bytes / low->device_bytes, high->ms_median / low->ms_median,
-                high->tokens_per_s / low->tokens_per_s);
+        fprintf(out, "- %s: %s %.0f to %.0f (%s times): ", low->technique, g->axis_name, from, to,
+                digits(to / from));
+        fprintf(out, "memory %s times, a step's time %s times, tokens/s %s times\n",
+                digits(high->device_bytes / low->device_bytes), digits(high->ms_median / low->ms_median),
+                digits(high->tokens_per_s / low->tokens_per_s));
     }
 }
 
@@ -993,9 +1004,9 @@ static void say_speed(const run *b)
     }
     if (count < 2 || !others) return;
     middle = median(ms, count, &spread);
-    say(2, "- A step of the baseline took %.3g to %.3g ms, %.0f %% apart by chance. Beyond that, %d of the "
-        "%d others are faster, %d slower.", ms[0], ms[count - 1], 100 * spread / middle, faster,
-        others, slower);
+    say(2, "- A step of the baseline took %s to %s ms, %.0f %% apart by chance. Beyond that, %d of the "
+        "%d others are faster, %d slower.", digits(ms[0]), digits(ms[count - 1]), 100 * spread / middle,
+        faster, others, slower);
     if (slow_16 && strcmp(head.device, "cuda"))
         say(2, "- Some 16-bit techniques are slower here: recomputation takes time, and a CPU without "
             "AVX512-BF16 computes 16-bit numbers in 32 bits.");
@@ -1107,8 +1118,8 @@ static int report(void)
     double bytes = strtod(head.budget, &unit);
     int written;
     if (head.budget[0])
-        snprintf(budget, sizeof(budget), *unit ? "%.0f %.1siB" : "%.4g GB", *unit ? bytes : bytes * 1e-9,
-                 unit);
+        snprintf(budget, sizeof(budget), *unit ? "%.0f %.1siB" : bytes < 1e13 ? "%.4g GB" : "%.0f GB",
+                 *unit ? bytes : bytes * 1e-9, unit);
     groups[0].sweep = suite_letter() == 'e';
     check_dataset();
     compare();

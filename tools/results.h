@@ -14,6 +14,7 @@
 #define RESULT_MEMORY "_memory.json"       /* plan and timeline, by mtt_schedule_json */
 #define RESULT_LOG ".jsonl"                /* an object for each step and each evaluation */
 #define RESULT_TOKENIZER "_tokenizer.json" /* that of the dataset may change with the next run */
+#define RESULT_SETTINGS "_settings.json"   /* options that change what the run computes, one on each line */
 
 /* Names of datasets and techniques go to file names, JSON, awk and gnuplot, so they have these letters alone,
    and do not begin with a dot or a dash. */

@@ -29,8 +29,11 @@ typedef struct run {
     mtt_ranks *ranks; /* NULL: one process */
     float timeout;    /* seconds that a rank waits for another one; 0 = mtt.h's default */
     int local;        /* this rank's number on its host */
+    int first;        /* 1 = it speaks for its host */
+    int vocab;        /* ids of the model */
     int has_adapters; /* 1 = the run trains adapters alone */
     int stopped;      /* 1 = all ranks know that the run shall end */
+    const mtt_optim_desc *optim;
     const char *init; /* a checkpoint or folder with the first weights; NULL: random ones */
     mtt_model *model; /* opened */
     const char *folder;
@@ -42,7 +45,7 @@ typedef struct run {
     int64_t saved;    /* step of the newest checkpoint that is whole; -1 = none yet */
     FILE *log;        /* what it holds in all, also of sessions before this one: */
     double ms;        /* sum of the steps' times */
-    double loss;      /* of the last step */
+    double loss, lr;  /* of the last step */
     double best;      /* least validation loss */
     double evaluated; /* step of the last evaluation */
     int64_t steps;
@@ -77,15 +80,16 @@ static void run_say(const char *format, ...)
     va_end(arguments);
 }
 
-/* Prints why a call failed, if it did, and returns the exit code. Rank 0 alone prints what all ranks know. A
-   rank that has stopped has said why, and after a rank is lost every call fails in the same words. */
+/* Prints why a call failed, if it did, and returns the exit code. Rank 0 alone prints what all ranks know.
+   That another rank has stopped is printed once on each host, which may have a log of its own. After a rank
+   is lost every call fails in the same words. */
 static int run_tell(run *r, mtt_status status)
 {
     static char last[sizeof(r->env->error)];
     const char *error = r->env->error;
     int known = run_rank && (status == MTT_E_NUMBERS || status == MTT_E_MISMATCH);
     if (!status) return 0;
-    if (!known && status != MTT_E_STOPPED && (!*error || strcmp(error, last)))
+    if (!known && (status != MTT_E_STOPPED || r->first) && (!*error || strcmp(error, last)))
         fprintf(stderr, "train: %s%s%s\n", run_who(), *error ? error : mtt_status_string(status),
                 status != MTT_E_MEMORY ? "" :
                 ": --find-max-batch --memory-budget 8G prints the batch that fits 8 GiB");
@@ -170,6 +174,9 @@ static mtt_status run_join(run *r, mtt_env *env, mtt_policy *policy)
     policy->ranks = mtt_ranks_count(r->ranks);
     policy->rank = run_rank = mtt_ranks_rank(r->ranks);
     r->local = here.ranks > 1 && here.local >= 0 ? here.local : run_rank;
+    if (!r->ranks && here.ranks > 1) run_rank = here.rank; /* it could not connect */
+    r->first = !run_rank || (here.ranks > 1 && here.local <= 0);
+    if (!run_rank) option_note_threads();
     return status;
 }
 
@@ -390,6 +397,7 @@ static mtt_status run_check_text(run *r, const char *text, const mtt_dataset *da
     int vocab = mtt_tokens_vocab(data->train);
     char shorter[64] = "";
     if (!r->model) model->vocab = vocab;
+    r->vocab = model->vocab;
     if (vocab > model->vocab)
         return run_fail(r, MTT_E_MISMATCH, "%s has %d ids, but the model in %s %d: use its tokenizer", text,
                         vocab, r->init, model->vocab);
@@ -415,6 +423,7 @@ static void run_count(run *r, const char *line)
     double ms = run_field(line, "\"ms\": "), quality = run_field(line, "\"val_loss\": ");
     if (!isnan(ms)) {
         r->loss = run_field(line, "\"loss\": ");
+        r->lr = run_field(line, "\"lr\": ");
         r->ms += ms;
         r->steps++;
     }
@@ -512,7 +521,7 @@ static void run_log_now(run *r, const char *line)
 /* Logs a step. `tokens`: tokens in it. */
 static void run_log_step(run *r, const mtt_step_info *info, double tokens)
 {
-    char line[1024], loss[RESULT_NUMBER], norm[RESULT_NUMBER], clipped[RESULT_NUMBER] = "";
+    char line[3 * RESULT_NUMBER + 1200], loss[RESULT_NUMBER], norm[RESULT_NUMBER], clipped[64] = "";
     if (info->clipped) snprintf(clipped, sizeof(clipped), "\"clipped\": %lld, ", (long long)info->clipped);
     snprintf(line, sizeof(line), "{\"step\": %lld, \"loss\": %s, \"lr\": %.8g, \"grad_norm\": %s, "
              "%s\"ms\": %.3f, \"tokens_per_s\": %.1f, \"time\": %.3f}\n", (long long)info->step,
@@ -581,15 +590,19 @@ static long long run_step_of(const run *r, const char *file)
     return strcmp(file + end, ".safetensors") ? -1 : step;
 }
 
-/* The newest checkpoint before step `before`, by its step; -1 = none. */
-static long long run_newest(const run *r, long long before)
+/* The newest checkpoint before step `before`, by its step; -1 = none. With `any`, also folders, pipes and
+   broken links that have such a name. */
+static long long run_newest(const run *r, long long before, int any)
 {
     long long newest = -1, step;
     DIR *folder = opendir(r->folder);
     struct dirent *e;
+    struct stat info;
     while (folder && (e = readdir(folder))) {
         step = run_step_of(r, e->d_name);
-        if (step < before && step > newest) newest = step;
+        if (step >= before || step <= newest) continue;
+        if (any || (!stat(result_path(r->folder, e->d_name, ""), &info) && S_ISREG(info.st_mode)))
+            newest = step;
     }
     if (folder) closedir(folder);
     return newest;
@@ -602,7 +615,7 @@ static mtt_status run_check_room(run *r, uint64_t bytes, int often, int resumed)
     long long step = LLONG_MAX;
     struct statvfs disk;
     if (run_rank) return MTT_OK;
-    while (resumed && count > 1 && (step = run_newest(r, step)) >= 0) count--;
+    while (resumed && count > 1 && (step = run_newest(r, step, 0)) >= 0) count--;
     if (statvfs(r->folder, &disk)) return run_cannot(r, "look at", r->folder);
     room = (uint64_t)disk.f_bavail * disk.f_frsize;
     if (room / count >= bytes) return MTT_OK;
@@ -611,18 +624,28 @@ static mtt_status run_check_room(run *r, uint64_t bytes, int often, int resumed)
                     (double)room / 1048576, (int)count, count > 1 ? "s" : "", (double)bytes / 1048576);
 }
 
+/* For --resume, before anything is prepared. */
+static mtt_status run_check_resume(run *r)
+{
+    long long other = run_newest(r, LLONG_MAX, 1);
+    if (run_rank || run_newest(r, LLONG_MAX, 0) >= 0) return MTT_OK;
+    if (other >= 0)
+        return run_fail(r, MTT_E_FILE, "%s is no file: start without --resume", run_checkpoint(r, other));
+    return run_fail(r, MTT_E_FILE, "nothing to resume: there is no %s: start without --resume",
+                    run_path(r, "_step*.safetensors"));
+}
+
 /* Continues from the newest checkpoint that is whole. */
 static mtt_status run_resume(run *r, mtt_trainer *t, mtt_batches *batches)
 {
-    long long step = run_newest(r, LLONG_MAX), before;
+    long long step = run_newest(r, LLONG_MAX, 0), other = LLONG_MAX, before;
     mtt_status status;
-    if (step < 0 && !run_rank)
-        return run_fail(r, MTT_E_FILE, "nothing to resume: there is no %s: start without --resume",
-                        run_path(r, "_step*.safetensors"));
+    while ((other = run_newest(r, other, 1)) > step)
+        run_say("note: %s is no file: it is passed over\n", run_checkpoint(r, other));
     status = mtt_ranks_agree(r->ranks, "the step of the newest checkpoint", (uint64_t)step);
     for (; !status; step = before) {
         status = mtt_resume(t, run_checkpoint(r, step), batches);
-        before = run_newest(r, step);
+        before = run_newest(r, step, 0);
         if (!status) r->saved = step;
         if (status != MTT_E_FORMAT || before < 0) return status;
         run_say("train: %s; continuing from step %lld\n", r->env->error, before);
@@ -638,7 +661,7 @@ static mtt_status run_save(run *r, mtt_trainer *t, const mtt_batches *batches)
     mtt_status status = mtt_save(t, run_checkpoint(r, step), batches);
     int kept = 0;
     if (!status) r->saved = step;
-    while (!status && !run_rank && (step = run_newest(r, step)) >= 0)
+    while (!status && !run_rank && (step = run_newest(r, step, 0)) >= 0)
         if (++kept >= r->keep) unlink(run_checkpoint(r, step));
     return status;
 }
@@ -689,13 +712,87 @@ static mtt_status run_save_last(run *r, mtt_trainer *t, const mtt_batches *batch
     return run_fail(r, status, "%s", reason);
 }
 
+/* ---- settings ---- */
+
+/* Options that change what a run computes, with the tokens in a step, which have several. */
+static const char *const run_settings[] = {
+    "tokens in a step", "layers", "heads", "heads-kv", "d-head", "d-model", "d-ff", "norm", "norm-eps",
+    "norm-place", "mlp", "no-biases", "vocab-size", "positions", "rotary-theta", "rotary-interleaved",
+    "rotary-factor", "qk-norm", "max-seq", "head", "no-head-bias", "dropout", "seq-len", "precision",
+    "fp8-products", "window-size", "kept-inputs", "state", "early-update", "lora-rank", "lora-alpha", "lr",
+    "lr-schedule", "warmup-steps", "min-lr", "weight-decay", "clip", "beta1", "beta2", "eps", "loss-scale",
+    "seed", "eval-batches"};
+
+/* A setting of this session. */
+static const char *run_setting(const char *name, double tokens, char words[64])
+{
+    const option *o = option_find(option_all.list, option_all.count, name, strlen(name));
+    if (o) return option_words(o, words);
+    snprintf(words, 64, "%.0f", tokens);
+    return words;
+}
+
+/* Lists the settings that an earlier session of this name had otherwise, each as ", --lr 0.1 (was 0.2)". */
+static void run_list_changes(run *r, double tokens, char *list, size_t size)
+{
+    char line[256], here[64], key[64];
+    FILE *f = run_rank ? NULL : fopen(run_path(r, RESULT_SETTINGS), "r");
+    size_t used = 0;
+    int k;
+    *list = 0;
+    while (f && fgets(line, sizeof(line), f))
+        for (k = 0; k < LENGTH(run_settings); k++) {
+            const char *value = line + 1 + snprintf(key, sizeof(key), "\"%s\": \"", run_settings[k]);
+            if (strncmp(line + 1, key, strlen(key)) || used >= size) continue;
+            line[strcspn(line, "\r\n")] = 0;
+            line[(size_t)(value - line) + strcspn(value, "\"")] = 0;
+            if (!strcmp(value, run_setting(run_settings[k], tokens, here))) continue;
+            used += (size_t)snprintf(list + used, size - used, "%s%s%s %s (was %.60s)", used ? ", " : "",
+                                     k ? "--" : "", run_settings[k], here, value);
+        }
+    if (f) fclose(f);
+}
+
+static mtt_status run_write_settings(run *r, double tokens)
+{
+    const char *temporary = run_path(r, RESULT_SETTINGS ".tmp");
+    FILE *f = run_create(temporary);
+    char words[64];
+    int k;
+    for (k = 0; f && k < LENGTH(run_settings); k++)
+        fprintf(f, "%c\"%s\": \"%s\"%s\n", k ? ' ' : '{', run_settings[k],
+                run_setting(run_settings[k], tokens, words), k + 1 < LENGTH(run_settings) ? "," : "}");
+    return run_commit(r, f, temporary, run_path(r, RESULT_SETTINGS));
+}
+
+/* Says if the learning rate does not go on as the log has it. */
+static void run_note_lr(run *r, int64_t step)
+{
+    mtt_optim_desc o;
+    double as_now;
+    if (!step || step >= r->optim->total_steps || mtt_optim_resolve(NULL, r->optim, &o)) return;
+    as_now = (double)mtt_learning_rate(&o, step - 1);
+    if (fabs(as_now - r->lr) > 1e-6 * fmax(as_now, r->lr))
+        run_say("note: lr goes on at %.3g; the run before ended at %.3g\n",
+                (double)mtt_learning_rate(&o, step), r->lr);
+}
+
+/* Names policies that have no effect. */
+static void run_note_window(const mtt_policy *policy, int seq_len)
+{
+    if (policy->window && policy->window >= seq_len)
+        run_say("note: --window-size %d changes nothing: --seq-len is %d\n", policy->window, seq_len);
+    else if (policy->window && policy->attention != MTT_ATTENTION_FLASH)
+        run_say("note: --window-size saves no memory without --flash: plain attention keeps T x T\n");
+}
+
 /* ---- a run that starts over ---- */
 
 static int run_has_file(const run *r, const char *file)
 {
     static const char *const endings[] = {RESULT_METRICS, RESULT_MEMORY, RESULT_LOG, RESULT_TOKENIZER,
-                                          "_best.safetensors", "_merged.safetensors", ".csv", "_tensorboard",
-                                          "_adapter"};
+                                          RESULT_SETTINGS, "_best.safetensors", "_merged.safetensors", ".csv",
+                                          "_tensorboard", "_adapter"};
     size_t size = strlen(r->name), i;
     if (run_step_of(r, file) >= 0) return 1;
     for (i = 0; i < sizeof(endings) / sizeof(endings[0]); i++)
@@ -704,8 +801,8 @@ static int run_has_file(const run *r, const char *file)
 }
 
 /* Moves the files of an earlier run of this name into {run}.old; if that is there, into {run}.old2 and so
-   on. So a forgotten --resume costs nothing. */
-static mtt_status run_set_aside(run *r)
+   on. So a forgotten --resume costs nothing. `changes`: settings that the earlier run had otherwise. */
+static mtt_status run_set_aside(run *r, const char *changes)
 {
     char old[RESULT_FOLDER + 512] = "", ending[16] = ".old";
     DIR *folder = run_rank ? NULL : opendir(r->folder);
@@ -726,7 +823,10 @@ static mtt_status run_set_aside(run *r)
         if (!status && rename(from, to)) status = run_cannot(r, "move", from);
     }
     if (folder) closedir(folder);
-    if (*old) run_say("train: the earlier run is kept in %s: --resume would have continued it\n", old);
+    if (*old && *changes)
+        run_say("train: the earlier run had other settings, and is kept in %s; here: %s. With --dataset NAME "
+                "each has its own files\n", old, changes);
+    else if (*old) run_say("train: the earlier run is kept in %s: --resume would have continued it\n", old);
     return status;
 }
 
@@ -736,8 +836,13 @@ static mtt_status run_begin(run *r, mtt_trainer *t, mtt_batches *batches, const 
                             int often, int resume)
 {
     mtt_status status = often < 0 ? MTT_OK : run_check_room(r, mtt_checkpoint_bytes(t), often, resume);
+    const option *accumulate = option_find(option_all.list, option_all.count, "accumulate", 10);
+    double rows = (double)batches->batch * batches->ranks * fmax(1, option_value(accumulate));
+    double tokens = rows * batches->seq_len;
+    char changes[2048];
     int evaluated;
-    if (!status) status = resume ? run_resume(r, t, batches) : run_set_aside(r);
+    run_list_changes(r, tokens, changes, sizeof(changes));
+    if (!status) status = resume ? run_resume(r, t, batches) : run_set_aside(r, changes);
     if (!status && !resume && r->model) status = mtt_trainer_load(t, r->model);
     if (!status && !resume && !r->model && r->has_adapters)
         run_say("note: --lora-rank without --init trains adapters of random weights, which stay random\n");
@@ -745,7 +850,10 @@ static mtt_status run_begin(run *r, mtt_trainer *t, mtt_batches *batches, const 
     r->model = NULL;
     if (!status && !run_rank && often >= 0)
         status = mtt_tokenizer_save(tokenizer, run_path(r, RESULT_TOKENIZER));
+    if (!status && !run_rank) status = run_write_settings(r, tokens);
     if (!status) status = run_open_log(r, mtt_trainer_step(t));
+    if (!status && resume && *changes) run_say("note: other settings than before: %s\n", changes);
+    if (!status && resume) run_note_lr(r, mtt_trainer_step(t));
     evaluated = r->evaluated == (double)mtt_trainer_step(t); /* by rank 0's log */
     if (!status) status = run_decide(r, &evaluated);
     if (evaluated) r->evaluated = (double)mtt_trainer_step(t);

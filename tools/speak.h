@@ -184,6 +184,8 @@ static void speak_summary(const run *r, const result *m, int memory_file)
 {
     run_say("\nvalidation  perplexity %.2f, %.3f bits per byte, loss %.4f, accuracy %.1f %%\n",
             m->perplexity, m->bits_per_byte, m->val_loss, 100 * m->accuracy);
+    if (m->perplexity > r->vocab)
+        run_say("            worse than guessing among the %d ids of the vocabulary\n", r->vocab);
     run_say("speed       %s tokens/s, %.0f steps in %s\n", speak_count((uint64_t)m->tokens_per_s),
             m->steps, speak_time(m->training_time));
     run_say("memory      %.1f MiB planned", m->arena_bytes / 1048576);
