@@ -3022,7 +3022,7 @@ static uint32_t mtt__crc32(const mtt__crc_table *table, uint32_t crc, const void
    exchange; the others are notes. Sockets never block. Each wait is a poll of all of them, so a rank that
    fails is noticed at once, whoever is waited for. */
 
-enum { MTT__RANKS = 1024, MTT__RANKS_TIMEOUT = 20, MTT__RANKS_PORT = 29501 };
+enum { MTT__RANKS = 1024, MTT__RANKS_TIMEOUT = 20, MTT__RANKS_PORT = 29501, MTT__BACKLOG = 4096 };
 
 enum {
     MTT__FRAME_DATA = 0x4d545401, /* a number, after "MTT" */
@@ -3063,6 +3063,16 @@ typedef struct mtt__site {
     int32_t port;
 } mtt__site;
 
+/* What a rank that connects, the guest, and the one it comes to, the host, say to each other: first without a
+   proof that they know the secret, then with it. */
+typedef struct mtt__hello {
+    char magic[8];                 /* with a version */
+    int32_t rank, ranks, port;
+    int32_t sealed, taken;         /* 1 = it has a secret; 1 = the guest's rank has come, from host `other` */
+    char run[128], host[64], other[64];
+    unsigned char nonce[32], proof[32];
+} mtt__hello;
+
 struct mtt_ranks {
     mtt_env *env;
     mtt__pool pool;
@@ -3083,6 +3093,11 @@ struct mtt_ranks {
     mtt_transfer *all;             /* room for one with each rank */
     const mtt_transfer *transfers; /* of the exchange under way */
     int transfer_count;
+    mtt__hello own;                /* as it is not sent: its nonce is the key of those that are */
+    uint64_t nonces;
+    const char *secret;            /* until all have met; "": none, and proofs prove nothing */
+    int listening;
+    char refused[512];             /* why the last rank was turned away */
 #ifdef MTT_MPI
     int by_mpi, starts_mpi; /* 1 = this handle has started MPI */
     int clean;              /* 1 = all ranks have come to a normal end */
@@ -3561,10 +3576,8 @@ static mtt_status mtt__exchange(mtt_ranks *r, const mtt_transfer *transfers, int
 }
 
 /* A socket whose other end is closed, whether or not there are bytes to read before the end. */
-#if defined(__linux__) && !defined(POLLRDHUP)
+#ifdef __linux__
 enum { MTT__CLOSED = POLLHUP | POLLERR | 0x2000 }; /* POLLRDHUP, which POSIX does not have */
-#elif defined(POLLRDHUP)
-enum { MTT__CLOSED = POLLHUP | POLLERR | POLLRDHUP };
 #else
 enum { MTT__CLOSED = POLLHUP | POLLERR };
 #endif
@@ -3831,7 +3844,7 @@ static void mtt__sha256(const unsigned char *block, size_t head, const unsigned 
         0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2};
     uint32_t v[8], w[64] = {0}, hash[8] = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
                                            0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
-    size_t end = head + bytes, all = (end + 72) / 64 * 64, at = 0, i; /* with a bit, and 8 bytes of length */
+    size_t end = head + bytes, all = (end + 72) / 64 * 64, at = 0, i; /* with a bit and 8 bytes of length */
     while (at < all) {
         for (i = 0; i < 64; i++, at++)
             w[i / 4] = w[i / 4] << 8 | (at < head ? block[at] : at < end ? data[at - head] : at == end ? 128
@@ -3865,15 +3878,6 @@ static void mtt__hmac(const void *key, size_t size, const void *data, size_t byt
     mtt__sha256(outer, sizeof(outer), out, 32, out);
 }
 
-/* What a rank that connects, the guest, and the one it comes to, the host, say to each other: first without a
-   proof that they know the secret, then with it. */
-typedef struct mtt__hello {
-    char magic[8];              /* with a version */
-    int32_t rank, ranks, port, sealed, taken; /* sealed: it has a secret; taken: `other` is the guest's rank */
-    char run[128], host[64], other[64];
-    unsigned char nonce[32], proof[32];
-} mtt__hello;
-
 /* A connection that is not yet one to a rank. */
 typedef struct mtt__guest {
     int fd, answered;
@@ -3883,52 +3887,43 @@ typedef struct mtt__guest {
     mtt__hello hello, own;
 } mtt__guest;
 
-/* What a rank needs to meet the others. */
-typedef struct mtt__meeting {
-    mtt__hello own;             /* its nonce is the key of those that are sent */
-    uint64_t nonces;
-    int listening;
-    const char *secret;         /* "": none, and proofs prove nothing */
-    char refused[512];          /* why the last rank was turned away */
-} mtt__meeting;
-
 /* This rank's hello with a nonce that is used for one connection. */
-static mtt__hello mtt__fresh_hello(mtt__meeting *m)
+static mtt__hello mtt__fresh_hello(mtt_ranks *r)
 {
-    mtt__hello hello = m->own;
-    m->nonces++;
-    mtt__hmac(m->own.nonce, sizeof(m->own.nonce), &m->nonces, sizeof(m->nonces), hello.nonce);
+    mtt__hello hello = r->own;
+    r->nonces++;
+    mtt__hmac(r->own.nonce, sizeof(r->own.nonce), &r->nonces, sizeof(r->nonces), hello.nonce);
     return hello;
 }
 
 /* Makes the proof of one who has said `own` and heard `other`, or only checks it, in a time that does not
    depend on where it differs. A hello is said by one side, so no side can repeat the other's proof. */
-static int mtt__prove(const mtt__meeting *m, mtt__hello *own, const mtt__hello *other, int checks)
+static int mtt__prove(const mtt_ranks *r, mtt__hello *own, const mtt__hello *other, int checks)
 {
     mtt__hello both[2];
     unsigned char proof[32];
     int differ = 0, i;
     both[0] = *own, both[1] = *other;
     for (i = 0; i < 2; i++) memset(both[i].proof, 0, sizeof(proof));
-    mtt__hmac(m->secret, strlen(m->secret), both, sizeof(both), proof);
+    mtt__hmac(r->secret, strlen(r->secret), both, sizeof(both), proof);
     for (i = 0; i < 32; i++) differ |= proof[i] ^ own->proof[i];
     if (!checks) memcpy(own->proof, proof, sizeof(proof));
     return !differ;
 }
 
-/* Returns 1 if a guest and a host belong together. Otherwise says why not, in the same words on both sides. */
-static int mtt__fits(mtt__meeting *m, mtt__hello *guest, mtt__hello *host, int proven)
+/* Returns 1 if a guest and a host belong together. Otherwise says why not, on both sides in the same words. */
+static int mtt__fits(mtt_ranks *r, mtt__hello *guest, mtt__hello *host, int proven)
 {
     const char *why = strcmp(guest->run, host->run) ? "give each run a port of its own"
         : guest->ranks != host->ranks ? "start all with the same number of ranks"
         : guest->sealed > host->sealed ? "the second has no MTT_SECRET, the first has one: give all the same"
         : guest->sealed < host->sealed ? "the first has no MTT_SECRET, the second has one: give all the same"
         : !proven ? "they have different secrets: give all ranks the same MTT_SECRET"
-        : host->taken ? "two processes are this rank: give each a number of its own, and each run a port" : NULL;
+        : host->taken ? "two processes are the first: give each a number of its own, each run a port" : NULL;
     if (why)
-        mtt__format(m->refused, sizeof(m->refused), "rank %d of %d of run \"%.127s\" (host %.63s) came to rank "
-                    "%d of %d of run \"%.127s\" (host %.63s): %s%s%.63s", guest->rank, guest->ranks, guest->run,
-                    guest->host, host->rank, host->ranks, host->run, host->host, why,
+        mtt__format(r->refused, sizeof(r->refused), "rank %d of %d of run \"%.127s\" (host %.63s) came to "
+                    "rank %d of %d of run \"%.127s\" (host %.63s): %s%s%.63s", guest->rank, guest->ranks,
+                    guest->run, guest->host, host->rank, host->ranks, host->run, host->host, why,
                     host->taken ? "; the other is on host " : "", host->other);
     return !why;
 }
@@ -3969,7 +3964,7 @@ static int mtt__resolve(const char *address, int port, int family, struct addrin
 /* Opens the socket for ranks after this one, at a port (0: a free one) of `address` alone if that is one
    address of this host, and otherwise of all, for IPv6 and IPv4. A name that means loopback here may mean
    another address elsewhere, and so opens all. */
-static mtt_status mtt__listen(mtt_ranks *r, mtt__meeting *m, const char *address, int port)
+static mtt_status mtt__listen(mtt_ranks *r, const char *address, int port)
 {
     static const int family[] = {AF_UNSPEC, AF_INET6, AF_INET};
     int fd = -1, on = 1, off = 0, error = EADDRNOTAVAIL, local = mtt__is_local(address), k;
@@ -3984,12 +3979,12 @@ static mtt_status mtt__listen(mtt_ranks *r, mtt__meeting *m, const char *address
             setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)); /* a run may just have ended here */
             if (list->ai_family == AF_INET6) setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off));
         }
-        if (fd < 0 || bind(fd, list->ai_addr, list->ai_addrlen) || listen(fd, 4 * MTT__RANKS)) error = errno;
-        else if ((m->own.port = mtt__socket_name(fd, 0, name)) && (local || !mtt__is_local(name))) error = 0;
+        if (fd < 0 || bind(fd, list->ai_addr, list->ai_addrlen) || listen(fd, MTT__BACKLOG)) error = errno;
+        else if ((r->own.port = mtt__socket_name(fd, 0, name)) && (local || !mtt__is_local(name))) error = 0;
         if (error) mtt__socket_close(&fd);
         freeaddrinfo(list);
     }
-    m->listening = fd;
+    r->listening = fd;
     if (fd >= 0) return MTT_OK;
     return mtt__ranks_fail(r, r->rank, MTT_E_ARGUMENT, "cannot listen at port %d: %s; if another run has it, "
                            "give each a port of its own (MASTER_PORT)", port, strerror(error));
@@ -4038,11 +4033,11 @@ static mtt_status mtt__watch_connected(mtt_ranks *r)
     return status;
 }
 
-/* Makes a peer of a new connection to a rank. Returns NULL, or why not: try again, unless this rank has failed.
-   */
-static const char *mtt__greet(mtt_ranks *r, int rank, int fd, mtt__meeting *m, double end)
+/* Makes a peer of a new connection to a rank. Returns NULL, or why not, and if this rank has not failed, it may
+   try again. */
+static const char *mtt__greet(mtt_ranks *r, int rank, int fd, double end)
 {
-    mtt__hello own = mtt__fresh_hello(m), theirs;
+    mtt__hello own = mtt__fresh_hello(r), theirs;
     struct pollfd readable = {fd, POLLIN, 0};
     int again; /* 1 = with proofs */
     for (again = 0; again < 2; again++) {
@@ -4058,9 +4053,9 @@ static const char *mtt__greet(mtt_ranks *r, int rank, int fd, mtt__meeting *m, d
         if (ended) return "it ends the connection";
         if (memcmp(theirs.magic, own.magic, sizeof(own.magic)) || theirs.rank != rank)
             return "another program answers"; /* or this one: TCP may connect a socket to itself */
-        if (!mtt__fits(m, &own, &theirs, !again || mtt__prove(m, &theirs, &own, 1)))
-            return mtt__ranks_fail(r, -1, MTT_E_MISMATCH, "%s", m->refused), "";
-        mtt__prove(m, &own, &theirs, 0);
+        if (!mtt__fits(r, &own, &theirs, !again || mtt__prove(r, &theirs, &own, 1)))
+            return mtt__ranks_fail(r, -1, MTT_E_MISMATCH, "%s", r->refused), "";
+        mtt__prove(r, &own, &theirs, 0);
     }
     memcpy(r->sites[rank].host, theirs.host, sizeof(theirs.host));
     r->sites[rank].host[63] = 0;
@@ -4069,7 +4064,7 @@ static const char *mtt__greet(mtt_ranks *r, int rank, int fd, mtt__meeting *m, d
 }
 
 /* Connects to a rank, again and again until it listens and has a place for this one. */
-static mtt_status mtt__reach(mtt_ranks *r, int rank, const char *address, int port, mtt__meeting *m)
+static mtt_status mtt__reach(mtt_ranks *r, int rank, const char *address, int port)
 {
     double end = mtt__now_ms() + r->timeout, left = r->timeout;
     const char *reason = "";
@@ -4086,11 +4081,11 @@ static mtt_status mtt__reach(mtt_ranks *r, int rank, const char *address, int po
             if (fd < 0) reason = strerror(errno);
         }
         if (list) freeaddrinfo(list);
-        if (fd >= 0 && m->listening < 0) { /* others reach this rank as rank 0 does */
+        if (fd >= 0 && r->listening < 0) { /* others reach this rank as rank 0 does */
             mtt__socket_name(fd, 0, here);
-            status = mtt__listen(r, m, mtt__is_local(here) ? address : here, 0);
+            status = mtt__listen(r, mtt__is_local(here) ? address : here, 0);
         }
-        if (fd >= 0 && !status && !(reason = mtt__greet(r, rank, fd, m, end))) return MTT_OK;
+        if (fd >= 0 && !status && !(reason = mtt__greet(r, rank, fd, end))) return MTT_OK;
         mtt__socket_close(&fd);
         if (r->status) return r->status;
         poll(NULL, 0, 50);
@@ -4100,25 +4095,25 @@ static mtt_status mtt__reach(mtt_ranks *r, int rank, const char *address, int po
                            r->timeout / 1e3, reason);
 }
 
-/* Reads what a guest says, and answers. Returns 1 if it is a peer now, which has its socket. Closes that of one
-   who is turned away. */
-static int mtt__receive_guest(mtt_ranks *r, mtt__meeting *m, mtt__guest *g)
+/* Reads what a guest says, and answers. Returns 1 if it is a peer now, which has its socket. Closes the socket
+   of one that is turned away. */
+static int mtt__receive_guest(mtt_ranks *r, mtt__guest *g)
 {
     mtt__hello *h = &g->hello;
     ptrdiff_t n = recv(g->fd, (char *)h + g->got, sizeof(*h) - g->got, 0);
     int rank, proven, fits, ended = !n || (n < 0 && errno != EAGAIN && errno != EINTR);
     if (n > 0) g->got += (size_t)n;
-    if (ended || memcmp(h, &m->own, g->got < sizeof(h->magic) ? g->got : sizeof(h->magic)))
+    if (ended || memcmp(h, &r->own, g->got < sizeof(h->magic) ? g->got : sizeof(h->magic)))
         return mtt__socket_close(&g->fd), 0;
     if (g->got < sizeof(*h)) return 0;
     h->run[127] = h->host[63] = 0;
     rank = h->rank < 0 || h->rank >= r->count ? 0 : h->rank;
-    proven = g->answered && mtt__prove(m, h, &g->own, 1);
-    if (!g->answered) g->own = mtt__fresh_hello(m);
+    proven = g->answered && mtt__prove(r, h, &g->own, 1);
+    if (!g->answered) g->own = mtt__fresh_hello(r);
     g->own.taken = rank <= r->rank || r->peers[rank].fd >= 0;
     if (g->own.taken) memcpy(g->own.other, r->sites[rank].host, sizeof(g->own.other));
-    if (proven) mtt__prove(m, &g->own, h, 0);
-    fits = mtt__fits(m, h, &g->own, !g->answered || proven);
+    if (proven) mtt__prove(r, &g->own, h, 0);
+    fits = mtt__fits(r, h, &g->own, !g->answered || proven);
     if (!mtt__say(g->fd, &g->own, sizeof(g->own)) || !fits) return mtt__socket_close(&g->fd), 0;
     g->got = 0;
     g->since = mtt__now_ms();
@@ -4145,15 +4140,15 @@ static int mtt__least_guest(const mtt__guest *guests, int count, double now)
     return least;
 }
 
-/* Waits until all ranks after this one have connected. Others are turned away. Strangers who occupy all places
-   lose theirs to those who come. */
-static mtt_status mtt__gather(mtt_ranks *r, mtt__meeting *m)
+/* Waits until all ranks after this one have connected. Others are turned away. If all places are taken, some
+   guests lose theirs to those who come: a rank that does comes again. */
+static mtt_status mtt__gather(mtt_ranks *r)
 {
-    enum { GUESTS = 128 };
+    enum { GUESTS = 64 };
     mtt__guest *guests = (mtt__guest *)mtt__alloc(r->env, GUESTS, sizeof(*guests));
     struct pollfd polls[1 + GUESTS];
     double start = mtt__now_ms(), now = start;
-    int i, k, fd, full = 0, count = 0, missing = r->count - 1 - r->rank, others = -missing;
+    int i, fd, full = 0, count = 0, missing = r->count - 1 - r->rank, others = -missing;
     char absent[64];
     mtt__text names;
     mtt_status status = MTT_OK;
@@ -4161,21 +4156,20 @@ static mtt_status mtt__gather(mtt_ranks *r, mtt__meeting *m)
     mtt__text_init(&names, absent, sizeof(absent));
     for (; missing && !status && now - start < r->timeout; now = mtt__now_ms()) {
         for (i = 0; i <= count; i++) {
-            polls[i].fd = i ? guests[i - 1].fd : m->listening;
+            polls[i].fd = i ? guests[i - 1].fd : r->listening;
             polls[i].events = POLLIN;
         }
         poll(polls, (nfds_t)count + 1, 50);
         for (i = count - 1; i >= 0; i--) {
-            missing -= mtt__receive_guest(r, m, &guests[i]);
+            if (polls[i + 1].revents) missing -= mtt__receive_guest(r, &guests[i]);
             if (guests[i].fd < 0) guests[i] = guests[--count];
         }
-        for (k = count > GUESTS - 1 ? GUESTS / 4 : full; k && (polls[0].revents & POLLIN); k--) {
-            if ((i = mtt__least_guest(guests, count, now)) < 0) break;
-            mtt__socket_close(&guests[i].fd);
-            guests[i] = guests[--count];
+        if ((full || count == GUESTS) && polls[0].revents) {
+            i = mtt__least_guest(guests, count, now);
+            if (i < 0) poll(NULL, 0, 10);
+            else mtt__socket_close(&guests[i].fd), guests[i] = guests[--count];
         }
-        if (count == GUESTS) poll(NULL, 0, 10);
-        for (; count < GUESTS && (fd = accept(m->listening, NULL, NULL)) >= 0; others++) {
+        for (; count < GUESTS && (fd = accept(r->listening, NULL, NULL)) >= 0; others++) {
             memset(&guests[count], 0, sizeof(*guests));
             mtt__socket_prepare(fd);
             mtt__socket_name(fd, 1, guests[count].address);
@@ -4184,7 +4178,7 @@ static mtt_status mtt__gather(mtt_ranks *r, mtt__meeting *m)
         }
         full = count < GUESTS && (errno == EMFILE || errno == ENFILE);
         if (missing) status = mtt__watch_connected(r);
-        if (full && !count && !status)
+        if (missing && full && !count && !status)
             status = mtt__ranks_fail(r, r->rank, MTT_E_ARGUMENT, "cannot open %d sockets: raise the limit "
                                      "of open files (ulimit -n)", r->count - 1);
     }
@@ -4195,9 +4189,9 @@ static mtt_status mtt__gather(mtt_ranks *r, mtt__meeting *m)
         if (r->peers[i].fd < 0) mtt__print(&names, "%s%d", names.size ? ", " : "", i);
     return mtt__ranks_fail(r, r->rank, MTT_E_RANK, "waited %g seconds at port %d for %d of %d ranks: %s%s; "
                            "start them, and check address, port and firewall. Connections of others: %d%s%s",
-                           r->timeout / 1e3, m->own.port, missing, r->count, absent,
+                           r->timeout / 1e3, r->own.port, missing, r->count, absent,
                            names.size == sizeof(absent) - 1 ? "..." : "", others + missing,
-                           *m->refused ? ". Turned away: " : "", m->refused);
+                           *r->refused ? ". Turned away: " : "", r->refused);
 }
 
 /* Sends rank 0's table of sites to all. */
@@ -4215,13 +4209,13 @@ static mtt_status mtt__share_sites(mtt_ranks *r)
 }
 
 /* Connects a rank other than 0 to rank 0, which says where all are, and then to the ranks before it. */
-static mtt_status mtt__join(mtt_ranks *r, const char *address, int port, mtt__meeting *m)
+static mtt_status mtt__join(mtt_ranks *r, const char *address, int port)
 {
     char zero[64];
     mtt_status status;
     int i;
     mtt__format(r->sites[0].host, sizeof(r->sites->host), "%s", address); /* until it says its name */
-    status = mtt__reach(r, 0, address, port, m);
+    status = mtt__reach(r, 0, address, port);
     if (status) return status;
     mtt__socket_name(r->peers[0].fd, 1, zero);
     r->timeout *= 1.25; /* rank 0 may wait for the timeout, in silence, and then says who is absent */
@@ -4230,7 +4224,7 @@ static mtt_status mtt__join(mtt_ranks *r, const char *address, int port, mtt__me
     for (i = 1; i < r->rank && !status; i++) {
         const mtt__site *to = &r->sites[i];
         /* Rank 0 sees a rank on its own host at an address that means nothing elsewhere. */
-        status = mtt__reach(r, i, mtt__is_local(to->address) ? zero : to->address, to->port, m);
+        status = mtt__reach(r, i, mtt__is_local(to->address) ? zero : to->address, to->port);
     }
     return status;
 }
@@ -4272,7 +4266,6 @@ MTTDEF mtt_status mtt_ranks_connect(mtt_env *env, const mtt_ranks_desc *desc, mt
     const char *run = desc->run ? desc->run : "";
     int fd, port = desc->port ? desc->port : MTT__RANKS_PORT;
     double seconds = desc->timeout != 0 ? desc->timeout : (double)MTT__RANKS_TIMEOUT;
-    mtt__meeting m;
     mtt_ranks *r;
     mtt_status status;
     *out = NULL;
@@ -4280,10 +4273,10 @@ MTTDEF mtt_status mtt_ranks_connect(mtt_env *env, const mtt_ranks_desc *desc, mt
     if (desc->ranks < 1 || desc->ranks > MTT__RANKS || desc->rank < 0 || desc->rank >= desc->ranks)
         return mtt__fail(env, MTT_E_ARGUMENT, "rank %d of %d: give 1..%d ranks, numbered from 0", desc->rank,
                          desc->ranks, MTT__RANKS);
-    if (port < 1 || port > 65535 || !(seconds > 0 && seconds <= 86400) || strlen(run) >= sizeof(m.own.run))
+    if (port < 1 || port > 65535 || !(seconds > 0 && seconds <= 86400) || strlen(run) >= sizeof(r->own.run))
         return mtt__fail(env, MTT_E_ARGUMENT, "port %d, timeout %g, run \"%s\": give a port of 1..65535, at "
                          "most 86400 seconds, and a name below %d bytes", port, seconds, run,
-                         (int)sizeof(m.own.run));
+                         (int)sizeof(r->own.run));
 #ifdef MTT_MPI
     if (desc->mpi) return mtt__mpi_connect(env, desc, seconds, out);
 #else
@@ -4292,22 +4285,21 @@ MTTDEF mtt_status mtt_ranks_connect(mtt_env *env, const mtt_ranks_desc *desc, mt
 #endif
     status = mtt__ranks_new(env, desc->rank, desc->ranks, seconds, &r);
     if (status || r->count == 1) return *out = r, status;
-    memset(&m, 0, sizeof(m));
-    memcpy(m.own.magic, "mttrank2", sizeof(m.own.magic));
-    memcpy(m.own.run, run, strlen(run));
-    memcpy(m.own.host, r->sites[r->rank].host, sizeof(m.own.host));
-    m.own.rank = r->rank;
-    m.own.ranks = r->count;
-    m.secret = desc->secret ? desc->secret : "";
-    m.own.sealed = *m.secret != 0;
-    m.listening = -1;
-    fd = m.own.sealed ? open("/dev/urandom", O_RDONLY | O_CLOEXEC) : -1;
-    if (m.own.sealed && (fd < 0 || read(fd, m.own.nonce, sizeof(m.own.nonce)) != sizeof(m.own.nonce)))
+    memcpy(r->own.magic, "mttrank2", sizeof(r->own.magic));
+    memcpy(r->own.run, run, strlen(run));
+    memcpy(r->own.host, r->sites[r->rank].host, sizeof(r->own.host));
+    r->own.rank = r->rank;
+    r->own.ranks = r->count;
+    r->secret = desc->secret ? desc->secret : "";
+    r->own.sealed = *r->secret != 0;
+    r->listening = -1;
+    fd = r->own.sealed ? open("/dev/urandom", O_RDONLY | O_CLOEXEC) : -1;
+    if (r->own.sealed && (fd < 0 || read(fd, r->own.nonce, sizeof(r->own.nonce)) != sizeof(r->own.nonce)))
         status = mtt__ranks_fail(r, -1, MTT_E_ARGUMENT, "MTT_SECRET needs /dev/urandom: %s", strerror(errno));
     mtt__socket_close(&fd);
-    if (!status) status = r->rank ? mtt__join(r, address, port, &m) : mtt__listen(r, &m, address, port);
-    if (!status) status = mtt__gather(r, &m);
-    mtt__socket_close(&m.listening);
+    if (!status) status = r->rank ? mtt__join(r, address, port) : mtt__listen(r, address, port);
+    if (!status) status = mtt__gather(r);
+    mtt__socket_close(&r->listening);
     if (!r->rank && !status) status = mtt__share_sites(r);
     if (!status) return *out = r, MTT_OK;
     mtt__farewell(r, r->failure);
@@ -4404,7 +4396,7 @@ MTTDEF mtt_status mtt_ranks_environment(mtt_env *env, mtt_ranks_desc *desc)
     desc->run = getenv(l->run);
     desc->secret = getenv("MTT_SECRET");
     if (!status && desc->secret && !*desc->secret)
-        status = mtt__fail(env, MTT_E_ARGUMENT, "MTT_SECRET is empty: set it to a secret of all ranks, or not");
+        status = mtt__fail(env, MTT_E_ARGUMENT, "MTT_SECRET is empty: give all ranks a secret, or unset it");
 #ifdef MTT_MPI
     desc->mpi = l->mpi;
 #endif
