@@ -118,7 +118,7 @@
    The policy's `shard` says what ranks divide. The plan says what a rank holds, and what it sends. The
    gradients of a layer are sent while the backward pass goes on through the layer before it, and weights of a
    layer while the next one's are updated, or, by copies, while the next forward pass runs. A rank that waits
-   for its GPU still notices if another one is lost.
+   for its GPU still notices if another one is lost. Ranks on several hosts should have a secret, MTT_SECRET.
 
    ATTENTION AND WINDOWS
    Query i attends keys max(0, i - W + 1) .. i. W counts the query itself: W = 1 attends nothing else.
@@ -569,7 +569,9 @@ MTTDEF void mtt_schedule_json(const mtt_schedule *schedule, mtt_write_fn write, 
    or stays silent, the calls of the others fail with MTT_E_RANK, and if it stops and says why, with
    MTT_E_STOPPED. The error names that rank. After a failure every later call on the handle fails in the same
    way. NULL is a valid handle: one rank.
-   Nothing is encrypted, and a run's name is no password. Ranks on several hosts need a network to trust. */
+   Ranks trust each other. A secret keeps out strangers who do not know it. Nothing is encrypted, and only
+   TCP's checksum guards data after the start: who can change packets can read and change all. NCCL makes
+   connections of its own, which know no secret. */
 typedef struct mtt_ranks mtt_ranks;
 
 /* On one host: makes `ranks` processes, 1..1024, of the caller, which becomes rank 0. All of them return from
@@ -587,7 +589,8 @@ typedef struct mtt_ranks_desc {
     const char *address; /* of rank 0, a name or an IP address, default `host` */
     int port;            /* where rank 0 listens, default 29501: torchrun has 29500 itself */
     const char *run;     /* a name that the ranks of a run share, below 128 bytes, default "" */
-    const char *secret;  /* of all ranks, which prove by TCP that they know it; default "": none */
+    const char *secret;  /* of all ranks, default "" = none. They prove to know it, by keyed hashes of nonces;
+                            who hears these can try guesses, so take 16 random bytes or more */
     double timeout;      /* seconds, above 0, at most 86400, that a rank waits for another, default 20 */
     int mpi;             /* 1 = by MPI, whose ranks they are, and not by TCP; only with MTT_MPI */
     char host[256];      /* the address that mtt_ranks_environment found, default 127.0.0.1 */
@@ -595,9 +598,10 @@ typedef struct mtt_ranks_desc {
 
 /* Connects the ranks by TCP. They meet at rank 0's address in any order, within the timeout. Whoever else
    comes to that port is turned away: another run, other programs, a second process of the same rank. Rank 0
-   listens at all addresses of its host, or at 127.0.0.1 alone if that or localhost is the address. The other
-   ranks listen, too, at ports that the system chooses: firewalls between the hosts must let them pass. With
-   `mpi` the ranks are those of MPI_COMM_WORLD, and address, port and run do not matter. MPI is started if
+   listens at its address alone, but at all of its host if the address is of no or several interfaces, or is a
+   name, other than localhost, that means loopback there. The others listen at the address by which they reach
+   rank 0, at ports that the system chooses: firewalls between the hosts must let them pass. With `mpi` the
+   ranks are those of MPI_COMM_WORLD, and address, port, run and secret do not matter. MPI is started if
    nobody has done so, without a timeout, and then ended by mtt_ranks_close, unless ranks are lost. */
 MTTDEF mtt_status mtt_ranks_connect(mtt_env *env, const mtt_ranks_desc *desc, mtt_ranks **out);
 
@@ -607,8 +611,8 @@ MTTDEF mtt_status mtt_ranks_connect(mtt_env *env, const mtt_ranks_desc *desc, mt
       srun       SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID, if there is SLURM_STEP_ID: a batch script has the
                  others, too, but is one process; the run is SLURM_JOB_ID
    Without any, `ranks` is 1. The address is MASTER_ADDR, or else the first host of SLURM_STEP_NODELIST or
-   SLURM_JOB_NODELIST, where rank 0 runs. The port is MASTER_PORT + 1. `run` points into the environment.
-   `mpi` is set for mpirun's ranks if this build has MTT_MPI.
+   SLURM_JOB_NODELIST, where rank 0 runs. The port is MASTER_PORT + 1. The secret is MTT_SECRET. `run` and
+   `secret` point into the environment. `mpi` is set for mpirun's ranks if this build has MTT_MPI.
    MTT_E_ARGUMENT: the error names the variable that is malformed, missing or in contradiction. */
 MTTDEF mtt_status mtt_ranks_environment(mtt_env *env, mtt_ranks_desc *desc);
 
@@ -2008,7 +2012,8 @@ MTTDEF const char *mtt_op_name(mtt_op_kind kind);
 #endif
 #endif
 
-/* stb_sprintf, private to this file: its functions are static here, and its warnings are off. */
+/* stb_sprintf, private to this file: its functions are static here, and its warnings are off. It negates the
+   least int, which must wrap. */
 #ifndef STB_SPRINTF_H_INCLUDE
 #ifdef __GNUC__
 #pragma GCC diagnostic push
@@ -2020,6 +2025,12 @@ MTTDEF const char *mtt_op_name(mtt_op_kind kind);
 #pragma GCC diagnostic ignored "-Wextra"
 #pragma GCC diagnostic ignored "-Wpedantic"
 #pragma GCC diagnostic ignored "-Wimplicit-fallthrough"
+#ifdef __clang__
+#pragma clang attribute push(__attribute__((no_sanitize("signed-integer-overflow"))), apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC optimize("wrapv")
+#endif
 #endif
 #define STB_SPRINTF_STATIC
 #define STB_SPRINTF_NOUNALIGNED
@@ -2037,7 +2048,11 @@ MTTDEF const char *mtt_op_name(mtt_op_kind kind);
 #endif
 #undef STB_SPRINTF_IMPLEMENTATION
 #undef STB_SPRINTF_STATIC
-#ifdef __GNUC__
+#ifdef __clang__
+#pragma clang attribute pop
+#pragma GCC diagnostic pop
+#elif defined(__GNUC__)
+#pragma GCC pop_options
 #pragma GCC diagnostic pop
 #endif
 #endif
@@ -3911,20 +3926,24 @@ static int mtt__prove(const mtt_ranks *r, mtt__hello *own, const mtt__hello *oth
     return !differ;
 }
 
-/* Returns 1 if a guest and a host belong together. Otherwise says why not, on both sides in the same words. */
+/* Returns 1 if a guest and a host belong together. Otherwise notes why not, on both sides in the same way. */
 static int mtt__fits(mtt_ranks *r, mtt__hello *guest, mtt__hello *host, int proven)
 {
-    const char *why = strcmp(guest->run, host->run) ? "give each run a port of its own"
+    const char *why;
+    char twin[192];
+    guest->run[127] = host->run[127] = guest->host[63] = host->host[63] = host->other[63] = 0;
+    why = strcmp(guest->run, host->run) ? "give each run a port of its own"
         : guest->ranks != host->ranks ? "start all with the same number of ranks"
         : guest->sealed > host->sealed ? "the second has no MTT_SECRET, the first has one: give all the same"
         : guest->sealed < host->sealed ? "the first has no MTT_SECRET, the second has one: give all the same"
         : !proven ? "they have different secrets: give all ranks the same MTT_SECRET"
-        : host->taken ? "two processes are the first: give each a number of its own, each run a port" : NULL;
+        : host->taken ? mtt__format(twin, sizeof(twin), "two processes are the first, the other one on host "
+                                    "%s: give each a number of its own, and each run a port", host->other)
+        : NULL;
     if (why)
-        mtt__format(r->refused, sizeof(r->refused), "rank %d of %d of run \"%.127s\" (host %.63s) came to "
-                    "rank %d of %d of run \"%.127s\" (host %.63s): %s%s%.63s", guest->rank, guest->ranks,
-                    guest->run, guest->host, host->rank, host->ranks, host->run, host->host, why,
-                    host->taken ? "; the other is on host " : "", host->other);
+        mtt__format(r->refused, sizeof(r->refused), "rank %d of %d of run \"%s\" (host %s) came to rank %d "
+                    "of %d of run \"%s\" (host %s): %s", guest->rank, guest->ranks, guest->run, guest->host,
+                    host->rank, host->ranks, host->run, host->host, why);
     return !why;
 }
 
@@ -4033,8 +4052,7 @@ static mtt_status mtt__watch_connected(mtt_ranks *r)
     return status;
 }
 
-/* Makes a peer of a new connection to a rank. Returns NULL, or why not, and if this rank has not failed, it may
-   try again. */
+/* Makes a peer of a new connection to a rank. Returns NULL, or why not. If this has not failed, try again. */
 static const char *mtt__greet(mtt_ranks *r, int rank, int fd, double end)
 {
     mtt__hello own = mtt__fresh_hello(r), theirs;
@@ -4050,7 +4068,7 @@ static const char *mtt__greet(mtt_ranks *r, int rank, int fd, double end)
             else if (mtt__watch_connected(r) || mtt__now_ms() > end) return "it says nothing";
             else poll(&readable, 1, 50);
         }
-        if (ended) return "it ends the connection";
+        if (ended) return "it ends the connection, as another version would";
         if (memcmp(theirs.magic, own.magic, sizeof(own.magic)) || theirs.rank != rank)
             return "another program answers"; /* or this one: TCP may connect a socket to itself */
         if (!mtt__fits(r, &own, &theirs, !again || mtt__prove(r, &theirs, &own, 1)))
@@ -4058,7 +4076,6 @@ static const char *mtt__greet(mtt_ranks *r, int rank, int fd, double end)
         mtt__prove(r, &own, &theirs, 0);
     }
     memcpy(r->sites[rank].host, theirs.host, sizeof(theirs.host));
-    r->sites[rank].host[63] = 0;
     r->peers[rank].fd = fd;
     return NULL;
 }
@@ -4090,13 +4107,12 @@ static mtt_status mtt__reach(mtt_ranks *r, int rank, const char *address, int po
         if (r->status) return r->status;
         poll(NULL, 0, 50);
     }
-    return mtt__ranks_fail(r, -1, MTT_E_RANK, "rank %d does not answer at %s, port %d, within %g seconds: %s; "
-                           "start it, and check address, port and firewall", rank, address, port,
+    return mtt__ranks_fail(r, -1, MTT_E_RANK, "rank %d does not answer at %s, port %d, within %g seconds: "
+                           "%s; start it, and check address, port and firewall", rank, address, port,
                            r->timeout / 1e3, reason);
 }
 
-/* Reads what a guest says, and answers. Returns 1 if it is a peer now, which has its socket. Closes the socket
-   of one that is turned away. */
+/* Reads what a guest says, and answers. Returns 1 if it is now a peer. Closes the socket if it is refused. */
 static int mtt__receive_guest(mtt_ranks *r, mtt__guest *g)
 {
     mtt__hello *h = &g->hello;
@@ -4104,9 +4120,8 @@ static int mtt__receive_guest(mtt_ranks *r, mtt__guest *g)
     int rank, proven, fits, ended = !n || (n < 0 && errno != EAGAIN && errno != EINTR);
     if (n > 0) g->got += (size_t)n;
     if (ended || memcmp(h, &r->own, g->got < sizeof(h->magic) ? g->got : sizeof(h->magic)))
-        return mtt__socket_close(&g->fd), 0;
-    if (g->got < sizeof(*h)) return 0;
-    h->run[127] = h->host[63] = 0;
+        mtt__socket_close(&g->fd);
+    if (g->got < sizeof(*h) || g->fd < 0) return 0;
     rank = h->rank < 0 || h->rank >= r->count ? 0 : h->rank;
     proven = g->answered && mtt__prove(r, h, &g->own, 1);
     if (!g->answered) g->own = mtt__fresh_hello(r);
@@ -4127,15 +4142,14 @@ static int mtt__receive_guest(mtt_ranks *r, mtt__guest *g)
 
 /* The guest that loses its place to the next: one that was not answered before one that was, of the address
    with most places, the oldest. -1 = all were answered just now: a rank needs time to prove. */
-static int mtt__least_guest(const mtt__guest *guests, int count, double now)
+static int mtt__least_guest(const mtt__guest *g, int count, double now)
 {
     int i, k, weight, most = 0, least = -1;
     for (i = 0; i < count; i++) {
-        const mtt__guest *g = &guests[i];
-        if (g->answered && now - g->since < 100) continue;
-        for (weight = g->answered ? 0 : count, k = 0; k < count; k++)
-            weight += !strcmp(guests[k].address, g->address);
-        if (weight > most || (weight == most && g->since < guests[least].since)) most = weight, least = i;
+        for (weight = g[i].answered ? 0 : count, k = 0; k < count; k++)
+            weight += !strcmp(g[k].address, g[i].address);
+        if (g[i].answered && now - g[i].since < 100) continue;
+        if (weight > most || (weight == most && g[i].since < g[least].since)) most = weight, least = i;
     }
     return least;
 }

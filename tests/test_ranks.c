@@ -17,8 +17,8 @@
 #include "test.h"
 
 /* Call number fault_at of fork or socketpair fails. With `rough` set, sends and receives are interrupted and
-   cut short. The first receive of a frame waits for `first_receive` ms. The next poll takes `sleep_in_poll` ms and finds
-   nothing, as in a process that is stopped and continued. */
+   cut short. The first receive of a frame waits for `first_receive` ms. The next poll takes `sleep_in_poll`
+   ms and finds nothing, as in a process that is stopped and continued. */
 static int fault_at, fault_calls, rough, first_receive, sleep_in_poll;
 
 static int fault(void)
@@ -708,7 +708,8 @@ static void test_strangers(void)
     desc = describe(3, 5, port, 3); /* other numbers of ranks, runs and ranks: results at 3 and 4 */
     waitpid(other = start_rank(&desc, agreements), NULL, 0);
     check(shared->rank[3].status == MTT_E_MISMATCH &&
-          strstr(shared->rank[3].error, "start all with the same number of ranks"), "ranks: %s", shared->rank[3].error);
+          strstr(shared->rank[3].error, "start all with the same number of ranks"), "ranks: %s",
+          shared->rank[3].error);
     desc = describe(4, 5, port, 3);
     desc.run = "another";
     waitpid(start_rank(&desc, agreements), NULL, 0);
@@ -721,8 +722,8 @@ static void test_strangers(void)
         if (i == 1) {
             waitpid(start_rank(&desc, agreements), NULL, 0);
             check(shared->rank[1].status == MTT_E_MISMATCH &&
-                  strstr(shared->rank[1].error, "two processes are the first"), "twins: %s",
-                  shared->rank[1].error);
+                  strstr(shared->rank[1].error, "two processes are the first, the other one on host "),
+                  "twins: %s", shared->rank[1].error);
         }
     }
     for (i = 0; i < 3; i++) waitpid(child[i], NULL, 0);
@@ -793,8 +794,8 @@ static pid_t start_flood(int port, int kind, int count, int ranks)
             int comes = fd[i] < 0 && (!round || kind >= CHURN);
             if (comes) fd[i] = connect_plain(port);
             if (fd[i] < 0) continue;
-            if (kind == SLOW && round < 300 && send(fd[i], (char *)&hello + round, 1, MSG_NOSIGNAL) < 0) round += 0;
-            if (kind == STALL && comes && send(fd[i], &hello, sizeof(hello), MSG_NOSIGNAL) < 0) round += 0;
+            if (kind == SLOW && round < 300) send(fd[i], (char *)&hello + round, 1, MSG_NOSIGNAL);
+            if (kind == STALL && comes) send(fd[i], &hello, sizeof(hello), MSG_NOSIGNAL);
             if (kind == CHURN || (kind == STALL && recv(fd[i], &byte, 1, MSG_DONTWAIT) == 0))
                 close(fd[i]), fd[i] = -1;
         }
@@ -808,7 +809,7 @@ static pid_t start_flood(int port, int kind, int count, int ranks)
 static void flood(const char *name, int of, int kind, int count)
 {
     int port = next_port(), i;
-    pid_t child[3], strangers;
+    pid_t child[3], strangers = 0;
     reset();
     patience = 10;
     for (i = 0; i < 3; i++) {
@@ -875,8 +876,8 @@ static void test_hmac(void)
          "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843"},
         {0xaa, 131, "", "Test Using Larger Than Block-Size Key - Hash Key First",
          "60e431591ee0b67f0d8a26aacbf5b77f8e0bc6213728c5140546040f0ee37f54"},
-        {0xaa, 131, "", "This is a test using a larger than block-size key and a larger than block-size data. The "
-         "key needs to be hashed before being used by the HMAC algorithm.",
+        {0xaa, 131, "", "This is a test using a larger than block-size key and a larger than block-size "
+         "data. The key needs to be hashed before being used by the HMAC algorithm.",
          "9b09ffa71b942fcb27635fbcd5b0e944bfdc63644f0713938a7f51535c3a35e2"},
         {0, 0, "", "", "b613679a0814d9ec772f95d778c35fc5ff1697c493715653c6c712144292c5ad"},
     };
@@ -905,7 +906,8 @@ static int receive_all(int fd, void *data, size_t bytes) /* 1 = all of them */
 {
     size_t got = 0;
     ptrdiff_t n = 1;
-    for (; got < bytes && n > 0; got += n > 0 ? (size_t)n : 0) n = recv(fd, (char *)data + got, bytes - got, 0);
+    for (; got < bytes && n > 0; got += n > 0 ? (size_t)n : 0)
+        n = recv(fd, (char *)data + got, bytes - got, 0);
     return got == bytes;
 }
 
@@ -925,16 +927,28 @@ static int intrude(int port, const mtt__hello *said, int reflects)
     return i < 2 ? 0 : 1 + end;
 }
 
-/* Those who come as the last rank to rank 0 of 2 or rank 1 of 3. Exits with the number of the first who is not
-   refused. `kept` is what the true one has said before. */
+/* Those who come as the last rank to rank 0 of 2 or rank 1 of 3. Exits with the number of the first who is
+   not refused. `kept` is what the true one has said before. */
 static pid_t start_intruders(int of, const mtt__hello *kept)
 {
     pid_t child = fork();
     mtt_ranks stranger;
     mtt__hello said[2];
-    int port = shared->rank[of].port;
+    struct {
+        mtt__frame head;
+        char text[8];
+    } stop;
+    char byte;
+    int port = shared->rank[of].port, fd;
     if (child) return child;
     alarm(60);
+    memset(&stop, 0, sizeof(stop));
+    stop.head.kind = MTT__FRAME_STOP;
+    stop.head.bytes = sizeof(stop.text);
+    fd = connect_plain(port);
+    send(fd, &stop, sizeof(stop), MSG_NOSIGNAL);
+    if (recv(fd, &byte, 1, 0) > 0) _exit(5); /* the last word of nobody */
+    close(fd);
     memset(&stranger, 0, sizeof(stranger));
     said[0] = said[1] = hello_of(of + 1, of + 2);
     if (intrude(port, said, 0) != 1) _exit(1); /* without a proof */
@@ -1006,7 +1020,8 @@ static void impostor(const char *name, const char *right, const char *wrong, con
             desc = describe(2, 3, port, 10);
             waitpid(start_rank(&desc, agreements), NULL, 0);
             check(shared->rank[2].status == MTT_E_MISMATCH && strstr(shared->rank[2].error, told) &&
-                  strstr(shared->rank[2].error, "rank 2 of 3") && strstr(shared->rank[2].error, "rank 0 of 3"),
+                  strstr(shared->rank[2].error, "rank 2 of 3") &&
+                  strstr(shared->rank[2].error, "rank 0 of 3"),
                   "%s: status %d, %s", name, shared->rank[2].status, shared->rank[2].error);
             for (i = 0; i < 3; i++)
                 check(!strstr(shared->rank[i].error, "hunter"), "%s: the secret is told: %s", name,
@@ -1023,7 +1038,7 @@ static void impostor(const char *name, const char *right, const char *wrong, con
 
 static void test_secrets(void)
 {
-    static const char longest[] = "hunter hunter hunter hunter hunter hunter hunter hunter hunter hunter hunter hunter";
+    static const char longest[] = "hunter hunter hunter hunter hunter hunter hunter hunter hunter hunter";
     mtt__hello *kept = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     int port = next_port(), tapped = next_port(), i, k, intruded = 0, before = open_files();
     pid_t child[3], tap;
@@ -1062,7 +1077,7 @@ static void test_secrets(void)
         }
         if (k) waitpid(tap, &intruded, 0);
         for (i = 0; i < 2 + k; i++) waitpid(child[i], NULL, 0);
-        check(WIFEXITED(intruded) && WEXITSTATUS(intruded) == 0, "rank %d met intruders: status %d", k, intruded);
+        check(WIFEXITED(intruded) && !WEXITSTATUS(intruded), "rank %d met intruders: %d", k, intruded);
         all_say(2 + k, -1, MTT_OK, "", "after intruders");
     }
     slow = -1;
@@ -1084,8 +1099,8 @@ static void test_secrets(void)
 
 static void fails_as(const char *text, const char *wanted)
 {
-    check(mtt__fail(&env, MTT_E_DATA, "%s", text) == MTT_E_DATA && !strcmp(env.error, wanted), "\"%s\" for \"%s\"",
-          env.error, wanted);
+    check(mtt__fail(&env, MTT_E_DATA, "%s", text) == MTT_E_DATA && !strcmp(env.error, wanted),
+          "\"%s\" for \"%s\"", env.error, wanted);
     new_case();
 }
 
@@ -1122,15 +1137,16 @@ static pid_t start_rude_rank(int port, int stops)
 static void test_texts(void)
 {
     int stops;
-    fails_as("plain text, \xc3\xa9 \xe6\xbc\xa2 \xf0\x9f\x98\x80", "plain text, \xc3\xa9 \xe6\xbc\xa2 \xf0\x9f\x98\x80");
+    fails_as("text, \xc3\xa9 \xe6\xbc\xa2 \xf0\x9f\x98\x80", "text, \xc3\xa9 \xe6\xbc\xa2 \xf0\x9f\x98\x80");
     fails_as("\033[2J\033]0;owned\a", "?[2J?]0;owned?");
     fails_as("a\nb\rc\td\x7f" "e\b", "a?b?c?d?e?");
     fails_as("\xc2\x9b" "2J \xc2\x80 \xc2\xa0", "??2J ?? \xc2\xa0");
-    fails_as("\xe2\x80\xae \xe2\x80\xaa \xe2\x81\xa6 \xe2\x81\xa9 \xe2\x80\x8f \xd8\x9c \xe2\x80\xa8", "??? ??? ??? ??? ??? ?? ???");
+    fails_as("\xe2\x80\xae \xe2\x80\xaa \xe2\x81\xa6 \xe2\x81\xa9", "??? ??? ??? ???");
+    fails_as("\xe2\x80\x8f \xd8\x9c \xe2\x80\xa8 \xe2\x80\x8d", "??? ?? ??? \xe2\x80\x8d");
     fails_as("\x9b \xff \xc0\x9b \xed\xa0\x80 \xe2\x80", "? ? ?? ??? ??");
     for (stops = 0; stops < 2; stops++) {
-        int port = next_port(), i, status = 0;
-        char *at;
+        int port = next_port(), status = 0;
+        signed char *at;
         mtt_ranks_desc desc = describe(0, 3, port, 10);
         pid_t child;
         reset();
@@ -1139,12 +1155,12 @@ static void test_texts(void)
         while (!shared->rank[0].port) pause_ms(2);
         waitpid(start_rude_rank(port, stops), &status, 0);
         waitpid(child, NULL, 0);
-        for (at = shared->rank[0].error; *at; at++) if ((unsigned char)*at < 32 || *at == 127 || *at & 128) break;
+        for (at = (signed char *)shared->rank[0].error; *at >= 32 && *at < 127;) at++;
         check(!status && shared->rank[0].status == (stops ? MTT_E_STOPPED : MTT_E_RANK) && !*at &&
               strstr(shared->rank[0].error, "rank 1 (host ?[2J?]0;owned?? forged ") &&
               strstr(shared->rank[0].error, stops ? ") stopped: ?[31mall is well???" : ") ended"), "%s",
               shared->rank[0].error);
-        for (i = 0; i < 1; i++) new_case();
+        new_case();
     }
 }
 
@@ -1165,9 +1181,9 @@ static void listens(const char *address, const char *wanted)
     for (i = 0; i < 3; i++) waitpid(child[i], NULL, 0);
     all_say(3, -1, MTT_OK, "", address);
     for (i = 0; i < 3; i++)
-        check(wanted ? !strcmp(shared->rank[i].address, wanted)
-                     : i || !strcmp(shared->rank[i].address, "::") || !strcmp(shared->rank[i].address, "0.0.0.0"),
-              "%s: rank %d listens at %s", address, i, shared->rank[i].address);
+        check(!strcmp(shared->rank[i].address, wanted ? wanted : i ? "127.0.0.1" : "::") ||
+              (!wanted && !strcmp(shared->rank[i].address, "0.0.0.0")), "%s: rank %d listens at %s", address,
+              i, shared->rank[i].address);
 }
 
 static void test_binding(void)
