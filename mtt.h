@@ -118,7 +118,7 @@
    The policy's `shard` says what ranks divide. The plan says what a rank holds, and what it sends. The
    gradients of a layer are sent while the backward pass goes on through the layer before it, and weights of a
    layer while the next one's are updated, or, by copies, while the next forward pass runs. A rank that waits
-   for its GPU still notices if another one is lost.
+   for its GPU still notices if another one is lost. Ranks on several hosts should have a secret, MTT_SECRET.
 
    ATTENTION AND WINDOWS
    Query i attends keys max(0, i - W + 1) .. i. W counts the query itself: W = 1 attends nothing else.
@@ -580,7 +580,9 @@ MTTDEF void mtt_schedule_json(const mtt_schedule *schedule, mtt_write_fn write, 
    or stays silent, the calls of the others fail with MTT_E_RANK, and if it stops and says why, with
    MTT_E_STOPPED. The error names that rank. After a failure every later call on the handle fails in the same
    way. NULL is a valid handle: one rank.
-   Nothing is encrypted, and a run's name is no password. Ranks on several hosts need a network to trust. */
+   Ranks trust each other. A secret keeps out strangers who do not know it. Nothing is encrypted, and only
+   TCP's checksum guards data after the start: who can change packets can read and change all. NCCL makes
+   connections of its own, which know no secret. */
 typedef struct mtt_ranks mtt_ranks;
 
 /* On one host: makes `ranks` processes, 1..1024, of the caller, which becomes rank 0. All of them return from
@@ -598,6 +600,8 @@ typedef struct mtt_ranks_desc {
     const char *address; /* of rank 0, a name or an IP address, default `host` */
     int port;            /* where rank 0 listens, default 29501: torchrun has 29500 itself */
     const char *run;     /* a name that the ranks of a run share, below 128 bytes, default "" */
+    const char *secret;  /* of all ranks, default "" = none. They prove to know it, by keyed hashes of nonces;
+                            who hears these can try guesses, so take 16 random bytes or more */
     double timeout;      /* seconds, above 0, at most 86400, that a rank waits for another, default 20 */
     int mpi;             /* 1 = by MPI, whose ranks they are, and not by TCP; only with MTT_MPI */
     char host[256];      /* the address that mtt_ranks_environment found, default 127.0.0.1 */
@@ -605,9 +609,10 @@ typedef struct mtt_ranks_desc {
 
 /* Connects the ranks by TCP. They meet at rank 0's address in any order, within the timeout. Whoever else
    comes to that port is turned away: another run, other programs, a second process of the same rank. Rank 0
-   listens at all addresses of its host, or at 127.0.0.1 alone if that or localhost is the address. The other
-   ranks listen, too, at ports that the system chooses: firewalls between the hosts must let them pass. With
-   `mpi` the ranks are those of MPI_COMM_WORLD, and address, port and run do not matter. MPI is started if
+   listens at its address alone, but at all of its host if the address is of no or several interfaces, or is a
+   name, other than localhost, that means loopback there. The others listen at the address by which they reach
+   rank 0, at ports that the system chooses: firewalls between the hosts must let them pass. With `mpi` the
+   ranks are those of MPI_COMM_WORLD, and address, port, run and secret do not matter. MPI is started if
    nobody has done so, without a timeout, and then ended by mtt_ranks_close, unless ranks are lost. */
 MTTDEF mtt_status mtt_ranks_connect(mtt_env *env, const mtt_ranks_desc *desc, mtt_ranks **out);
 
@@ -617,8 +622,8 @@ MTTDEF mtt_status mtt_ranks_connect(mtt_env *env, const mtt_ranks_desc *desc, mt
       srun       SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID, if there is SLURM_STEP_ID: a batch script has the
                  others, too, but is one process; the run is SLURM_JOB_ID
    Without any, `ranks` is 1. The address is MASTER_ADDR, or else the first host of SLURM_STEP_NODELIST or
-   SLURM_JOB_NODELIST, where rank 0 runs. The port is MASTER_PORT + 1. `run` points into the environment.
-   `mpi` is set for mpirun's ranks if this build has MTT_MPI.
+   SLURM_JOB_NODELIST, where rank 0 runs. The port is MASTER_PORT + 1. The secret is MTT_SECRET. `run` and
+   `secret` point into the environment. `mpi` is set for mpirun's ranks if this build has MTT_MPI.
    MTT_E_ARGUMENT: the error names the variable that is malformed, missing or in contradiction. */
 MTTDEF mtt_status mtt_ranks_environment(mtt_env *env, mtt_ranks_desc *desc);
 
@@ -2041,7 +2046,8 @@ MTTDEF const char *mtt_op_name(mtt_op_kind kind);
 #endif
 #endif
 
-/* stb_sprintf, private to this file: its functions are static here, and its warnings are off. */
+/* stb_sprintf, private to this file: its functions are static here, and its warnings are off. It negates the
+   least int, which must wrap. */
 #ifndef STB_SPRINTF_H_INCLUDE
 #ifdef __GNUC__
 #pragma GCC diagnostic push
@@ -2054,6 +2060,12 @@ MTTDEF const char *mtt_op_name(mtt_op_kind kind);
 #pragma GCC diagnostic ignored "-Wsign-compare"
 #pragma GCC diagnostic ignored "-Wpedantic"
 #pragma GCC diagnostic ignored "-Wimplicit-fallthrough"
+#ifdef __clang__
+#pragma clang attribute push(__attribute__((no_sanitize("signed-integer-overflow"))), apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC optimize("wrapv")
+#endif
 #endif
 #define STB_SPRINTF_STATIC
 #define STB_SPRINTF_NOUNALIGNED
@@ -2071,7 +2083,11 @@ MTTDEF const char *mtt_op_name(mtt_op_kind kind);
 #endif
 #undef STB_SPRINTF_IMPLEMENTATION
 #undef STB_SPRINTF_STATIC
-#ifdef __GNUC__
+#ifdef __clang__
+#pragma clang attribute pop
+#pragma GCC diagnostic pop
+#elif defined(__GNUC__)
+#pragma GCC pop_options
 #pragma GCC diagnostic pop
 #endif
 #endif
@@ -2172,7 +2188,44 @@ MTT__PRINTF(3, 4) static char *mtt__format(char *at, size_t capacity, const char
     return at;
 }
 
-/* Records what went wrong and the remedy. Returns the status: callers write `return mtt__fail(...)`. */
+#define MTT__NONE UINT32_MAX /* no code point, no id, no place */
+
+/* The code point at `at`, and the size of its sequence. Where the bytes are malformed (overlong, a surrogate,
+   cut short) it is MTT__NONE of size 1. */
+MTT__INLINE uint32_t mtt__utf8_get(const unsigned char *at, const unsigned char *end, int *size)
+{
+    static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};
+    uint32_t c = at[0];
+    int i, n = c >= 0xf0 ? 4 : c >= 0xe0 ? 3 : 2;
+    *size = 1;
+    if (c < 0x80) return c;
+    if (c < 0xc0 || c > 0xf4 || end - at < n) return MTT__NONE;
+    c &= 0x7fu >> n;
+    for (i = 1; i < n; i++) {
+        if ((at[i] & 0xc0) != 0x80) return MTT__NONE;
+        c = c << 6 | (at[i] & 0x3fu);
+    }
+    if (c < least[n] || c > 0x10ffff || (c >= 0xd800 && c < 0xe000)) return MTT__NONE;
+    *size = n;
+    return c;
+}
+
+/* Replaces by '?' what could command a terminal or reorder its text: control characters (also those of U+0080
+   to U+009F), marks of direction, ends of line, malformed UTF-8. */
+static void mtt__disarm(char *text)
+{
+    unsigned char *at = (unsigned char *)text, *end = at + strlen(text);
+    int size;
+    for (; at < end; at += size) {
+        uint32_t c = mtt__utf8_get(at, end, &size);
+        if (c < 32 || (c >= 127 && c < 160) || c == 0x61c || c == 0x200e || c == 0x200f ||
+            (c >= 0x2028 && c <= 0x202e) || (c >= 0x2066 && c <= 0x2069) || c == MTT__NONE)
+            memset(at, '?', (size_t)size);
+    }
+}
+
+/* Records what went wrong and the remedy, on one line: names and words in it may be a stranger's. Returns the
+   status: callers write `return mtt__fail(...)`. */
 MTT__PRINTF(3, 4) static mtt_status mtt__fail(mtt_env *env, mtt_status status, const char *format, ...)
 {
     if (env) {
@@ -2181,6 +2234,7 @@ MTT__PRINTF(3, 4) static mtt_status mtt__fail(mtt_env *env, mtt_status status, c
         va_start(args, format);
         mtt__text_init(&text, env->error, sizeof(env->error));
         mtt__print_va(&text, format, args);
+        mtt__disarm(env->error);
         va_end(args);
     }
     return status;
@@ -2507,7 +2561,6 @@ static uint64_t mtt__hash(uint64_t key, const char *at, size_t size)
    read. Their escapes are undone on request, in place if the caller likes: no escape is shorter than the
    UTF-8 that it becomes. */
 
-#define MTT__NONE UINT32_MAX /* no code point, no id, no place */
 
 MTTDEF void mtt_json_init(mtt_json *j, const char *text, size_t bytes)
 {
@@ -2698,26 +2751,6 @@ static size_t mtt__utf8_put(uint32_t c, char *out)
     for (i = size - 1; i; i--, c >>= 6) out[i] = (char)(0x80 | (c & 63));
     out[0] = (char)(marks[size] | c);
     return size;
-}
-
-/* The code point at `at`, and the size of its sequence. Where the bytes are malformed (overlong, a surrogate,
-   cut short) it is MTT__NONE of size 1. */
-MTT__INLINE uint32_t mtt__utf8_get(const unsigned char *at, const unsigned char *end, int *size)
-{
-    static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};
-    uint32_t c = at[0];
-    int i, n = c >= 0xf0 ? 4 : c >= 0xe0 ? 3 : 2;
-    *size = 1;
-    if (c < 0x80) return c;
-    if (c < 0xc0 || c > 0xf4 || end - at < n) return MTT__NONE;
-    c &= 0x7fu >> n;
-    for (i = 1; i < n; i++) {
-        if ((at[i] & 0xc0) != 0x80) return MTT__NONE;
-        c = c << 6 | (at[i] & 0x3fu);
-    }
-    if (c < least[n] || c > 0x10ffff || (c >= 0xd800 && c < 0xe000)) return MTT__NONE;
-    *size = n;
-    return c;
 }
 
 static int mtt__utf8_valid(const char *text, size_t bytes)
@@ -3072,7 +3105,7 @@ static uint32_t mtt__crc32(const mtt__crc_table *table, uint32_t crc, const void
    exchange; the others are notes. Sockets never block. Each wait is a poll of all of them, so a rank that
    fails is noticed at once, whoever is waited for. */
 
-enum { MTT__RANKS = 1024, MTT__RANKS_TIMEOUT = 20, MTT__RANKS_PORT = 29501 };
+enum { MTT__RANKS = 1024, MTT__RANKS_TIMEOUT = 20, MTT__RANKS_PORT = 29501, MTT__BACKLOG = 4096 };
 
 enum {
     MTT__FRAME_DATA = 0x4d545401, /* a number, after "MTT" */
@@ -3113,6 +3146,16 @@ typedef struct mtt__site {
     int32_t port;
 } mtt__site;
 
+/* What a rank that connects, the guest, and the one it comes to, the host, say to each other: first without a
+   proof that they know the secret, then with it. */
+typedef struct mtt__hello {
+    char magic[8];                 /* with a version */
+    int32_t rank, ranks, port;
+    int32_t sealed, taken;         /* 1 = it has a secret; 1 = the guest's rank has come, from host `other` */
+    char run[128], host[64], other[64];
+    unsigned char nonce[32], proof[32];
+} mtt__hello;
+
 struct mtt_ranks {
     mtt_env *env;
     mtt__pool pool;
@@ -3133,6 +3176,11 @@ struct mtt_ranks {
     mtt_transfer *all;             /* room for one with each rank */
     const mtt_transfer *transfers; /* of the exchange under way */
     int transfer_count;
+    mtt__hello own;                /* as it is not sent: its nonce is the key of those that are */
+    uint64_t nonces;
+    const char *secret;            /* until all have met; "": none, and proofs prove nothing */
+    int listening;
+    char refused[512];             /* why the last rank was turned away */
 #ifdef MTT_MPI
     int by_mpi, starts_mpi; /* 1 = this handle has started MPI */
     int clean;              /* 1 = all ranks have come to a normal end */
@@ -3611,10 +3659,8 @@ static mtt_status mtt__exchange(mtt_ranks *r, const mtt_transfer *transfers, int
 }
 
 /* A socket whose other end is closed, whether or not there are bytes to read before the end. */
-#if defined(__linux__) && !defined(POLLRDHUP)
+#ifdef __linux__
 enum { MTT__CLOSED = POLLHUP | POLLERR | 0x2000 }; /* POLLRDHUP, which POSIX does not have */
-#elif defined(POLLRDHUP)
-enum { MTT__CLOSED = POLLHUP | POLLERR | POLLRDHUP };
 #else
 enum { MTT__CLOSED = POLLHUP | POLLERR };
 #endif
@@ -3861,20 +3907,113 @@ MTTDEF mtt_status mtt_ranks_fork(mtt_env *env, int ranks, double timeout, mtt_ra
     return status;
 }
 
-/* The first bytes on a connection, from the rank that makes it. */
-typedef struct mtt__hello {
-    char magic[8]; /* with a version */
-    int32_t rank, ranks, port;
-    char run[128], host[64];
-} mtt__hello;
+static uint32_t mtt__rotations(uint32_t x, int a, int b, int c) /* to the right */
+{
+    return (x >> a | x << (32 - a)) ^ (x >> b | x << (32 - b)) ^ (x >> c | x << (32 - c));
+}
 
-/* A connection whose hello is not complete. */
+/* SHA-256 (FIPS 180-4) of `head` bytes of a block and of data after them. `out` may be the data. */
+static void mtt__sha256(const unsigned char *block, size_t head, const unsigned char *data, size_t bytes,
+                        unsigned char *out)
+{
+    static const uint32_t k[64] = {
+        0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4, 0xab1c5ed5,
+        0xd807aa98, 0x12835b01, 0x243185be, 0x550c7dc3, 0x72be5d74, 0x80deb1fe, 0x9bdc06a7, 0xc19bf174,
+        0xe49b69c1, 0xefbe4786, 0x0fc19dc6, 0x240ca1cc, 0x2de92c6f, 0x4a7484aa, 0x5cb0a9dc, 0x76f988da,
+        0x983e5152, 0xa831c66d, 0xb00327c8, 0xbf597fc7, 0xc6e00bf3, 0xd5a79147, 0x06ca6351, 0x14292967,
+        0x27b70a85, 0x2e1b2138, 0x4d2c6dfc, 0x53380d13, 0x650a7354, 0x766a0abb, 0x81c2c92e, 0x92722c85,
+        0xa2bfe8a1, 0xa81a664b, 0xc24b8b70, 0xc76c51a3, 0xd192e819, 0xd6990624, 0xf40e3585, 0x106aa070,
+        0x19a4c116, 0x1e376c08, 0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f, 0x682e6ff3,
+        0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2};
+    uint32_t v[8], w[64] = {0}, hash[8] = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
+                                           0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
+    size_t end = head + bytes, all = (end + 72) / 64 * 64, at = 0, i; /* with a bit and 8 bytes of length */
+    while (at < all) {
+        for (i = 0; i < 64; i++, at++)
+            w[i / 4] = w[i / 4] << 8 | (at < head ? block[at] : at < end ? data[at - head] : at == end ? 128
+                                        : at + 8 < all ? 0 : (uint64_t)end * 8 >> 8 * (all - 1 - at) & 255);
+        memcpy(v, hash, sizeof(v));
+        for (i = 0; i < 64; i++) {
+            uint32_t t, u = (v[0] & v[1]) ^ (v[0] & v[2]) ^ (v[1] & v[2]);
+            if (i >= 16)
+                w[i] = w[i - 16] + (mtt__rotations(w[i - 15], 7, 18, 3) ^ w[i - 15] << 29) +
+                       w[i - 7] + (mtt__rotations(w[i - 2], 17, 19, 10) ^ w[i - 2] << 22);
+            t = v[7] + k[i] + w[i] + mtt__rotations(v[4], 6, 11, 25) + ((v[4] & v[5]) ^ (~v[4] & v[6]));
+            u += t + mtt__rotations(v[0], 2, 13, 22);
+            memmove(v + 1, v, 7 * sizeof(*v));
+            v[4] += t;
+            v[0] = u;
+        }
+        for (i = 0; i < 8; i++) hash[i] += v[i];
+    }
+    for (i = 0; i < 32; i++) out[i] = (unsigned char)(hash[i / 4] >> (24 - 8 * (i % 4)));
+}
+
+/* HMAC-SHA-256 (RFC 2104), 32 bytes. */
+static void mtt__hmac(const void *key, size_t size, const void *data, size_t bytes, unsigned char *out)
+{
+    unsigned char inner[64] = {0}, outer[64];
+    int i;
+    if (size > sizeof(inner)) mtt__sha256(NULL, 0, (const unsigned char *)key, size, inner);
+    else memcpy(inner, key, size);
+    for (i = 0; i < 64; i++) outer[i] = inner[i] ^ 0x5c, inner[i] ^= 0x36;
+    mtt__sha256(inner, sizeof(inner), (const unsigned char *)data, bytes, out);
+    mtt__sha256(outer, sizeof(outer), out, 32, out);
+}
+
+/* A connection that is not yet one to a rank. */
 typedef struct mtt__guest {
-    int fd;
-    size_t got;
-    double since;
-    mtt__hello hello;
+    int fd, answered;
+    size_t got;                 /* bytes of its hello */
+    double since;               /* ms: when it was accepted, or answered */
+    char address[64];
+    mtt__hello hello, own;
 } mtt__guest;
+
+/* This rank's hello with a nonce that is used for one connection. */
+static mtt__hello mtt__fresh_hello(mtt_ranks *r)
+{
+    mtt__hello hello = r->own;
+    r->nonces++;
+    mtt__hmac(r->own.nonce, sizeof(r->own.nonce), &r->nonces, sizeof(r->nonces), hello.nonce);
+    return hello;
+}
+
+/* Makes the proof of one who has said `own` and heard `other`, or only checks it, in a time that does not
+   depend on where it differs. A hello is said by one side, so no side can repeat the other's proof. */
+static int mtt__prove(const mtt_ranks *r, mtt__hello *own, const mtt__hello *other, int checks)
+{
+    mtt__hello both[2];
+    unsigned char proof[32];
+    int differ = 0, i;
+    both[0] = *own, both[1] = *other;
+    for (i = 0; i < 2; i++) memset(both[i].proof, 0, sizeof(proof));
+    mtt__hmac(r->secret, strlen(r->secret), both, sizeof(both), proof);
+    for (i = 0; i < 32; i++) differ |= proof[i] ^ own->proof[i];
+    if (!checks) memcpy(own->proof, proof, sizeof(proof));
+    return !differ;
+}
+
+/* Returns 1 if a guest and a host belong together. Otherwise notes why not, on both sides in the same way. */
+static int mtt__fits(mtt_ranks *r, mtt__hello *guest, mtt__hello *host, int proven)
+{
+    const char *why;
+    char twin[192];
+    guest->run[127] = host->run[127] = guest->host[63] = host->host[63] = host->other[63] = 0;
+    why = strcmp(guest->run, host->run) ? "give each run a port of its own"
+        : guest->ranks != host->ranks ? "start all with the same number of ranks"
+        : guest->sealed > host->sealed ? "the second has no MTT_SECRET, the first has one: give all the same"
+        : guest->sealed < host->sealed ? "the first has no MTT_SECRET, the second has one: give all the same"
+        : !proven ? "they have different secrets: give all ranks the same MTT_SECRET"
+        : host->taken ? mtt__format(twin, sizeof(twin), "two processes are the first, the other one on host "
+                                    "%s: give each a number of its own, and each run a port", host->other)
+        : NULL;
+    if (why)
+        mtt__format(r->refused, sizeof(r->refused), "rank %d of %d of run \"%s\" (host %s) came to rank %d "
+                    "of %d of run \"%s\" (host %s): %s", guest->rank, guest->ranks, guest->run, guest->host,
+                    host->rank, host->ranks, host->run, host->host, why);
+    return !why;
+}
 
 static int mtt__is_local(const char *address)
 {
@@ -3909,36 +4048,39 @@ static int mtt__resolve(const char *address, int port, int family, struct addrin
     return getaddrinfo(address, service, &hints, list);
 }
 
-/* Listens at a port (0: a free one) of all addresses of this host, or of `address` alone if that is local. A
-   socket for IPv6 also takes connections by IPv4. Returns -1 with errno set. */
-static int mtt__listen(const char *address, int port)
+/* Opens the socket for ranks after this one, at a port (0: a free one) of `address` alone if that is one
+   address of this host, and otherwise of all, for IPv6 and IPv4. A name that means loopback here may mean
+   another address elsewhere, and so opens all. */
+static mtt_status mtt__listen(mtt_ranks *r, const char *address, int port)
 {
-    int fd = -1, on = 1, off = 0, error = EADDRNOTAVAIL, v6;
-    for (v6 = 1; v6 >= 0 && fd < 0 && error != EADDRINUSE; v6--) {
+    static const int family[] = {AF_UNSPEC, AF_INET6, AF_INET};
+    int fd = -1, on = 1, off = 0, error = EADDRNOTAVAIL, local = mtt__is_local(address), k;
+    char name[64];
+    for (k = 0; k < (local ? 1 : 3) && fd < 0 && error != EADDRINUSE; k++) {
         struct addrinfo *list;
-        int family = v6 ? AF_INET6 : AF_INET;
-        if (mtt__resolve(mtt__is_local(address) ? address : NULL, port, family, &list)) continue;
-        fd = socket(family, SOCK_STREAM, 0);
+        if (mtt__resolve(k ? NULL : address, port, family[k], &list)) continue;
+        errno = error = EADDRNOTAVAIL;
+        if (k || !list->ai_next) fd = socket(list->ai_family, SOCK_STREAM, 0);
         if (fd >= 0) {
             mtt__socket_prepare(fd);
             setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)); /* a run may just have ended here */
-            if (v6) setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off));
+            if (list->ai_family == AF_INET6) setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off));
         }
-        if (fd < 0 || bind(fd, list->ai_addr, list->ai_addrlen) || listen(fd, MTT__RANKS)) {
-            error = errno;
-            mtt__socket_close(&fd);
-        }
+        if (fd < 0 || bind(fd, list->ai_addr, list->ai_addrlen) || listen(fd, MTT__BACKLOG)) error = errno;
+        else if ((r->own.port = mtt__socket_name(fd, 0, name)) && (local || !mtt__is_local(name))) error = 0;
+        if (error) mtt__socket_close(&fd);
         freeaddrinfo(list);
     }
-    errno = error;
-    return fd;
+    r->listening = fd;
+    if (fd >= 0) return MTT_OK;
+    return mtt__ranks_fail(r, r->rank, MTT_E_ARGUMENT, "cannot listen at port %d: %s; if another run has it, "
+                           "give each a port of its own (MASTER_PORT)", port, strerror(error));
 }
 
 /* Connects to one address within `ms`; -1 with errno set. */
 static int mtt__connect_to(const struct addrinfo *to, int ms)
 {
     struct pollfd writable;
-    char here[64], there[64];
     socklen_t size = sizeof(int);
     int error = 0, fd = socket(to->ai_family, to->ai_socktype, to->ai_protocol);
     if (fd < 0) return -1;
@@ -3950,9 +4092,6 @@ static int mtt__connect_to(const struct addrinfo *to, int ms)
         error = ETIMEDOUT;
         if (poll(&writable, 1, ms) > 0 && getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size)) error = errno;
     }
-    /* Where nobody listens, TCP may connect a socket to itself. */
-    if (!error && mtt__socket_name(fd, 0, here) == mtt__socket_name(fd, 1, there) && !strcmp(here, there))
-        error = ECONNREFUSED;
     if (error) mtt__socket_close(&fd);
     errno = error;
     return fd;
@@ -3981,16 +4120,44 @@ static mtt_status mtt__watch_connected(mtt_ranks *r)
     return status;
 }
 
-/* Connects to a rank, again and again until it listens, and says hello. */
-static mtt_status mtt__reach(mtt_ranks *r, int rank, const char *address, int port, const mtt__hello *own)
+/* Makes a peer of a new connection to a rank. Returns NULL, or why not. If this has not failed, try again. */
+static const char *mtt__greet(mtt_ranks *r, int rank, int fd, double end)
+{
+    mtt__hello own = mtt__fresh_hello(r), theirs;
+    struct pollfd readable = {fd, POLLIN, 0};
+    int again; /* 1 = with proofs */
+    for (again = 0; again < 2; again++) {
+        size_t got = 0;
+        int ended = !mtt__say(fd, &own, sizeof(own));
+        while (got < sizeof(theirs) && !ended) {
+            ptrdiff_t n = recv(fd, (char *)&theirs + got, sizeof(theirs) - got, 0);
+            if (n > 0) got += (size_t)n;
+            else if (!n || (errno != EAGAIN && errno != EINTR)) ended = 1;
+            else if (mtt__watch_connected(r) || mtt__now_ms() > end) return "it says nothing";
+            else poll(&readable, 1, 50);
+        }
+        if (ended) return "it ends the connection, as another version would";
+        if (memcmp(theirs.magic, own.magic, sizeof(own.magic)) || theirs.rank != rank)
+            return "another program answers"; /* or this one: TCP may connect a socket to itself */
+        if (!mtt__fits(r, &own, &theirs, !again || mtt__prove(r, &theirs, &own, 1)))
+            return mtt__ranks_fail(r, -1, MTT_E_MISMATCH, "%s", r->refused), "";
+        mtt__prove(r, &own, &theirs, 0);
+    }
+    memcpy(r->sites[rank].host, theirs.host, sizeof(theirs.host));
+    r->peers[rank].fd = fd;
+    return NULL;
+}
+
+/* Connects to a rank, again and again until it listens and has a place for this one. */
+static mtt_status mtt__reach(mtt_ranks *r, int rank, const char *address, int port)
 {
     double end = mtt__now_ms() + r->timeout, left = r->timeout;
     const char *reason = "";
-    int fd = -1;
-    for (; fd < 0 && left >= 0; left = end - mtt__now_ms()) {
+    char here[64];
+    for (; left >= 0; left = end - mtt__now_ms()) {
         struct addrinfo *list, *to;
         mtt_status status = mtt__watch_connected(r);
-        int error;
+        int error, fd = -1;
         if (status) return status;
         error = mtt__resolve(address, port, AF_UNSPEC, &list);
         if (error) reason = gai_strerror(error);
@@ -3999,108 +4166,114 @@ static mtt_status mtt__reach(mtt_ranks *r, int rank, const char *address, int po
             if (fd < 0) reason = strerror(errno);
         }
         if (list) freeaddrinfo(list);
-        if (fd < 0) poll(NULL, 0, 50);
+        if (fd >= 0 && r->listening < 0) { /* others reach this rank as rank 0 does */
+            mtt__socket_name(fd, 0, here);
+            status = mtt__listen(r, mtt__is_local(here) ? address : here, 0);
+        }
+        if (fd >= 0 && !status && !(reason = mtt__greet(r, rank, fd, end))) return MTT_OK;
+        mtt__socket_close(&fd);
+        if (r->status) return r->status;
+        poll(NULL, 0, 50);
     }
-    if (fd < 0)
-        return mtt__ranks_fail(r, -1, MTT_E_RANK, "rank %d does not answer at %s, port %d, within %g "
-                               "seconds: %s; start it, and check address, port and firewall", rank, address,
-                               port, r->timeout / 1e3, reason);
-    r->peers[rank].fd = fd;
-    return mtt__say(fd, own, sizeof(*own)) ? MTT_OK : mtt__lost(r, rank, errno);
+    return mtt__ranks_fail(r, -1, MTT_E_RANK, "rank %d does not answer at %s, port %d, within %g seconds: "
+                           "%s; start it, and check address, port and firewall", rank, address, port,
+                           r->timeout / 1e3, reason);
 }
 
-/* Makes a peer of a guest, or turns it away and tells it why. Returns 1 for a peer; the socket is taken. */
-static int mtt__admit(mtt_ranks *r, mtt__guest *guest, const mtt__hello *own, mtt__text *refused)
+/* Reads what a guest says, and answers. Returns 1 if it is now a peer. Closes the socket if it is refused. */
+static int mtt__receive_guest(mtt_ranks *r, mtt__guest *g)
 {
-    struct {
-        mtt__frame head;
-        char text[512];
-    } answer;
-    mtt__hello *h = &guest->hello;
-    int rank = h->rank < 0 || h->rank >= r->count ? 0 : h->rank;
-    mtt__site *site = &r->sites[rank];
-    h->run[sizeof(h->run) - 1] = h->host[sizeof(h->host) - 1] = 0;
-    mtt__text_init(refused, refused->at, refused->capacity);
-    if (strcmp(h->run, own->run))
-        mtt__print(refused, "rank %d of run \"%s\" (host %s) came to the port of run \"%s\" (host %s): give "
-                   "each run a port of its own", h->rank, h->run, h->host, own->run, own->host);
-    else if (h->ranks != r->count)
-        mtt__print(refused, "rank %d (host %s) is one of %d ranks, but rank %d (host %s) one of %d: start "
-                   "all with the same number", h->rank, h->host, h->ranks, r->rank, own->host, r->count);
-    else if (rank <= r->rank || r->peers[rank].fd >= 0)
-        mtt__print(refused, "two processes are rank %d, on host %s and on host %s: give each a number of its "
-                   "own, and each run a port", h->rank, site->host, h->host);
-    if (!refused->size) {
-        mtt__socket_name(guest->fd, 1, site->address);
-        memcpy(site->host, h->host, sizeof(site->host));
-        site->port = h->port;
-        r->peers[rank].fd = guest->fd;
-        return guest->fd = -1, 1;
-    }
-    memset(&answer, 0, sizeof(answer));
-    answer.head.kind = MTT__FRAME_STOP;
-    answer.head.number = MTT_E_MISMATCH;
-    answer.head.bytes = refused->size;
-    memcpy(answer.text, refused->at, refused->size);
-    mtt__say(guest->fd, &answer, sizeof(answer.head) + refused->size); /* otherwise it finds an end */
-    mtt__socket_close(&guest->fd);
-    return 0;
+    mtt__hello *h = &g->hello;
+    ptrdiff_t n = recv(g->fd, (char *)h + g->got, sizeof(*h) - g->got, 0);
+    int rank, proven, fits, ended = !n || (n < 0 && errno != EAGAIN && errno != EINTR);
+    if (n > 0) g->got += (size_t)n;
+    if (ended || memcmp(h, &r->own, g->got < sizeof(h->magic) ? g->got : sizeof(h->magic)))
+        mtt__socket_close(&g->fd);
+    if (g->got < sizeof(*h) || g->fd < 0) return 0;
+    rank = h->rank < 0 || h->rank >= r->count ? 0 : h->rank;
+    proven = g->answered && mtt__prove(r, h, &g->own, 1);
+    if (!g->answered) g->own = mtt__fresh_hello(r);
+    g->own.taken = rank <= r->rank || r->peers[rank].fd >= 0;
+    if (g->own.taken) memcpy(g->own.other, r->sites[rank].host, sizeof(g->own.other));
+    if (proven) mtt__prove(r, &g->own, h, 0);
+    fits = mtt__fits(r, h, &g->own, !g->answered || proven);
+    if (!mtt__say(g->fd, &g->own, sizeof(g->own)) || !fits) return mtt__socket_close(&g->fd), 0;
+    g->got = 0;
+    g->since = mtt__now_ms();
+    if (!g->answered++) return 0;
+    memcpy(r->sites[rank].address, g->address, sizeof(g->address));
+    memcpy(r->sites[rank].host, h->host, sizeof(h->host));
+    r->sites[rank].port = h->port;
+    r->peers[rank].fd = g->fd;
+    return g->fd = -1, 1;
 }
 
-/* Waits until all ranks after this one have connected. Others are turned away. If strangers occupy all
-   places, those who have said nothing for a quarter of the timeout lose theirs. */
-static mtt_status mtt__gather(mtt_ranks *r, int listening, const mtt__hello *own)
+/* The guest that loses its place to the next: one that was not answered before one that was, of the address
+   with most places, the oldest. -1 = all were answered just now: a rank needs time to prove. */
+static int mtt__least_guest(const mtt__guest *g, int count, double now)
+{
+    int i, k, weight, most = 0, least = -1;
+    for (i = 0; i < count; i++) {
+        for (weight = g[i].answered ? 0 : count, k = 0; k < count; k++)
+            weight += !strcmp(g[k].address, g[i].address);
+        if (g[i].answered && now - g[i].since < 100) continue;
+        if (weight > most || (weight == most && g[i].since < g[least].since)) most = weight, least = i;
+    }
+    return least;
+}
+
+/* Waits until all ranks after this one have connected. Others are turned away. If all places are taken, some
+   guests lose theirs to those who come: a rank that does comes again. */
+static mtt_status mtt__gather(mtt_ranks *r)
 {
     enum { GUESTS = 64 };
-    mtt__guest *guests = (mtt__guest *)mtt__pool_take(r->env, &r->pool, GUESTS * sizeof(*guests));
+    mtt__guest *guests = (mtt__guest *)mtt__alloc(r->env, GUESTS, sizeof(*guests));
     struct pollfd polls[1 + GUESTS];
     double start = mtt__now_ms(), now = start;
-    int i, fd, count = 0, missing = r->count - 1 - r->rank;
-    char absent[64], words[512];
-    mtt__text refused, names;
+    int i, fd, full = 0, count = 0, missing = r->count - 1 - r->rank, others = -missing;
+    char absent[64];
+    mtt__text names;
     mtt_status status = MTT_OK;
     if (!guests) return mtt__ranks_fail(r, -1, MTT_E_MEMORY, "out of host memory");
-    mtt__text_init(&refused, words, sizeof(words));
     mtt__text_init(&names, absent, sizeof(absent));
     for (; missing && !status && now - start < r->timeout; now = mtt__now_ms()) {
         for (i = 0; i <= count; i++) {
-            polls[i].fd = i ? guests[i - 1].fd : count < GUESTS ? listening : -1;
+            polls[i].fd = i ? guests[i - 1].fd : r->listening;
             polls[i].events = POLLIN;
         }
         poll(polls, (nfds_t)count + 1, 50);
-        for (fd = 0; count < GUESTS && (fd = accept(listening, NULL, NULL)) >= 0;) {
-            mtt__socket_prepare(fd);
+        for (i = count - 1; i >= 0; i--) {
+            if (polls[i + 1].revents) missing -= mtt__receive_guest(r, &guests[i]);
+            if (guests[i].fd < 0) guests[i] = guests[--count];
+        }
+        if ((full || count == GUESTS) && polls[0].revents) {
+            i = mtt__least_guest(guests, count, now);
+            if (i < 0) poll(NULL, 0, 10);
+            else mtt__socket_close(&guests[i].fd), guests[i] = guests[--count];
+        }
+        for (; count < GUESTS && (fd = accept(r->listening, NULL, NULL)) >= 0; others++) {
             memset(&guests[count], 0, sizeof(*guests));
-            guests[count].since = now;
+            mtt__socket_prepare(fd);
+            mtt__socket_name(fd, 1, guests[count].address);
+            guests[count].since = mtt__now_ms();
             guests[count++].fd = fd;
         }
-        if (fd < 0 && (errno == EMFILE || errno == ENFILE)) {
-            mtt__ranks_fail(r, r->rank, MTT_E_ARGUMENT, "cannot open %d sockets: raise the limit of open "
-                            "files (ulimit -n)", r->count - 1);
-            break; /* for the return at the end, which gives this failure */
-        }
-        for (i = count - 1; i >= 0; i--) {
-            mtt__guest *g = &guests[i];
-            ptrdiff_t n = recv(g->fd, (char *)&g->hello + g->got, sizeof(g->hello) - g->got, 0);
-            if (n > 0) g->got += (size_t)n;
-            if (!n || (n < 0 && errno != EAGAIN && errno != EINTR) ||
-                (count == GUESTS && now - g->since > r->timeout / 4) ||
-                memcmp(&g->hello, own, g->got < sizeof(own->magic) ? g->got : sizeof(own->magic)))
-                mtt__socket_close(&g->fd);
-            else if (g->got == sizeof(g->hello)) missing -= mtt__admit(r, g, own, &refused);
-            if (g->fd < 0) *g = guests[--count];
-        }
+        full = count < GUESTS && (errno == EMFILE || errno == ENFILE);
         if (missing) status = mtt__watch_connected(r);
+        if (missing && full && !count && !status)
+            status = mtt__ranks_fail(r, r->rank, MTT_E_ARGUMENT, "cannot open %d sockets: raise the limit "
+                                     "of open files (ulimit -n)", r->count - 1);
     }
     while (count) mtt__socket_close(&guests[--count].fd);
+    mtt__free(r->env, guests);
     if (!missing || status) return status;
     for (i = r->rank + 1; i < r->count; i++)
         if (r->peers[i].fd < 0) mtt__print(&names, "%s%d", names.size ? ", " : "", i);
     return mtt__ranks_fail(r, r->rank, MTT_E_RANK, "waited %g seconds at port %d for %d of %d ranks: %s%s; "
-                           "start them, and check address, port and firewall%s%s", r->timeout / 1e3,
-                           own->port, missing, r->count, absent,
-                           names.size == sizeof(absent) - 1 ? "..." : "",
-                           refused.size ? ". Turned away: " : "", words);
+                           "start them, and check address, port and firewall. Connections of others: %d%s%s",
+                           r->timeout / 1e3, r->own.port, missing, r->count, absent,
+                           names.size == sizeof(absent) - 1 ? "..." : "", others + missing,
+                           *r->refused ? ". Turned away: " : "", r->refused);
 }
 
 /* Sends rank 0's table of sites to all. */
@@ -4118,13 +4291,13 @@ static mtt_status mtt__share_sites(mtt_ranks *r)
 }
 
 /* Connects a rank other than 0 to rank 0, which says where all are, and then to the ranks before it. */
-static mtt_status mtt__join(mtt_ranks *r, const char *address, int port, const mtt__hello *own)
+static mtt_status mtt__join(mtt_ranks *r, const char *address, int port)
 {
     char zero[64];
     mtt_status status;
     int i;
     mtt__format(r->sites[0].host, sizeof(r->sites->host), "%s", address); /* until it says its name */
-    status = mtt__reach(r, 0, address, port, own);
+    status = mtt__reach(r, 0, address, port);
     if (status) return status;
     mtt__socket_name(r->peers[0].fd, 1, zero);
     r->timeout *= 1.25; /* rank 0 may wait for the timeout, in silence, and then says who is absent */
@@ -4133,7 +4306,7 @@ static mtt_status mtt__join(mtt_ranks *r, const char *address, int port, const m
     for (i = 1; i < r->rank && !status; i++) {
         const mtt__site *to = &r->sites[i];
         /* Rank 0 sees a rank on its own host at an address that means nothing elsewhere. */
-        status = mtt__reach(r, i, mtt__is_local(to->address) ? zero : to->address, to->port, own);
+        status = mtt__reach(r, i, mtt__is_local(to->address) ? zero : to->address, to->port);
     }
     return status;
 }
@@ -4175,8 +4348,6 @@ MTTDEF mtt_status mtt_ranks_connect(mtt_env *env, const mtt_ranks_desc *desc, mt
     const char *run = desc->run ? desc->run : "";
     int fd, port = desc->port ? desc->port : MTT__RANKS_PORT;
     double seconds = desc->timeout != 0 ? desc->timeout : (double)MTT__RANKS_TIMEOUT;
-    char here[64];
-    mtt__hello own;
     mtt_ranks *r;
     mtt_status status;
     *out = NULL;
@@ -4184,10 +4355,10 @@ MTTDEF mtt_status mtt_ranks_connect(mtt_env *env, const mtt_ranks_desc *desc, mt
     if (desc->ranks < 1 || desc->ranks > MTT__RANKS || desc->rank < 0 || desc->rank >= desc->ranks)
         return mtt__fail(env, MTT_E_ARGUMENT, "rank %d of %d: give 1..%d ranks, numbered from 0", desc->rank,
                          desc->ranks, MTT__RANKS);
-    if (port < 1 || port > 65535 || !(seconds > 0 && seconds <= 86400) || strlen(run) >= sizeof(own.run))
+    if (port < 1 || port > 65535 || !(seconds > 0 && seconds <= 86400) || strlen(run) >= sizeof(r->own.run))
         return mtt__fail(env, MTT_E_ARGUMENT, "port %d, timeout %g, run \"%s\": give a port of 1..65535, at "
                          "most 86400 seconds, and a name below %d bytes", port, seconds, run,
-                         (int)sizeof(own.run));
+                         (int)sizeof(r->own.run));
 #ifdef MTT_MPI
     if (desc->mpi) return mtt__mpi_connect(env, desc, seconds, out);
 #else
@@ -4196,20 +4367,21 @@ MTTDEF mtt_status mtt_ranks_connect(mtt_env *env, const mtt_ranks_desc *desc, mt
 #endif
     status = mtt__ranks_new(env, desc->rank, desc->ranks, seconds, &r);
     if (status || r->count == 1) return *out = r, status;
-    memset(&own, 0, sizeof(own));
-    memcpy(own.magic, "mttrank1", sizeof(own.magic));
-    memcpy(own.run, run, strlen(run));
-    memcpy(own.host, r->sites[r->rank].host, sizeof(own.host));
-    own.rank = r->rank;
-    own.ranks = r->count;
-    fd = mtt__listen(address, r->rank ? 0 : port);
-    if (fd < 0)
-        status = mtt__ranks_fail(r, r->rank, MTT_E_ARGUMENT, "cannot listen at port %d: %s; if another run "
-                                 "has it, give each a port of its own (MASTER_PORT)", port, strerror(errno));
-    else own.port = mtt__socket_name(fd, 0, here);
-    if (r->rank && !status) status = mtt__join(r, address, port, &own);
-    if (!status) status = mtt__gather(r, fd, &own);
+    memcpy(r->own.magic, "mttrank2", sizeof(r->own.magic));
+    memcpy(r->own.run, run, strlen(run));
+    memcpy(r->own.host, r->sites[r->rank].host, sizeof(r->own.host));
+    r->own.rank = r->rank;
+    r->own.ranks = r->count;
+    r->secret = desc->secret ? desc->secret : "";
+    r->own.sealed = *r->secret != 0;
+    r->listening = -1;
+    fd = r->own.sealed ? open("/dev/urandom", O_RDONLY | O_CLOEXEC) : -1;
+    if (r->own.sealed && (fd < 0 || read(fd, r->own.nonce, sizeof(r->own.nonce)) != sizeof(r->own.nonce)))
+        status = mtt__ranks_fail(r, -1, MTT_E_ARGUMENT, "MTT_SECRET needs /dev/urandom: %s", strerror(errno));
     mtt__socket_close(&fd);
+    if (!status) status = r->rank ? mtt__join(r, address, port) : mtt__listen(r, address, port);
+    if (!status) status = mtt__gather(r);
+    mtt__socket_close(&r->listening);
     if (!r->rank && !status) status = mtt__share_sites(r);
     if (!status) return *out = r, MTT_OK;
     mtt__farewell(r, r->failure);
@@ -4304,6 +4476,9 @@ MTTDEF mtt_status mtt_ranks_environment(mtt_env *env, mtt_ranks_desc *desc)
     if (!status) status = mtt__find_host(env, l, desc);
     desc->port = port + 1;
     desc->run = getenv(l->run);
+    desc->secret = getenv("MTT_SECRET");
+    if (!status && desc->secret && !*desc->secret)
+        status = mtt__fail(env, MTT_E_ARGUMENT, "MTT_SECRET is empty: give all ranks a secret, or unset it");
 #ifdef MTT_MPI
     desc->mpi = l->mpi;
 #endif

@@ -446,6 +446,12 @@ static void test_refusals(void)
     sizes[1] = 1;
     g.count = -1;
     refused(mtt_generator_run(generator, NULL, &g), "count is -1");
+    g.count = INT_MIN; /* the number that has no positive one: under a sanitizer, its text is what fails */
+    refused(mtt_generator_run(generator, NULL, &g), "count is -2147483648");
+    refused(mtt_generator_cut(generator, INT_MIN, INT_MIN), "sequence -2147483648 to -2147483648");
+    char least[64];
+    mtt__format(least, sizeof(least), "%d %lld", INT_MIN, (long long)INT64_MIN);
+    check(!strcmp(least, "-2147483648 -9223372036854775808"), "least numbers: %s", least);
     g.count = 2, g.prompt_count = -1;
     refused(mtt_generator_run(generator, NULL, &g), "prompt_count -1");
     g.prompt_count = 2, g.stop_count = -1;

@@ -45,6 +45,19 @@ if [ -c /dev/full ]; then
   "$build/generate" $model > /dev/full 2> err; code=$?
   check "text that is lost is a failure" [ $code = 3 ]
 fi
+# A model may say what commands a terminal.
+sed 's/ /\x1b[2J\xc2\x9b /g' text.txt > commands.txt
+"$build/train" --data commands.txt --layers 1 --heads 2 --d-model 32 --seq-len 64 --batch-size 4 --steps 60 \
+  --vocab-size 300 --lr 1e-2 > /dev/null 2> err || fail "train: $(tail -n 1 err)"
+commanding="$build/generate results/commands.txt_fp32_best.safetensors --prompt alabeta --count 100"
+$commanding > out 2> err
+check "a pipe gets the text as it is" [ "$(grep -c $'\x1b' out)" -gt 0 ]
+if command -v script > /dev/null; then
+  script -qec "$commanding" /dev/null < /dev/null > shown 2> err
+  check "a terminal gets no commands" \
+    [ "$(LC_ALL=C tr -d '\r' < shown)" = "$(sed 's/\x1b/?/g; s/\xc2\x9b/??/g' out)" ]
+else skip "script is missing: no terminal"
+fi
 expect 2 'the model comes first'
 expect 2 'did you mean --prompt' $model --promt x
 expect 2 '--precision fp16: expected fp32.bf16 \(of weights and cache\)' $model --precision fp16

@@ -1,8 +1,10 @@
-/* test_ranks.c - ranks: exchanges by fork and by TCP, deaths, silence, last words, strangers, launchers. Each
-   rank is a process; it leaves its result in shared memory, and the parent checks it. */
+/* test_ranks.c - ranks: exchanges by fork and by TCP, deaths, silence, last words, strangers, secrets,
+   launchers. Each rank is a process; it leaves its result in shared memory, and the parent checks it. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <ifaddrs.h>
+#include <netdb.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
@@ -15,8 +17,8 @@
 #include "test.h"
 
 /* Call number fault_at of fork or socketpair fails. With `rough` set, sends and receives are interrupted and
-   cut short. The first receive waits for `first_receive` ms. The next poll takes `sleep_in_poll` ms and finds
-   nothing, as in a process that is stopped and continued. */
+   cut short. The first receive of a frame waits for `first_receive` ms. The next poll takes `sleep_in_poll`
+   ms and finds nothing, as in a process that is stopped and continued. */
 static int fault_at, fault_calls, rough, first_receive, sleep_in_poll;
 
 static int fault(void)
@@ -53,9 +55,8 @@ static ssize_t rough_send(int fd, const void *at, size_t bytes, int flags)
 static ssize_t rough_recv(int fd, void *at, size_t bytes, int flags)
 {
     size_t some = cut(bytes);
-    int ms = first_receive;
-    first_receive = 0;
-    if (ms) poll(NULL, 0, ms);
+    int ms = bytes == 16 ? first_receive : 0; /* the head of a frame: after the hellos */
+    if (ms) first_receive = 0, poll(NULL, 0, ms);
     return some || !bytes ? recv(fd, at, some, flags) : -1;
 }
 static int sleepy_poll(struct pollfd *fds, nfds_t count, int ms)
@@ -65,13 +66,17 @@ static int sleepy_poll(struct pollfd *fds, nfds_t count, int ms)
     return sleep_ms ? poll(NULL, 0, sleep_ms) : poll(fds, count, ms);
 }
 
+static int noted_listen(int fd, int backlog);
+
 #define fork() faulty_fork()
 #define socketpair(domain, type, protocol, pair) faulty_socketpair(domain, type, protocol, pair)
 #define send(fd, at, bytes, flags) rough_send(fd, at, bytes, flags)
 #define recv(fd, at, bytes, flags) rough_recv(fd, at, bytes, flags)
 #define poll(fds, count, ms) sleepy_poll(fds, count, ms)
+#define listen(fd, backlog) noted_listen(fd, backlog)
 #define MTT_IMPLEMENTATION
 #include "../mtt.h"
+#undef listen
 #undef fork
 #undef socketpair
 #undef send
@@ -81,18 +86,36 @@ static int sleepy_poll(struct pollfd *fds, nfds_t count, int ms)
 enum { MOST = 5 };
 static mtt_env env;
 
-/* What the ranks leave. `step` counts up to let one wait for another. */
+/* What the ranks leave. `step` counts up to let one wait for another. `place` is where they listen. */
 typedef struct result {
     pid_t pid;
     mtt_status status;
     double ms;
     char error[1024];
+    char address[64];
+    volatile int port;
 } result;
 static struct {
     result rank[MOST];
     volatile int step, victim;
     double killed;
 } *shared;
+
+static int listener; /* the rank of this process, for noted_listen */
+
+static int noted_listen(int fd, int backlog)
+{
+    struct sockaddr_storage name;
+    socklen_t bytes = sizeof(name);
+    char port[16] = "0";
+    result *mine = &shared->rank[listener];
+    int failed = listen(fd, backlog);
+    if (failed || getsockname(fd, (struct sockaddr *)&name, &bytes)) return failed;
+    getnameinfo((struct sockaddr *)&name, bytes, mine->address, sizeof(mine->address), port, sizeof(port),
+                NI_NUMERICHOST | NI_NUMERICSERV);
+    mine->port = atoi(port);
+    return failed;
+}
 
 static int open_files(void)
 {
@@ -115,7 +138,8 @@ static int next_port(void)
 
 /* A run: `ranks` processes do `body`. The ranks of a TCP run are all children of the test. */
 typedef mtt_status (*body_fn)(mtt_ranks *r);
-static int late = -1; /* a rank that comes late */
+static int late = -1, late_ms = 300; /* a rank that comes late */
+static const char *secret; /* of the ranks of a run */
 static int slow = -1; /* a rank that has connected to rank 0, and reads late what that says */
 static double patience; /* the timeout of a run's exchanges; ranks have 10 seconds to connect */
 
@@ -148,7 +172,8 @@ static pid_t start_rank(const mtt_ranks_desc *desc, body_fn body)
     mtt_status status;
     if (child) return child;
     alarm(60);
-    if (desc->rank == late) pause_ms(300);
+    listener = desc->rank;
+    if (desc->rank == late) pause_ms(late_ms);
     if (desc->rank == slow) first_receive = 300;
     rough = 1;
     status = mtt_ranks_connect(&env, desc, &r);
@@ -166,6 +191,7 @@ static mtt_ranks_desc describe(int rank, int ranks, int port, double seconds)
     desc.port = port;
     desc.timeout = seconds;
     desc.run = "test";
+    desc.secret = secret;
     return desc;
 }
 
@@ -682,7 +708,8 @@ static void test_strangers(void)
     desc = describe(3, 5, port, 3); /* other numbers of ranks, runs and ranks: results at 3 and 4 */
     waitpid(other = start_rank(&desc, agreements), NULL, 0);
     check(shared->rank[3].status == MTT_E_MISMATCH &&
-          strstr(shared->rank[3].error, "is one of 5 ranks, but rank 0"), "ranks: %s", shared->rank[3].error);
+          strstr(shared->rank[3].error, "start all with the same number of ranks"), "ranks: %s",
+          shared->rank[3].error);
     desc = describe(4, 5, port, 3);
     desc.run = "another";
     waitpid(start_rank(&desc, agreements), NULL, 0);
@@ -695,8 +722,8 @@ static void test_strangers(void)
         if (i == 1) {
             waitpid(start_rank(&desc, agreements), NULL, 0);
             check(shared->rank[1].status == MTT_E_MISMATCH &&
-                  strstr(shared->rank[1].error, "two processes are rank 1"), "twins: %s",
-                  shared->rank[1].error);
+                  strstr(shared->rank[1].error, "two processes are the first, the other one on host "),
+                  "twins: %s", shared->rank[1].error);
         }
     }
     for (i = 0; i < 3; i++) waitpid(child[i], NULL, 0);
@@ -704,6 +731,480 @@ static void test_strangers(void)
     kill(strangers, SIGKILL);
     waitpid(strangers, NULL, 0);
     check(open_files() == before, "open files");
+}
+
+/* Listens at a port of the loopback address of one family; -1: it cannot. */
+static int listen_plain(int v6, int port)
+{
+    struct sockaddr_in at4;
+    struct sockaddr_in6 at6;
+    int on = 1, fd = socket(v6 ? AF_INET6 : AF_INET, SOCK_STREAM, 0);
+    memset(&at4, 0, sizeof(at4));
+    memset(&at6, 0, sizeof(at6));
+    at4.sin_family = AF_INET;
+    at6.sin6_family = AF_INET6;
+    at4.sin_port = at6.sin6_port = htons((uint16_t)port);
+    at4.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    at6.sin6_addr = in6addr_loopback;
+    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+    if (!bind(fd, v6 ? (struct sockaddr *)&at6 : (struct sockaddr *)&at4, v6 ? sizeof(at6) : sizeof(at4)) &&
+        !listen(fd, 1000)) return fd;
+    close(fd);
+    return -1;
+}
+
+/* ---- floods ---- */
+
+enum { IDLE, SLOW, CHURN, STALL }; /* says nothing; says a byte every 0.3 s; ends and comes again; stops after
+                                      a hello that fits, and comes again */
+
+/* A hello as of a rank of the run "test". */
+static mtt__hello hello_of(int rank, int ranks)
+{
+    mtt__hello h;
+    memset(&h, 0, sizeof(h));
+    memcpy(h.magic, "mttrank2", sizeof(h.magic));
+    h.rank = rank;
+    h.ranks = ranks;
+    h.sealed = secret != NULL;
+    strcpy(h.run, "test");
+    strcpy(h.host, "elsewhere");
+    return h;
+}
+
+/* Holds `count` connections to a port as long as it lives. Sets `step` when it has had them all. */
+static pid_t start_flood(int port, int kind, int count, int ranks)
+{
+    enum { MOST_STRANGERS = 900 };
+    static int fd[MOST_STRANGERS];
+    struct rlimit files;
+    mtt__hello hello = hello_of(ranks - 1, ranks);
+    char byte;
+    int i, round;
+    pid_t child = fork();
+    if (child) return child;
+    alarm(60);
+    signal(SIGPIPE, SIG_IGN);
+    getrlimit(RLIMIT_NOFILE, &files);
+    files.rlim_cur = files.rlim_max;
+    setrlimit(RLIMIT_NOFILE, &files);
+    for (i = 0; i < count; i++) fd[i] = -1;
+    for (round = 0;; round++) {
+        for (i = 0; i < count; i++) {
+            int comes = fd[i] < 0 && (!round || kind >= CHURN);
+            if (comes) fd[i] = connect_plain(port);
+            if (fd[i] < 0) continue;
+            if (kind == SLOW && round < 300) send(fd[i], (char *)&hello + round, 1, MSG_NOSIGNAL);
+            if (kind == STALL && comes) send(fd[i], &hello, sizeof(hello), MSG_NOSIGNAL);
+            if (kind == CHURN || (kind == STALL && recv(fd[i], &byte, 1, MSG_DONTWAIT) == 0))
+                close(fd[i]), fd[i] = -1;
+        }
+        shared->step = 1;
+        pause_ms(kind == SLOW ? 300 : 5);
+    }
+}
+
+/* Strangers at the port of rank 0 or 1, before the last rank comes. The others must meet as usual: where
+   strangers hold all places, they do not within their timeout. */
+static void flood(const char *name, int of, int kind, int count)
+{
+    int port = next_port(), i;
+    pid_t child[3], strangers = 0;
+    reset();
+    patience = 10;
+    for (i = 0; i < 3; i++) {
+        mtt_ranks_desc desc = describe(i, 3, port, 10);
+        if (i == 2) { /* the last one */
+            while (!shared->rank[of].port) pause_ms(2);
+            strangers = start_flood(shared->rank[of].port, kind, count, 3);
+            while (!shared->step) pause_ms(2);
+        }
+        child[i] = start_rank(&desc, agreements);
+    }
+    for (i = 0; i < 3; i++) waitpid(child[i], NULL, 0);
+    kill(strangers, SIGKILL);
+    waitpid(strangers, NULL, 0);
+    all_say(3, -1, MTT_OK, "", name);
+}
+
+static void test_floods(void)
+{
+    int i, port = next_port(), before = open_files();
+    pid_t child, strangers;
+    mtt_ranks_desc desc;
+    struct rlimit files, few;
+    for (i = 0; i < 2; i++) { /* without and with a secret */
+        secret = i ? "a secret" : NULL;
+        flood("256 idle strangers", 0, IDLE, 256);
+        flood("900 idle strangers", 0, IDLE, 900);
+        flood("900 idle strangers at rank 1", 1, IDLE, 900);
+        flood("slow strangers", 0, SLOW, 300);
+        flood("strangers who come again", 0, CHURN, 50);
+        flood("strangers who stop halfway", 0, STALL, 200);
+        flood("strangers who stop halfway at rank 1", 1, STALL, 200);
+    }
+    secret = NULL;
+    getrlimit(RLIMIT_NOFILE, &files);
+    few = files;
+    few.rlim_cur = (rlim_t)before + 30;
+    setrlimit(RLIMIT_NOFILE, &few);
+    flood("strangers who take all files", 0, IDLE, 25);
+    setrlimit(RLIMIT_NOFILE, &files);
+    reset();
+    desc = describe(0, 2, port, 1);
+    child = start_rank(&desc, agreements);
+    while (!shared->rank[0].port) pause_ms(2);
+    strangers = start_flood(port, IDLE, 5, 2);
+    waitpid(child, NULL, 0);
+    kill(strangers, SIGKILL);
+    waitpid(strangers, NULL, 0);
+    check(shared->rank[0].status == MTT_E_RANK && strstr(shared->rank[0].error, "others: 5"), "count: %s",
+          shared->rank[0].error);
+    check(open_files() == before, "open files");
+}
+
+/* ---- secrets ---- */
+
+static void test_hmac(void)
+{
+    static const struct {
+        int key, key_bytes; /* a byte, and how often; 0: the text below */
+        const char *key_text, *data, *hash;
+    } cases[] = { /* RFC 4231, then Python's hmac: around the end of a block */
+        {0x0b, 20, "", "Hi There", "b0344c61d8db38535ca8afceaf0bf12b881dc200c9833da726e9376c2e32cff7"},
+        {0, 4, "Jefe", "what do ya want for nothing?",
+         "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843"},
+        {0xaa, 131, "", "Test Using Larger Than Block-Size Key - Hash Key First",
+         "60e431591ee0b67f0d8a26aacbf5b77f8e0bc6213728c5140546040f0ee37f54"},
+        {0xaa, 131, "", "This is a test using a larger than block-size key and a larger than block-size "
+         "data. The key needs to be hashed before being used by the HMAC algorithm.",
+         "9b09ffa71b942fcb27635fbcd5b0e944bfdc63644f0713938a7f51535c3a35e2"},
+        {0, 0, "", "", "b613679a0814d9ec772f95d778c35fc5ff1697c493715653c6c712144292c5ad"},
+    };
+    static const char sums[] = "4f1eebc258bb9fa976499d5d66380ee05a661cf4a375adbd7d7c22da4ae86dac";
+    unsigned char hash[32], key[200], data[200], all[200 * 32];
+    char text[65];
+    size_t i, k;
+    for (i = 0; i < MTT__LENGTH(cases); i++) {
+        memset(key, cases[i].key, sizeof(key));
+        memcpy(key, cases[i].key_text, strlen(cases[i].key_text));
+        mtt__hmac(key, (size_t)cases[i].key_bytes, cases[i].data, strlen(cases[i].data), hash);
+        for (k = 0; k < 32; k++) snprintf(text + 2 * k, 3, "%02x", hash[k]);
+        check(!strcmp(text, cases[i].hash), "hash %zu: %s", i, text);
+        new_case();
+    }
+    for (i = 0; i < 200; i++) { /* all lengths, with a key of that length: the hash of their hashes */
+        for (k = 0; k < i; k++) key[k] = (unsigned char)(k * 7), data[k] = (unsigned char)(k * 13 + i);
+        mtt__hmac(key, i, data, i, all + 32 * i);
+    }
+    mtt__hmac("", 0, all, sizeof(all), hash);
+    for (k = 0; k < 32; k++) snprintf(text + 2 * k, 3, "%02x", hash[k]);
+    check(!strcmp(text, sums), "all lengths: %s", text);
+}
+
+static int receive_all(int fd, void *data, size_t bytes) /* 1 = all of them */
+{
+    size_t got = 0;
+    ptrdiff_t n = 1;
+    for (; got < bytes && n > 0; got += n > 0 ? (size_t)n : 0)
+        n = recv(fd, (char *)data + got, bytes - got, 0);
+    return got == bytes;
+}
+
+/* A stranger says two hellos, or the second time what it has heard. Returns 1 if it was refused after it was
+   answered twice, 2 if it is still connected, 0 if it was not answered. */
+static int intrude(int port, const mtt__hello *said, int reflects)
+{
+    mtt__hello heard;
+    int i, end, fd = connect_plain(port);
+    for (i = 0; i < 2; i++) {
+        const mtt__hello *mine = i && reflects ? &heard : &said[i];
+        if (send(fd, mine, sizeof(*mine), MSG_NOSIGNAL) < 0 || !receive_all(fd, &heard, sizeof(heard))) break;
+    }
+    pause_ms(20);
+    end = recv(fd, &heard, 1, MSG_DONTWAIT) < 0 && errno == EAGAIN;
+    close(fd);
+    return i < 2 ? 0 : 1 + end;
+}
+
+/* Those who come as the last rank to rank 0 of 2 or rank 1 of 3. Exits with the number of the first who is
+   not refused. `kept` is what the true one has said before. */
+static pid_t start_intruders(int of, const mtt__hello *kept)
+{
+    pid_t child = fork();
+    mtt_ranks stranger;
+    mtt__hello said[2];
+    struct {
+        mtt__frame head;
+        char text[8];
+    } stop;
+    char byte;
+    int port = shared->rank[of].port, fd;
+    if (child) return child;
+    alarm(60);
+    memset(&stop, 0, sizeof(stop));
+    stop.head.kind = MTT__FRAME_STOP;
+    stop.head.bytes = sizeof(stop.text);
+    fd = connect_plain(port);
+    send(fd, &stop, sizeof(stop), MSG_NOSIGNAL);
+    if (recv(fd, &byte, 1, 0) > 0) _exit(5); /* the last word of nobody */
+    close(fd);
+    memset(&stranger, 0, sizeof(stranger));
+    said[0] = said[1] = hello_of(of + 1, of + 2);
+    if (intrude(port, said, 0) != 1) _exit(1); /* without a proof */
+    if (intrude(port, said, 1) != 1) _exit(2); /* with the host's words */
+    stranger.secret = "hunter";
+    mtt__prove(&stranger, &said[1], &said[0], 0);
+    if (intrude(port, said, 0) != 1) _exit(3); /* a proof of another secret */
+    if (!of && intrude(port, kept, 0) != 1) _exit(4); /* a replay */
+    _exit(0);
+}
+
+/* Passes on what a guest and a host say, and keeps what the guest says. */
+static pid_t start_tap(int from, int to, mtt__hello *kept)
+{
+    pid_t child = fork();
+    int door, guest, host;
+    size_t got = 0;
+    if (child) return child;
+    alarm(60);
+    door = listen_plain(0, from);
+    guest = accept(door, NULL, NULL);
+    host = connect_plain(to);
+    for (;;) {
+        char bytes[4096];
+        struct pollfd polls[2] = {{guest, POLLIN, 0}, {host, POLLIN, 0}};
+        int k;
+        poll(polls, 2, -1);
+        for (k = 0; k < 2; k++) {
+            ptrdiff_t n = polls[k].revents ? recv(k ? host : guest, bytes, sizeof(bytes), 0) : -1;
+            if (n == 0) _exit(0);
+            if (n < 0) continue;
+            if (!k && got + (size_t)n <= 2 * sizeof(*kept)) memcpy((char *)kept + got, bytes, (size_t)n);
+            if (!k) got += (size_t)n;
+            if (send(k ? guest : host, bytes, (size_t)n, MSG_NOSIGNAL) < 0) _exit(0);
+        }
+    }
+}
+
+static pid_t start_echo(int port)
+{
+    pid_t child = fork();
+    char bytes[4096];
+    int door, fd;
+    if (child) return child;
+    alarm(60);
+    door = listen_plain(0, port);
+    while ((fd = accept(door, NULL, NULL)) >= 0) {
+        ptrdiff_t n;
+        while ((n = recv(fd, bytes, sizeof(bytes), 0)) > 0)
+            if (send(fd, bytes, (size_t)n, MSG_NOSIGNAL) < 0) break;
+        close(fd);
+    }
+    _exit(0);
+}
+
+/* One who has another secret, or none, comes first as the last rank. It is told, and the run starts. */
+static void impostor(const char *name, const char *right, const char *wrong, const char *told)
+{
+    int port = next_port(), i;
+    pid_t child[3];
+    mtt_ranks_desc desc;
+    reset();
+    patience = 10;
+    for (i = 0; i < 3; i++) {
+        secret = right;
+        desc = describe(i, 3, port, 10);
+        if (i == 2) {
+            secret = wrong;
+            desc = describe(2, 3, port, 10);
+            waitpid(start_rank(&desc, agreements), NULL, 0);
+            check(shared->rank[2].status == MTT_E_MISMATCH && strstr(shared->rank[2].error, told) &&
+                  strstr(shared->rank[2].error, "rank 2 of 3") &&
+                  strstr(shared->rank[2].error, "rank 0 of 3"),
+                  "%s: status %d, %s", name, shared->rank[2].status, shared->rank[2].error);
+            for (i = 0; i < 3; i++)
+                check(!strstr(shared->rank[i].error, "hunter"), "%s: the secret is told: %s", name,
+                      shared->rank[i].error);
+            secret = right;
+            desc = describe(i = 2, 3, port, 10);
+        }
+        child[i] = start_rank(&desc, agreements);
+    }
+    for (i = 0; i < 3; i++) waitpid(child[i], NULL, 0);
+    all_say(3, -1, MTT_OK, "", name);
+    secret = NULL;
+}
+
+static void test_secrets(void)
+{
+    static const char longest[] = "hunter hunter hunter hunter hunter hunter hunter hunter hunter hunter";
+    mtt__hello *kept = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    int port = next_port(), tapped = next_port(), i, k, intruded = 0, before = open_files();
+    pid_t child[3], tap;
+    mtt_ranks_desc desc;
+    impostor("the right secret comes second", "hunter2", "hunter3", "they have different secrets");
+    impostor("a long secret", longest, "hunter", "they have different secrets");
+    impostor("the start of the secret", "hunter2", "hunter", "they have different secrets");
+    impostor("no secret", "hunter2", NULL, "the first has no MTT_SECRET, the second has one");
+    impostor("a secret too many", NULL, "hunter2", "the second has no MTT_SECRET, the first has one");
+    secret = "hunter2";
+    reset();
+    tap = start_tap(tapped, port, kept);
+    for (i = 0; i < 2; i++) {
+        desc = describe(i, 2, i ? tapped : port, 10);
+        child[i] = start_rank(&desc, agreements);
+    }
+    for (i = 0; i < 2; i++) waitpid(child[i], NULL, 0);
+    kill(tap, SIGKILL);
+    waitpid(tap, NULL, 0);
+    all_say(2, -1, MTT_OK, "", "with a tap");
+    check(kept[1].rank == 1 && memcmp(kept[1].proof, kept[0].proof, 32), "a proof is kept");
+    check(!memmem(kept, 2 * sizeof(*kept), "hunter", 6), "the secret is not sent");
+    for (k = 0; k < 2; k++) { /* first rank 0 meets intruders, then rank 1 */
+        reset();
+        patience = 10;
+        port = k ? next_port() : port;
+        slow = k ? 2 : -1;
+        for (i = 0; i < 2 + k; i++) {
+            if (i == 1 + k) {
+                while (!shared->rank[k].port) pause_ms(2);
+                tap = start_intruders(k, kept);
+                if (!k) waitpid(tap, &intruded, 0);
+            }
+            desc = describe(i, 2 + k, port, 10);
+            child[i] = start_rank(&desc, agreements);
+        }
+        if (k) waitpid(tap, &intruded, 0);
+        for (i = 0; i < 2 + k; i++) waitpid(child[i], NULL, 0);
+        check(WIFEXITED(intruded) && !WEXITSTATUS(intruded), "rank %d met intruders: %d", k, intruded);
+        all_say(2 + k, -1, MTT_OK, "", "after intruders");
+    }
+    slow = -1;
+    reset();
+    port = next_port();
+    tap = start_echo(port);
+    desc = describe(1, 2, port, 1);
+    waitpid(start_rank(&desc, agreements), NULL, 0);
+    kill(tap, SIGKILL);
+    waitpid(tap, NULL, 0);
+    check(shared->rank[1].status == MTT_E_RANK && strstr(shared->rank[1].error, "another program answers"),
+          "an echo as rank 0: %s", shared->rank[1].error);
+    secret = NULL;
+    munmap(kept, 4096);
+    check(open_files() == before, "open files");
+}
+
+/* ---- texts of strangers ---- */
+
+static void fails_as(const char *text, const char *wanted)
+{
+    check(mtt__fail(&env, MTT_E_DATA, "%s", text) == MTT_E_DATA && !strcmp(env.error, wanted),
+          "\"%s\" for \"%s\"", env.error, wanted);
+    new_case();
+}
+
+/* A stranger in a run without a secret joins as rank 1, with such a host and such last words. */
+static pid_t start_rude_rank(int port, int stops)
+{
+    pid_t child = fork();
+    mtt_ranks stranger;
+    mtt__hello said[2], heard;
+    struct {
+        mtt__frame head;
+        char text[40];
+    } stop;
+    int fd;
+    if (child) return child;
+    alarm(60);
+    memset(&stranger, 0, sizeof(stranger));
+    memset(&stop, 0, sizeof(stop));
+    stranger.secret = "";
+    said[0] = hello_of(1, 3);
+    strcpy(said[0].host, "\033[2J\033]0;owned\a\n forged \xc2\x9b\xe2\x80\xae");
+    said[1] = said[0];
+    fd = connect_plain(port);
+    if (send(fd, &said[0], sizeof(said[0]), 0) < 0 || !receive_all(fd, &heard, sizeof(heard))) _exit(1);
+    mtt__prove(&stranger, &said[1], &heard, 0);
+    if (send(fd, &said[1], sizeof(said[1]), 0) < 0 || !receive_all(fd, &heard, sizeof(heard))) _exit(1);
+    strcpy(stop.text, "\033[31mall is well\r\n\x9b");
+    stop.head.kind = MTT__FRAME_STOP;
+    stop.head.bytes = strlen(stop.text);
+    if (stops && send(fd, &stop, sizeof(stop.head) + (size_t)stop.head.bytes, 0) < 0) _exit(1);
+    _exit(0);
+}
+
+static void test_texts(void)
+{
+    int stops;
+    fails_as("text, \xc3\xa9 \xe6\xbc\xa2 \xf0\x9f\x98\x80", "text, \xc3\xa9 \xe6\xbc\xa2 \xf0\x9f\x98\x80");
+    fails_as("\033[2J\033]0;owned\a", "?[2J?]0;owned?");
+    fails_as("a\nb\rc\td\x7f" "e\b", "a?b?c?d?e?");
+    fails_as("\xc2\x9b" "2J \xc2\x80 \xc2\xa0", "??2J ?? \xc2\xa0");
+    fails_as("\xe2\x80\xae \xe2\x80\xaa \xe2\x81\xa6 \xe2\x81\xa9", "??? ??? ??? ???");
+    fails_as("\xe2\x80\x8f \xd8\x9c \xe2\x80\xa8 \xe2\x80\x8d", "??? ?? ??? \xe2\x80\x8d");
+    fails_as("\x9b \xff \xc0\x9b \xed\xa0\x80 \xe2\x80", "? ? ?? ??? ??");
+    for (stops = 0; stops < 2; stops++) {
+        int port = next_port(), status = 0;
+        signed char *at;
+        mtt_ranks_desc desc = describe(0, 3, port, 10);
+        pid_t child;
+        reset();
+        patience = 10;
+        child = start_rank(&desc, agreements);
+        while (!shared->rank[0].port) pause_ms(2);
+        waitpid(start_rude_rank(port, stops), &status, 0);
+        waitpid(child, NULL, 0);
+        for (at = (signed char *)shared->rank[0].error; *at >= 32 && *at < 127;) at++;
+        check(!status && shared->rank[0].status == (stops ? MTT_E_STOPPED : MTT_E_RANK) && !*at &&
+              strstr(shared->rank[0].error, "rank 1 (host ?[2J?]0;owned?? forged ") &&
+              strstr(shared->rank[0].error, stops ? ") stopped: ?[31mall is well???" : ") ended"), "%s",
+              shared->rank[0].error);
+        new_case();
+    }
+}
+
+/* ---- where ranks listen ---- */
+
+static void listens(const char *address, const char *wanted)
+{
+    int port = next_port(), i;
+    pid_t child[3];
+    mtt_ranks_desc desc;
+    reset();
+    patience = 10;
+    for (i = 0; i < 3; i++) {
+        desc = describe(i, 3, port, 10);
+        desc.address = i && !wanted ? "127.0.0.1" : address;
+        child[i] = start_rank(&desc, agreements);
+    }
+    for (i = 0; i < 3; i++) waitpid(child[i], NULL, 0);
+    all_say(3, -1, MTT_OK, "", address);
+    for (i = 0; i < 3; i++)
+        check(!strcmp(shared->rank[i].address, wanted ? wanted : i ? "127.0.0.1" : "::") ||
+              (!wanted && !strcmp(shared->rank[i].address, "0.0.0.0")), "%s: rank %d listens at %s", address,
+              i, shared->rank[i].address);
+}
+
+static void test_binding(void)
+{
+    struct ifaddrs *list = NULL, *at;
+    char name[64] = "", other[64] = "";
+    listens("127.0.0.1", "127.0.0.1");
+    listens("localhost", "127.0.0.1");
+    listens("192.0.2.77", NULL); /* of no host: a service that passes connections on */
+    if (!getifaddrs(&list))
+        for (at = list; at; at = at->ifa_next) {
+            int family = at->ifa_addr ? at->ifa_addr->sa_family : 0;
+            socklen_t bytes = family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6);
+            if (family != AF_INET && family != AF_INET6) continue;
+            if (getnameinfo(at->ifa_addr, bytes, name, sizeof(name), NULL, 0, NI_NUMERICHOST)) continue;
+            if (mtt__is_local(name) || strchr(name, '%')) continue;
+            listens(name, name);
+            strcpy(other, name);
+        }
+    freeifaddrs(list);
+    if (!*other) skip("this host has no address but loopback");
 }
 
 static void test_rendezvous(void)
@@ -716,7 +1217,7 @@ static void test_rendezvous(void)
         {"0.0.0.0", "localhost"}, {"localhost", "127.0.0.1"}, {name, name}, {"::1", "::1"}};
     mtt_ranks *r;
     mtt_ranks_desc desc = describe(0, 2, port, 0.3);
-    int fd = mtt__listen("127.0.0.1", port);
+    int fd = listen_plain(0, port);
     check(fd >= 0, "port %d", port);
     gethostname(name, sizeof(name) - 1);
     check(mtt_ranks_connect(&env, &desc, &r) == MTT_E_ARGUMENT && !r, "a port in use");
@@ -724,7 +1225,7 @@ static void test_rendezvous(void)
     check(strstr(env.error, text) && strstr(env.error, "MASTER_PORT"), "%s", env.error);
     desc.rank = 1;
     check(mtt_ranks_connect(&env, &desc, &r) == MTT_E_RANK &&
-          strstr(env.error, "rank 0 (host 127.0.0.1) has been silent for 0.375 seconds"), "it hangs: %s",
+          strstr(env.error, "within 0.3 seconds: it says nothing"), "it hangs: %s",
           env.error);
     close(fd);
     check(mtt_ranks_connect(&env, &desc, &r) == MTT_E_RANK && strstr(env.error, "not answer at 127.0.0.1"),
@@ -746,7 +1247,7 @@ static void test_rendezvous(void)
         struct addrinfo *list;
         int unknown = mtt__resolve(pairs[k][0], port, AF_UNSPEC, &list);
         if (!unknown) freeaddrinfo(list);
-        if (unknown || (k == 3 && (fd = mtt__listen("::1", 0)) < 0)) {
+        if (unknown || (k == 3 && (fd = listen_plain(1, 0)) < 0)) {
             skip(k == 3 ? "this host has no IPv6" : "this host does not know its own name");
             continue;
         }
@@ -795,7 +1296,7 @@ static void variables(const char *text) /* NAME=VALUE ..., and no others */
         "MASTER_PORT", "TORCHELASTIC_RUN_ID", "SLURM_STEP_ID", "SLURM_PROCID", "SLURM_NTASKS",
         "SLURM_LOCALID", "SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_STEP_NODELIST", "OMPI_COMM_WORLD_RANK",
         "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", "PMIX_NAMESPACE",
-        "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"};
+        "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "MTT_SECRET"};
     char copy[512], *word, *rest = copy;
     size_t i;
     for (i = 0; i < MTT__LENGTH(all); i++) unsetenv(all[i]);
@@ -830,6 +1331,7 @@ static void malformed(const char *text, const char *name)
 
 static void test_launchers(void)
 {
+    mtt_ranks_desc d;
     launched("", 0, 1, 0, 0, "", "");
     launched("MASTER_ADDR=a", 0, 1, 0, 0, "", "");
     launched("RANK=3 WORLD_SIZE=8 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 MASTER_ADDR=node1 MASTER_PORT=1234 "
@@ -849,6 +1351,9 @@ static void test_launchers(void)
     launched("SLURM_PROCID=0 SLURM_NTASKS=2 SLURM_STEP_ID=1 SLURM_JOB_NODELIST=node7,node9", 0, 2, -1, 29501,
              "node7", "");
     launched("SLURM_PROCID=0 SLURM_NTASKS=8 SLURM_JOB_ID=42 SLURM_JOB_NODELIST=n[1-8]", 0, 1, 0, 0, "", "");
+    malformed("RANK=0 WORLD_SIZE=2 MTT_SECRET=", "MTT_SECRET is empty");
+    variables("RANK=0 WORLD_SIZE=2 MTT_SECRET=hunter2");
+    check(!mtt_ranks_environment(&env, &d) && d.secret && !strcmp(d.secret, "hunter2"), "MTT_SECRET");
     malformed("RANK=1", "WORLD_SIZE is not set, but RANK is");
     malformed("WORLD_SIZE=2", "RANK is not set, but WORLD_SIZE is");
     malformed("RANK=2 WORLD_SIZE=2", "RANK=2: it must be a number of 0..1");
@@ -887,5 +1392,11 @@ int main(int argc, char **argv)
     test_silence();
     test_strangers();
     test_rendezvous();
+    alarm(120);
+    test_hmac();
+    test_texts();
+    test_binding();
+    test_secrets();
+    test_floods();
     return finish();
 }

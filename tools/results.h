@@ -168,6 +168,21 @@ static inline int result_close(FILE *f)
 
 static inline void result_write_text(void *file, const char *text, size_t bytes)
 {
-    fwrite(text, 1, bytes, (FILE *)file);
+    static char character[5]; /* the part of it that has come */
+    static int size;
+    if (!isatty(fileno((FILE *)file))) {
+        fwrite(text, 1, bytes, (FILE *)file);
+        return;
+    }
+    for (; bytes; bytes--, text++) {
+        const unsigned char *first = (const unsigned char *)character;
+        if (size && (*text & 0xc0) != 0x80) fputc('?', (FILE *)file), size = 0; /* the rest will not come */
+        character[size++] = *text;
+        character[size] = 0;
+        if (size < (*first >= 0xf0 ? 4 : *first >= 0xe0 ? 3 : *first >= 0xc0 ? 2 : 1)) continue;
+        if (*first != '\n' && *first != '\t') mtt__disarm(character);
+        fputs(character, (FILE *)file);
+        size = 0;
+    }
 }
 #endif
