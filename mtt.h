@@ -622,8 +622,9 @@ MTTDEF mtt_status mtt_ranks_any(mtt_ranks *ranks, int *flag);
    a limit until it takes part again. */
 MTTDEF mtt_status mtt_ranks_busy(mtt_ranks *ranks);
 /* Says to the others that this rank cannot go on, and why, in words for the errors of those who still need
-   it. Call it before mtt_trainer_destroy if this rank has failed alone: the others may wait for it. Does
-   nothing if the handle has failed before, so that all ranks name the same cause. Takes up to 2 seconds. */
+   it. Call it before mtt_trainer_destroy if this rank has failed alone: the others may wait for it. A trainer
+   calls it if its backend fails. Does nothing if the handle has failed before, so that all ranks name the
+   same cause. Takes up to 2 seconds. */
 MTTDEF void mtt_ranks_fail(mtt_ranks *ranks, const char *reason);
 /* Takes leave of the others and frees the handle. Takes up to 2 seconds if other ranks are not at an end; by
    MPI up to twice the timeout, and longer for a busy one, since all ranks must end MPI. After mtt_ranks_fork,
@@ -1434,13 +1435,13 @@ struct mtt_backend {
     mtt_status (*run)(void *context, const mtt_op *ops, int count);
     /* Set by a caller of mtt_cuda_backend who has his own: a cudaStream_t on which all work is ordered, and
        an allocator of device memory, aligned to 256 bytes (NULL = out of memory). Zero: a stream of its own,
-       cudaMalloc and cudaFree. */
+       cudaMalloc and cudaFree, and no notes. */
     void *stream;
     void *(*device_alloc)(void *user, size_t bytes);
     void (*device_free)(void *user, void *block);
+    void (*note)(void *user, const char *text); /* told by open what slows the device down, and the remedy */
     void *user;
     mtt_ranks *ranks; /* those that train together; NULL, the default: this process alone */
-    const char *note; /* set by mtt_cuda_backend: what slows the device down, and the remedy; NULL: nothing */
     /* Set by mtt_trainer_create, since mtt_kernels.cu may not see this file's functions. exchange performs
        transfers of the host's memory. watch is called again and again while a backend waits for its device,
        `begins` = 1 at first. It fails if a rank is lost, stops or stays silent. */
@@ -9404,8 +9405,8 @@ static const mtt_backend mtt__cpu_table = {
     mtt__cpu_alloc, mtt__cpu_release, mtt__cpu_memory,
     mtt__cpu_copy /* upload */, mtt__cpu_copy /* download */,
     mtt__cpu_run,
-    NULL, NULL, NULL, NULL, /* a caller's stream and allocator, for CUDA only */
-    NULL, NULL, NULL, NULL  /* ranks, note */
+    NULL, NULL, NULL, NULL, NULL, /* a caller's stream, allocator and note, for CUDA only */
+    NULL, NULL, NULL              /* ranks */
 };
 
 MTTDEF const mtt_backend *mtt_cpu_backend(void)

@@ -442,11 +442,9 @@ typedef mtt_status (*mtt__function)(mtt__cuda *c, const mtt_op *op);
    operation (NULL = that of the rooms above). */
 #ifndef MTT_NO_HOPPER
 static mtt_status mtt__find_hopper(mtt__cuda *c);
-static const char *mtt__slow_code(int device, int major);
 static mtt__function mtt__hopper_function(const mtt__cuda *c, const mtt_op *op);
 #else
 static mtt_status mtt__find_hopper(mtt__cuda *) { return MTT_OK; }
-static const char *mtt__slow_code(int, int) { return NULL; }
 static mtt__function mtt__hopper_function(const mtt__cuda *, const mtt_op *) { return NULL; }
 #endif
 
@@ -6807,7 +6805,6 @@ extern "C" mtt_status mtt_cuda_backend(mtt_env *env, int device, mtt_backend *ba
     backend->upload = mtt__cuda_upload;
     backend->download = mtt__cuda_download;
     backend->run = mtt__cuda_run;
-    backend->note = mtt__slow_code(device, major);
     return MTT_OK;
 }
 
@@ -8303,14 +8300,18 @@ static mtt__function mtt__hopper_function(const mtt__cuda *c, const mtt_op *op)
 static mtt_status mtt__find_hopper(mtt__cuda *c)
 {
     cudaFuncAttributes tiles = {}, loss = {};
-    int has_clusters = 0;
+    int has_clusters = 0, major = 0;
     void *function = NULL;
     cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
     cudaError_t error = cudaFuncGetAttributes(&tiles, mtt_k_linear_gelu<__nv_bfloat16, false>);
     if (!error) error = cudaFuncGetAttributes(&loss, mtt_k_loss_rows<__nv_bfloat16>);
     if (!error) error = cudaDeviceGetAttribute(&has_clusters, cudaDevAttrClusterLaunch, c->device);
+    if (!error) error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, c->device);
     if (error) return mtt__checked(c, error, "reading its code");
     c->hopper = tiles.sharedSizeBytes > 0;
+    if (major == 9 && !c->hopper && c->backend.note)
+        c->backend.note(c->backend.user, "mtt_kernels.cu was compiled without sm_90a, so attention and GELU "
+                        "run slower: compile it with -gencode=arch=compute_90a,code=sm_90a");
     c->cluster = has_clusters && loss.ptxVersion >= 90 ? MTT__CLUSTER : 1;
     error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault,
                                              &found);
@@ -8319,18 +8320,6 @@ static mtt_status mtt__find_hopper(mtt__cuda *c)
     else
         cudaGetLastError(); /* an older driver: GELU runs after the product */
     return MTT_OK;
-}
-
-/* The note of a backend: a device that could run this room, but has no code for it. */
-static const char *mtt__slow_code(int device, int major)
-{
-    cudaFuncAttributes tiles = {};
-    if (major != 9 || cudaSetDevice(device)) return NULL;
-    cudaFuncGetAttributes(&tiles, mtt_k_linear_gelu<__nv_bfloat16, false>);
-    cudaGetLastError(); /* opening the device reports errors */
-    return tiles.sharedSizeBytes ? NULL
-                                 : "mtt_kernels.cu was compiled without sm_90a, so attention and GELU run "
-                                   "slower: compile it with -gencode=arch=compute_90a,code=sm_90a";
 }
 
 #endif /* MTT_NO_HOPPER */
