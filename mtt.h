@@ -3676,9 +3676,12 @@ static void mtt__ranks_free(mtt_ranks *r)
 
 MTTDEF void mtt_ranks_fail(mtt_ranks *ranks, const char *reason)
 {
+    mtt_env *env = ranks ? ranks->env : NULL;
     if (!ranks || ranks->status) return;
     mtt__farewell(ranks, reason);
+    ranks->env = NULL; /* its error stays: it says why */
     mtt__ranks_fail(ranks, ranks->rank, MTT_E_STOPPED, "stopped: %s", reason);
+    ranks->env = env;
 }
 
 MTTDEF void mtt_ranks_close(mtt_ranks *ranks)
@@ -9464,8 +9467,8 @@ struct mtt_trainer {
     size_t free_before; /* the device's free bytes before the arena was taken */
 };
 
-/* The outcome of a call of the backend. One that fails, fails on this rank alone: it says why to the others,
-   which would wait for it. */
+/* Passes on the outcome of a call of the backend. A failure is this rank's alone, and the others would wait
+   for it: they are told why. */
 static mtt_status mtt__told(mtt_trainer *t, mtt_status status)
 {
     if (status) mtt_ranks_fail(t->backend.ranks, t->env ? t->env->error : mtt_status_string(status));

@@ -536,6 +536,8 @@ static void failures(void)
                       mtt_status_string(o->status), o->error);
                 check(o->seconds < TIMEOUT, "fate %d, shard %d: rank %d ends after %.1f s", j.fate, shard,
                       rank, o->seconds);
+                check(!own || j.fate < BREAKS || !strstr(o->error, "stopped"),
+                      "fate %d: its own error is \"%s\"", j.fate, o->error);
                 check((own && j.fate == DIES) || strstr(o->error, CASES[i].words),
                       "fate %d, shard %d: rank %d: \"%s\" has not \"%s\"", j.fate, shard, rank, o->error,
                       CASES[i].words);
