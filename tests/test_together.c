@@ -40,7 +40,7 @@ typedef struct outcome {
     mtt_status status;
     uint64_t hash;
     double loss, evaluated;
-    double seconds;        /* that its trainer lived */
+    double seconds;        /* from a failure to its trainer's end */
     size_t arena, planned; /* on a GPU, which ranks may share, arena is what the schedule says */
     char error[1024];
 } outcome;
@@ -174,7 +174,7 @@ static void break_rank(const job *j, mtt_backend *backend)
 
 static mtt_status run_rank(const job *j, mtt_backend *backend, outcome *o)
 {
-    double start = mtt__now_ms();
+    double failed_at;
     mtt_optim_desc optim = {.lr = 1e-3f, .seed = 5};
     mtt_plan_report plan;
     mtt_policy policy = j->policy;
@@ -213,10 +213,11 @@ static mtt_status run_rank(const job *j, mtt_backend *backend, outcome *o)
         mtt_schedule_report(mtt_trainer_schedule(t), &plan);
         o->arena = backend->device == MTT_DEVICE_CPU ? mtt_trainer_device_bytes(t) : plan.arena_bytes;
     }
+    failed_at = mtt__now_ms();
     if ((j->fate == GIVES_UP || j->fate == BREAKS) && rank == j->victim)
         mtt_ranks_fail(backend->ranks, env.error);
     mtt_trainer_destroy(t);
-    o->seconds = (mtt__now_ms() - start) / 1e3;
+    o->seconds = (mtt__now_ms() - failed_at) / 1e3;
     return status;
 }
 
