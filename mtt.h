@@ -638,8 +638,9 @@ MTTDEF mtt_status mtt_ranks_any(mtt_ranks *ranks, int *flag);
    a limit until it takes part again. */
 MTTDEF mtt_status mtt_ranks_busy(mtt_ranks *ranks);
 /* Says to the others that this rank cannot go on, and why, in words for the errors of those who still need
-   it. Call it before mtt_trainer_destroy if this rank has failed alone: the others may wait for it. Does
-   nothing if the handle has failed before, so that all ranks name the same cause. Takes up to 2 seconds. */
+   it. Call it before mtt_trainer_destroy if this rank has failed alone: the others may wait for it. A trainer
+   calls it if its backend fails. Does nothing if the handle has failed before, so that all ranks name the
+   same cause. Takes up to 2 seconds. */
 MTTDEF void mtt_ranks_fail(mtt_ranks *ranks, const char *reason);
 /* Takes leave of the others and frees the handle. Takes up to 2 seconds if other ranks are not at an end; by
    MPI up to twice the timeout, and longer for a busy one, since all ranks must end MPI. After mtt_ranks_fork,
@@ -1203,6 +1204,7 @@ typedef struct mtt_shape {
     int64_t rows;  /* batch * seq_len */
     float dropout; /* 0 in evaluation */
     int ranks, rank;
+    uint64_t schedule; /* when it was made, in ns: tells its lists from those of one freed before */
 } mtt_shape;
 
 /* Operations. A row: name; number of inputs; operands, inputs first; FLOPs; bytes moved; bytes of scratch on
@@ -1337,7 +1339,7 @@ enum { MTT_KEPT_GROUP = 128 };
     X(grad_norm, 3, MTT_OPERANDS(*control, *ranges, *squares, *counters),                                    \
       2 * PARAMETERS, MOVED, o->ranges ? 8 * MTT__RANGE_BLOCKS * (size_t)op->range_count : 0)                \
     X(adamw, 3, MTT_OPERANDS(*control, *counters, *ranges, *master, *m, *v),                                 \
-      16 * PARAMETERS, MOVED, 8)                                                                             \
+      16 * PARAMETERS, MOVED, 0)                                                                             \
     X(rescale, 0, MTT_OPERANDS(*scales, *counters),                                                          \
       N(o->scales), MOVED, 0)
 
@@ -1432,6 +1434,7 @@ typedef struct mtt_counters {
     int64_t clipped;                       /* values outside e4m3's range in the last step, under FP8 */
     float loss_scale, step_scale;          /* of the next step; of the gradients in memory */
     float gradient_scale;                  /* undoes step_scale and clips */
+    float adamw_step, adamw_correction;    /* lr / (1 - beta1^updates), 1 / sqrt(1 - beta2^updates) */
     int32_t good_steps, skipped;           /* skipped: 1 = overflow, loss scaled; 2 = not finite in another
                                               precision, until the host resets it */
 } mtt_counters;
@@ -1450,15 +1453,16 @@ struct mtt_backend {
     /* An upload is done when it returns. A download waits for all that was run. */
     mtt_status (*upload)(void *context, void *to, const void *from, size_t bytes);
     mtt_status (*download)(void *context, void *to, const void *from, size_t bytes);
-    /* Runs the operations in order; may return before they are done. The list and its tensors stay where they
-       are while the context is open, so it may be captured once and replayed. */
+    /* Runs the operations in order; may return before they are done. Lists and tensors stay where they are
+       while their schedule lives, so a list may be captured once and replayed. */
     mtt_status (*run)(void *context, const mtt_op *ops, int count);
     /* Set by a caller of mtt_cuda_backend who has his own: a cudaStream_t on which all work is ordered, and
        an allocator of device memory, aligned to 256 bytes (NULL = out of memory). Zero: a stream of its own,
-       cudaMalloc and cudaFree. */
+       cudaMalloc and cudaFree, and no notes. */
     void *stream;
     void *(*device_alloc)(void *user, size_t bytes);
     void (*device_free)(void *user, void *block);
+    void (*note)(void *user, const char *text); /* told by open what slows the device down, and the remedy */
     void *user;
     mtt_ranks *ranks; /* those that train together; NULL, the default: this process alone */
     /* Set by mtt_trainer_create, since mtt_kernels.cu may not see this file's functions. exchange performs
@@ -1801,6 +1805,11 @@ MTT__BOTH void mtt__scale_gradients(const mtt_control *control, mtt_counters *co
     counters->skipped = mtt__finite(sum) && mtt__finite(counters->loss) ? 0 : control->scaling ? 1 : 2;
     counters->updates += !counters->skipped;
     counters->steps += counters->skipped != 2;
+    if (!counters->skipped) { /* powers in double, once for all parameters */
+        double updates = (double)counters->updates;
+        counters->adamw_step = (float)((double)control->lr / (1.0 - pow((double)control->beta1, updates)));
+        counters->adamw_correction = (float)(1.0 / sqrt(1.0 - pow((double)control->beta2, updates)));
+    }
     if (!control->scaling) return;
     if (counters->skipped) {
         counters->loss_scale *= 0.5f;
@@ -1819,23 +1828,11 @@ typedef struct mtt_adamw_rates {
     float scale, b1, b2, eps;
 } mtt_adamw_rates;
 
-/* step and correction are powers in double; a device computes them once. */
-MTT__BOTH float mtt__adamw_step(const mtt_control *c, const mtt_counters *counters)
-{
-    return (float)((double)c->lr / (1.0 - pow((double)c->beta1, (double)counters->updates)));
-}
-
-MTT__BOTH float mtt__adamw_correction(const mtt_control *c, const mtt_counters *counters)
-{
-    return (float)(1.0 / sqrt(1.0 - pow((double)c->beta2, (double)counters->updates)));
-}
-
-MTT__BOTH mtt_adamw_rates mtt__adamw_rates(const mtt_control *c, const mtt_counters *counters, int group,
-                                           float step, float correction)
+MTT__BOTH mtt_adamw_rates mtt__adamw_rates(const mtt_control *c, const mtt_counters *counters, int group)
 {
     mtt_adamw_rates r;
-    r.step = step * c->rates[group].lr;
-    r.correction = correction;
+    r.step = counters->adamw_step * c->rates[group].lr;
+    r.correction = counters->adamw_correction;
     r.keep = 1.0f - c->lr * c->rates[group].lr * c->rates[group].decay;
     r.scale = counters->gradient_scale;
     r.b1 = c->beta1;
@@ -3551,8 +3548,8 @@ static mtt_status mtt__mpi_watch(mtt_ranks *r, double now)
     for (i = 0; i < r->count && !status; i++) {
         mtt__peer *p = &r->peers[i];
         if (p->busy) p->since = now;
-        if (i == r->rank || p->stopped || now - p->since <= r->timeout) continue;
-        status = mtt__silent(r, i, r->timeout);
+        if (i == r->rank || now - p->since <= r->timeout) continue;
+        status = p->stopped ? mtt__patience(r, i, now) : mtt__silent(r, i, r->timeout);
     }
     return status;
 }
@@ -3667,13 +3664,13 @@ enum { MTT__CLOSED = POLLHUP | POLLERR };
 
 /* Reads what a peer says while this rank waits for its device. Any frame shows that the peer lives. A peer
    that has sent data waits for this rank. Its later frames are behind the data, which stay in the socket, but
-   a closed socket is seen. A normal end is no failure: the device may work for this rank alone. */
+   a closed socket is seen. For a timeout after its normal end, the device may work for this rank alone. */
 static mtt_status mtt__watch_peer(mtt_ranks *r, int rank, double now)
 {
     mtt__peer *p = &r->peers[rank];
     struct pollfd polled;
     mtt_status status;
-    if (p->fd < 0) return MTT_OK;
+    if (p->fd < 0) return p->stopped && now - p->since > r->timeout ? mtt__patience(r, rank, now) : MTT_OK;
     polled.fd = p->fd;
     polled.events = MTT__CLOSED & ~(POLLHUP | POLLERR);
     p->waiting = 0;
@@ -3793,9 +3790,12 @@ static void mtt__ranks_free(mtt_ranks *r)
 
 MTTDEF void mtt_ranks_fail(mtt_ranks *ranks, const char *reason)
 {
+    mtt_env *env = ranks ? ranks->env : NULL;
     if (!ranks || ranks->status) return;
     mtt__farewell(ranks, reason);
+    ranks->env = NULL; /* its error stays: it says why */
     mtt__ranks_fail(ranks, ranks->rank, MTT_E_STOPPED, "stopped: %s", reason);
+    ranks->env = env;
 }
 
 MTTDEF void mtt_ranks_close(mtt_ranks *ranks)
@@ -6644,6 +6644,7 @@ static void mtt__set_shape(mtt_shape *d, const mtt_schedule *s, int batch, int s
     d->dropout = m->dropout;
     d->ranks = s->policy.ranks;
     d->rank = s->policy.rank;
+    d->schedule = d == &s->programs->shape ? (uint64_t)(mtt__now_ms() * 1e6) : s->programs->shape.schedule;
 }
 
 /* The rows of a table at an index. */
@@ -9587,9 +9588,7 @@ static void mtt__cpu_adamw(const mtt_op *op, const mtt_adamw *o)
     int p;
     for (p = 0; p < op->parameters && !counters->skipped; p++) {
         uint64_t stream = mtt__stream(op->site, op->parts[p].number, (uint64_t)counters->updates);
-        mtt_adamw_rates r =
-            mtt__adamw_rates(c, counters, op->parts[p].group, mtt__adamw_step(c, counters),
-                             mtt__adamw_correction(c, counters));
+        mtt_adamw_rates r = mtt__adamw_rates(c, counters, op->parts[p].group);
         int64_t begin = op->parts[p].begin, count = op->parts[p].count, i;
         MTT__THREADS(count)
         for (i = 0; i < count; i += MTT__BLOCK)
@@ -9740,8 +9739,8 @@ static const mtt_backend mtt__cpu_table = {
     mtt__cpu_alloc, mtt__cpu_release, mtt__cpu_memory,
     mtt__cpu_copy /* upload */, mtt__cpu_copy /* download */,
     mtt__cpu_run,
-    NULL, NULL, NULL, NULL, /* a caller's stream and allocator, for CUDA only */
-    NULL, NULL, NULL        /* ranks */
+    NULL, NULL, NULL, NULL, NULL, /* a caller's stream, allocator and note, for CUDA only */
+    NULL, NULL, NULL              /* ranks */
 };
 
 MTTDEF const mtt_backend *mtt_cpu_backend(void)
@@ -9799,14 +9798,22 @@ struct mtt_trainer {
     size_t free_before; /* the device's free bytes before the arena was taken */
 };
 
+/* Passes on the outcome of a call of the backend. A failure is this rank's alone, and the others would wait
+   for it: they are told why. */
+static mtt_status mtt__told(mtt_trainer *t, mtt_status status)
+{
+    if (status) mtt_ranks_fail(t->backend.ranks, t->env ? t->env->error : mtt_status_string(status));
+    return status;
+}
+
 /* ---- values in and out ---- */
 
 enum { MTT__GET, MTT__PUT };
 
 static mtt_status mtt__copy(mtt_trainer *t, int way, void *device, void *host, size_t bytes)
 {
-    if (way == MTT__PUT) return t->backend.upload(t->context, device, host, bytes);
-    return t->backend.download(t->context, host, device, bytes);
+    if (way == MTT__PUT) return mtt__told(t, t->backend.upload(t->context, device, host, bytes));
+    return mtt__told(t, t->backend.download(t->context, host, device, bytes));
 }
 
 /* The counters are state, so all programs share them. */
@@ -10429,7 +10436,7 @@ MTTDEF mtt_status mtt_trainer_create(mtt_env *env, const mtt_model_desc *model, 
         status = MTT_E_MEMORY;
     if (!status) mtt__assign_groups(t);
     if (!status && p.ranks > 1) status = mtt__check_ranks(t);
-    if (!status) status = backend->open(env, &t->backend, &t->schedule->policy, &t->context);
+    if (!status) status = mtt__told(t, backend->open(env, &t->backend, &t->schedule->policy, &t->context));
     t->opened = !status;
     if (!status) status = backend->memory(t->context, &t->free_before, &all_bytes);
     if (!status) status = mtt__bind(t);
@@ -10478,7 +10485,7 @@ static mtt_status mtt__send(mtt_trainer *t, const mtt__program *p, const int32_t
     status = t->backend.upload(t->context, p->tokens->data, tokens, bytes);
     if (!status && targets) status = t->backend.upload(t->context, p->targets->data, targets, bytes);
     if (!status) status = t->backend.upload(t->context, p->control->data, &control, sizeof(control));
-    return status;
+    return mtt__told(t, status);
 }
 
 /* Takes the scales of rank 0, whose micro-batch is the first. */
@@ -10501,8 +10508,8 @@ static mtt_status mtt__measure_scales(mtt_trainer *t, const int32_t *tokens, con
     while (p->ops[forward].phase == MTT_FORWARD) forward++;
     status = mtt__fill_scales(t);
     if (!status) status = mtt__send(t, p, tokens, targets, counted, 0);
-    if (!status) status = t->backend.run(t->context, p->ops, forward);
-    if (!status) status = t->backend.run(t->context, p->ops + p->op_count - 1, 1);
+    if (!status) status = mtt__told(t, t->backend.run(t->context, p->ops, forward));
+    if (!status) status = mtt__told(t, t->backend.run(t->context, p->ops + p->op_count - 1, 1));
     if (!status && t->schedule->policy.ranks > 1) status = mtt__take_scales(t);
     t->measured = !status;
     return status;
@@ -10521,7 +10528,8 @@ static mtt_status mtt__run_micro_batches(mtt_trainer *t, const mtt__program *p, 
     if (training && !status) status = mtt__measure_scales(t, tokens, targets, counted);
     for (i = 0; i < micro_batches && !status; i++) {
         status = mtt__send(t, p, tokens + i * rows, targets + i * rows, counted, 0);
-        if (!status) status = t->backend.run(t->context, i ? p->later_ops : p->ops, p->step_begin);
+        if (!status)
+            status = mtt__told(t, t->backend.run(t->context, i ? p->later_ops : p->ops, p->step_begin));
         if (!status && training) t->micro_batch += t->schedule->policy.ranks;
     }
     return status;
@@ -10565,7 +10573,8 @@ MTTDEF mtt_status mtt_train_step(mtt_trainer *t, const int32_t *tokens, const in
     mtt_counters counters;
     float lr;
     mtt_status status = mtt__run_micro_batches(t, p, tokens, targets, t->schedule->policy.accumulate, 1);
-    if (!status) status = t->backend.run(t->context, p->ops + p->step_begin, p->op_count - p->step_begin);
+    int begin = p->step_begin;
+    if (!status) status = mtt__told(t, t->backend.run(t->context, p->ops + begin, p->op_count - begin));
     if (status) return status;
     lr = mtt__lr(t);
     t->step++;
@@ -10615,7 +10624,7 @@ MTTDEF mtt_status mtt_next_logits(mtt_trainer *t, const int32_t *tokens, int cou
     memcpy(padded, tokens + count - seen, (size_t)seen * sizeof(*padded));
     status = mtt__send(t, p, padded, NULL, 0, seen - 1);
     mtt__free(t->env, padded);
-    if (!status) status = t->backend.run(t->context, p->ops, p->op_count);
+    if (!status) status = mtt__told(t, t->backend.run(t->context, p->ops, p->op_count));
     if (!status) status = mtt__move(t, MTT__GET, p->output, 0, t->schedule->model.vocab, logits);
     return status;
 }

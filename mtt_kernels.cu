@@ -75,7 +75,7 @@
 #error "mtt_kernels.cu needs CUDA 12.5 or later, for cudaGetDriverEntryPointByVersion"
 #endif
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
-#error "mtt_kernels.cu is for compute capability 8.0 and later: name it, for example -arch=sm_80"
+#error "mtt_kernels.cu needs -arch=sm_80 or later. With an older GPU, build for the CPU, without MTT_CUDA"
 #endif
 
 /* The last room, >>hopper, holds what only an H100 or H200 runs; -DMTT_NO_HOPPER leaves it out. MTT__HOPPER:
@@ -422,6 +422,7 @@ struct mtt__cuda {
     size_t staging_used; /* by uploads that may not be done */
     mtt__product_plan *plans;
     int plan_count, next_plan; /* when all are taken, a new plan replaces the oldest */
+    uint64_t schedule;         /* whose lists of operations the graphs are of: see mtt__begin_schedule */
     mtt__graph graphs[MTT__GRAPHS];
     int graph_count;
     int rank, ranks;
@@ -431,7 +432,7 @@ struct mtt__cuda {
     cudaEvent_t ready, arrived; /* what they send has been made; they have ended */
     int travelling;      /* 1 = operations have not yet waited for `arrived` */
     int expecting;       /* 1 = the host has not yet waited for transfers */
-    int lost;            /* 1 = another rank is: no more transfers */
+    int lost;            /* 1 = a rank is: no more transfers */
     int capturing;       /* 1 = operations become a graph */
 };
 
@@ -457,13 +458,32 @@ static mtt_status mtt__cuda_fail(mtt_env *env, mtt_status status, const char *fo
     return status;
 }
 
-static mtt_status mtt__checked(mtt__cuda *c, cudaError_t error, const char *what)
+/* What to do about an error, by its code or else by the call. */
+static const char *mtt__remedy(cudaError_t error, const char *of_call)
+{
+    switch (error) {
+    case cudaErrorNoKernelImageForDevice:
+    case cudaErrorInvalidDeviceFunction:
+    case cudaErrorInvalidKernelImage:
+        return "mtt_kernels.cu was compiled for other GPUs: compile it with -arch=native on this machine. "
+               "With a GPU older than compute capability 8.0, use the CPU";
+    case cudaErrorInsufficientDriver:
+    case cudaErrorUnsupportedPtxVersion:
+        return "Update the driver, or compile with the CUDA version that nvidia-smi shows";
+    case cudaErrorMemoryAllocation: return "End other programs that use this GPU, or lower the batch";
+    case cudaErrorIllegalAddress: /* of a kernel before the call */
+    case cudaErrorLaunchFailure: return "Start again. If a smaller model fails, too, update the driver";
+    default: return of_call;
+    }
+}
+
+static mtt_status mtt__checked(mtt__cuda *c, cudaError_t error, const char *what,
+                               const char *remedy = "If a smaller model fails, too, update the driver")
 {
     if (error == cudaSuccess) return MTT_OK;
     cudaGetLastError(); /* reported here: the next launch must not take it for its own */
-    return mtt__cuda_fail(c->env, MTT_E_DEVICE,
-                          "CUDA device %d, %s: %s (%s). A smaller model that fails too points to the driver",
-                          c->device, what, cudaGetErrorString(error), cudaGetErrorName(error));
+    return mtt__cuda_fail(c->env, MTT_E_DEVICE, "CUDA device %d, %s: %s (%s). %s", c->device, what,
+                          cudaGetErrorString(error), cudaGetErrorName(error), mtt__remedy(error, remedy));
 }
 
 static void *mtt__host_alloc(mtt_env *env, size_t bytes)
@@ -702,14 +722,14 @@ static __global__ void __launch_bounds__(256) mtt_k_activation(const mtt__activa
     mtt__records records = {};
     MTT__UNROLL for (int i = 0; i < PACKS; i++) {
         const int64_t at = mtt__gate_of<MLP>(first + i * 256, o.packs);
-        if (first + i * 256 >= o.count) break;
+        if ((int64_t)first + i * 256 >= o.count) break;
         xs[i] = mtt__load_vector(o.x + at);
         if (GATED) ups[i] = mtt__load_vector(o.x + at + o.packs * 8);
     }
     MTT__UNROLL for (int i = 0; i < PACKS; i++) {
         const int64_t at = ((int64_t)first + i * 256) * 8;
         float v[8], up[8];
-        if (first + i * 256 >= o.count) break;
+        if ((int64_t)first + i * 256 >= o.count) break;
         mtt__to_floats(xs[i], v);
         if (GATED) mtt__to_floats(ups[i], up);
         MTT__UNROLL for (int k = 0; k < 8; k++) v[k] = mtt__activated<T, MLP>(v[k], GATED ? up[k] : 1.0f);
@@ -829,13 +849,14 @@ static mtt_status mtt__cuda_gelu(mtt__cuda *c, const mtt_op *op)
     return mtt__launch_gelu(c, o->x, o->y);
 }
 
-/* Calls body with the MLP's activation as a constant. */
-template <class BODY> static mtt_status mtt__by_mlp(mtt_mlp mlp, BODY body)
+/* Calls body with the MLP's activation as a constant. GELU has kernels of its own. */
+template <class BODY> static mtt_status mtt__by_mlp(mtt__cuda *c, mtt_mlp mlp, BODY body)
 {
     switch (mlp) {
     case MTT_MLP_SWIGLU: return body(std::integral_constant<mtt_mlp, MTT_MLP_SWIGLU>());
     case MTT_MLP_RELU2: return body(std::integral_constant<mtt_mlp, MTT_MLP_RELU2>());
-    default: return body(std::integral_constant<mtt_mlp, MTT_MLP_SILU>());
+    case MTT_MLP_SILU: return body(std::integral_constant<mtt_mlp, MTT_MLP_SILU>());
+    default: return mtt__cuda_fail(c->env, MTT_E_ARGUMENT, "mlp %d: no kernel for this activation", (int)mlp);
     }
 }
 
@@ -845,7 +866,7 @@ static mtt_status mtt__cuda_activation(mtt__cuda *c, const mtt_op *op)
     const uint32_t packs = (uint32_t)mtt__width(o->y) / 8;
     const int64_t count = mtt__elements(o->y) / 8;
     return mtt__by_type(c, o->x, [&](auto zero) {
-        return mtt__by_mlp(op->shape->mlp, [&](auto mlp) {
+        return mtt__by_mlp(c, op->shape->mlp, [&](auto mlp) {
             typedef decltype(zero) T;
             mtt__activation_operands<T> a = {mtt__at<T>(o->x), NULL, mtt__at<T>(o->y), NULL, {}, count,
                                              packs};
@@ -1400,8 +1421,8 @@ template <class T, bool RMS> static mtt_status mtt__norm_backward(mtt__cuda *c, 
    >>eight bits   operands of FP8's products
    -------------------------------------------------------------------------------------------------------- */
 
-/* What mtt_k_quantize rounds: a tensor; a norm again, by its statistics; the gradient of GELU or of another
-   activation, which is added to the last one, and its result. */
+/* What mtt_k_quantize rounds. PLAIN: x. NORMED: the norm of x, recomputed from its statistics. GELU_BACKWARD:
+   the gradient of GELU's input, and GELU's result. GELU_BACKWARD + MLP: the same for that activation. */
 enum { MTT__PLAIN, MTT__NORMED, MTT__GELU_BACKWARD };
 
 struct mtt__quantize {
@@ -1439,7 +1460,8 @@ MTT__DEVICE void mtt__sum_codes(float c[4], uint32_t word, uint32_t ones)
     mtt__mma(c, halves, ones, ones, __half());
 }
 
-/* Eight values of a row: v[k] becomes what is rounded, u[k] GELU or its like, and up[k] its gradient. */
+/* Computes eight values of a row: v, the values to round; u, the activation's result; up, the gradient of
+   SwiGLU's second half. */
 template <int KIND>
 MTT__DEVICE void mtt__quantized_values(const mtt__quantize &o, int64_t row, int column,
                                        const mtt__vector<__nv_bfloat16> &x,
@@ -1716,7 +1738,7 @@ static mtt_status mtt__cuda_activation_backward(mtt__cuda *c, const mtt_op *op)
     const mtt_activation_backward *o = MTT_OPERANDS_OF(activation_backward, op);
     const uint32_t packs = (uint32_t)mtt__width(o->dy) / 8;
     const int64_t count = mtt__elements(o->dy) / 8;
-    return mtt__by_mlp(op->shape->mlp, [&](auto mlp) {
+    return mtt__by_mlp(c, op->shape->mlp, [&](auto mlp) {
         constexpr mtt_mlp MLP = decltype(mlp)::value;
         if (o->dx_t) {
             mtt__quantize q = {};
@@ -1989,7 +2011,7 @@ static __global__ void __launch_bounds__(128)
     MTT__UNROLL for (int k = 0; k < 8; k++) out[k] += sum[k];
 }
 
-/* Math:        d_wpe[t] (+)= sum over sequences b of mask * dx[b][t]; 0 for positions that no token had
+/* Math:        d_wpe[t] = sum over sequences b of mask * dx[b][t]; 0 for positions that no token had
    Shapes:      dx [B, T, C] T, d_wpe [max_seq, C] float
    Launch:      256 threads, 8 columns of a position each
    Requires:    C a multiple of 8
@@ -2389,8 +2411,7 @@ static cublasStatus_t mtt__blas_run(mtt__cuda *c, const mtt_op *op, const mtt__p
 }
 
 /* Milliseconds that an algorithm takes, or -1 if its bits are not those of *sum. Algorithm 0 sets *sum. It
-   fails if most of its results are 0, NaN or infinite, as when FP16 overflows: then all algorithms would have
-   its bits. */
+   fails if most results are 0, NaN or infinite (FP16 has overflowed): equal bits would then prove nothing. */
 static float mtt__try(mtt__cuda *c, const mtt_op *op, const mtt__product_plan *p, int algorithm,
                       const mtt__blas_product &g, cudaEvent_t *marks, unsigned long long *sum)
 {
@@ -2442,9 +2463,9 @@ static void mtt__tune(mtt__cuda *c, const mtt_op *op, mtt__product_plan *p, cons
     p->candidates = 1;
 }
 
-/* Whether trying is worth its time, harms nothing, and can be judged by one checksum. Sums of 8-bit products
-   are often exact, so that algorithms which round in other places have the same bits until a step's numbers
-   tell them apart. Two GPUs with other micro-batches then chose differently, and had other losses. */
+/* Whether to try algorithms: the product is large, its output may be overwritten, and one checksum covers it.
+   Products in 8 bits are not tried. Their sums are often exact, so algorithms that round in different places
+   have equal bits in most steps. Two GPUs with different micro-batches would then choose differently. */
 static bool mtt__may_tune(mtt__cuda *c, const mtt_op *op, const mtt__product_plan *p, int adds)
 {
     const mtt__product_key *k = &p->key;
@@ -2564,7 +2585,7 @@ static mtt_status mtt__gradient_of_transposes(mtt__cuda *c, const mtt_op *op,
     return mtt__weight_gradient_eight(c, op, o->x, 0, o->dy, rows, o->d_weight, 0);
 }
 
-/* db (+)= sum over rows of dy: first, while dy is in cache. */
+/* db = sum over rows of dy: first, while dy is in cache. Then dW: see mtt__weight_gradient. */
 static mtt_status mtt__cuda_linear_backward_weight(mtt__cuda *c, const mtt_op *op)
 {
     const mtt_linear_backward_weight *o = MTT_OPERANDS_OF(linear_backward_weight, op);
@@ -2613,7 +2634,7 @@ static mtt_status mtt__backward_gelu_slabs(mtt__cuda *c, const mtt_op *op, const
     return status;
 }
 
-/* dx = (dy W^T) GELU'(pre); db (+)= sum over rows of dx */
+/* dx = (dy W^T) GELU'(pre); db = sum over rows of dx */
 static mtt_status mtt__cuda_linear_backward_gelu(mtt__cuda *c, const mtt_op *op)
 {
     const mtt_linear_backward_gelu *o = MTT_OPERANDS_OF(linear_backward_gelu, op);
@@ -3138,25 +3159,11 @@ static __global__ void __launch_bounds__(1024)
     if (threadIdx.x == 0) mtt__scale_gradients(control, counters, sum);
 }
 
-/* Math:        out = mtt__adamw_step, mtt__adamw_correction
-   Shapes:      out [2] float
-   Launch:      one block of 2 threads: a power in double takes too long for every thread of the update
-   Requires:    mtt_k_grad_norm before it
-   Traffic:     -
-   Determinism: elementwise
-   Reference:   mtt__update_parameter */
-static __global__ void mtt_k_corrections(const mtt_control *control, const mtt_counters *counters, float *out)
-{
-    if (threadIdx.x == 0) out[0] = mtt__adamw_step(control, counters);
-    else out[1] = mtt__adamw_correction(control, counters);
-}
-
 /* Arguments of the update. */
 struct mtt__update {
     const mtt_range *ranges;
     const mtt_control *control;
     const mtt_counters *counters;
-    const float *corrections;
     void *master, *m, *v; /* of all parameters; without a master, weights are updated in place */
     int64_t elements;     /* of m: in the compact state, scales follow this many codes */
     uint64_t site;        /* in the stream of random numbers */
@@ -3164,16 +3171,11 @@ struct mtt__update {
     int mine;             /* 1 = only this rank's share */
 };
 
-MTT__DEVICE mtt_adamw_rates mtt__update_rates(const mtt__update &u, const mtt_range &r)
-{
-    return mtt__adamw_rates(u.control, u.counters, r.group, u.corrections[0], u.corrections[1]);
-}
-
 /* Math:        mtt__adamw_element
    Shapes:      all parameters: gradient, m, v, master float; weight 16-bit, rounded from the master
    Launch:      MTT__RANGE_BLOCKS blocks of 256 threads for each entry of ranges, 4 elements at a time, so
                 that a warp's stores fill whole lines
-   Requires:    counts multiples of 8; mtt_k_corrections before it
+   Requires:    counts multiples of 8; mtt_k_grad_norm before it
    Traffic:     28 bytes a parameter, 30 with a 16-bit weight
    Determinism: elementwise
    Reference:   mtt__adamw_full */
@@ -3182,7 +3184,7 @@ static __global__ void __launch_bounds__(256) mtt_k_adamw(const mtt__update u)
     if (u.counters->skipped) return;
     const mtt_range &r = u.ranges[blockIdx.x / MTT__RANGE_BLOCKS];
     if (u.mine && !mtt__is_mine(r)) return;
-    const mtt_adamw_rates rates = mtt__update_rates(u, r);
+    const mtt_adamw_rates rates = mtt__adamw_rates(u.control, u.counters, r.group);
     const int count = (int)mtt__min(mtt__range_count(r), MTT__RANGE_BLOCK);
     const int64_t begin = mtt__range_begin(r);
     float *const m_at = (float *)u.m + r.first + begin, *const v_at = (float *)u.v + r.first + begin;
@@ -3239,7 +3241,7 @@ MTT__DEVICE uint16_t mtt__encode_moments(const float *x, const uint32_t *random,
                 scales; weight TYPE, 16-bit with a byte of rest
    Launch:      MTT__RANGE_BLOCKS blocks of 256 threads for each entry of ranges, 8 elements at a time: a draw
                 of Philox for each 8, a group for each 4 threads
-   Requires:    counts multiples of 8; mtt_k_corrections before it
+   Requires:    counts multiples of 8; mtt_k_grad_norm before it
    Traffic:     12.25 bytes a parameter, 14.25 with FP32 gradients, 16.25 with FP32 weights
    Determinism: elementwise; rounds by (seed, update, parameter, element)
    Reference:   mtt__adamw_compact */
@@ -3248,7 +3250,7 @@ template <int TYPE> static __global__ void __launch_bounds__(256, 5) mtt_k_adamw
     if (u.counters->skipped) return;
     const mtt_range &r = u.ranges[blockIdx.x / MTT__RANGE_BLOCKS];
     if (u.mine && !mtt__is_mine(r)) return;
-    const mtt_adamw_rates rates = mtt__update_rates(u, r);
+    const mtt_adamw_rates rates = mtt__adamw_rates(u.control, u.counters, r.group);
     const bool FP16 = TYPE == MTT_F16_BITS;
     const int count = (int)mtt__min(mtt__range_count(r), MTT__RANGE_BLOCK);
     const int64_t begin = mtt__range_begin(r), first = r.first + begin;
@@ -3356,8 +3358,6 @@ static mtt_status mtt__cuda_adamw(mtt__cuda *c, const mtt_op *op)
     const int compact = o->m->dtype == MTT_U8, type = op->weights[0]->dtype;
     void (*kernel)(mtt__update) = mtt_k_adamw;
     mtt__update u = {};
-    void *scratch;
-    mtt_status status = mtt__scratch(c, op, mtt__op_scratch(op), &scratch);
     if (compact)
         kernel = type == MTT_F32         ? mtt_k_adamw_compact<MTT_F32>
                  : type == MTT_BF16_BITS ? mtt_k_adamw_compact<MTT_BF16_BITS>
@@ -3365,7 +3365,6 @@ static mtt_status mtt__cuda_adamw(mtt__cuda *c, const mtt_op *op)
     u.ranges = mtt__at<const mtt_range>(o->ranges) + op->first_range;
     u.control = mtt__at<const mtt_control>(o->control);
     u.counters = mtt__at<const mtt_counters>(o->counters);
-    u.corrections = (const float *)scratch;
     u.master = mtt__at<void>(o->master);
     u.m = o->m->data;
     u.v = o->v->data;
@@ -3373,11 +3372,6 @@ static mtt_status mtt__cuda_adamw(mtt__cuda *c, const mtt_op *op)
     u.site = mtt__stream(op->site, 0, 0);
     u.dtype = type;
     for (int i = 0; i < op->parameters; i++) u.mine |= op->parts[i].count < op->parts[i].elements;
-    /* A step's later updates find them in the workspace, if no other operation comes between. */
-    if (status == MTT_OK && (op->first_range == 0 || op->phase == MTT_BACKWARD))
-        status = mtt__launch(c, "corrections", mtt_k_corrections, 1, 2, u.control, u.counters,
-                             (float *)scratch);
-    if (status != MTT_OK) return status;
     return mtt__launch(c, "adamw", kernel, mtt__range_blocks(op), 256, u);
 }
 
@@ -3626,10 +3620,9 @@ static mtt_status mtt__cuda_rotary_backward(mtt__cuda *c, const mtt_op *op)
 
 /* ---- products of all heads ---- */
 
-/* One call of cuBLASLt makes the products of a head batch, matrices at one stride. Heads lie at two strides:
-   from sequence to sequence and, within a row, from head to head. So a head batch is one head of all
-   sequences or all heads of one sequence, whichever takes fewer calls. Heads of q that share one of k and v
-   are at other strides than these, so then it is one head. */
+/* cuBLASLt multiplies batches of matrices that are one stride apart. Heads have two strides, between
+   sequences and between heads. So a call takes one head of all sequences, or all heads of one sequence,
+   whichever needs fewer calls. Where heads of q share k and v, their strides differ: it takes one head. */
 struct mtt__head_batch {
     int64_t sequence;                 /* the first matrix: its sequence and head */
     int head, next_sequence, next_head; /* 0 or 1: the steps to the next one */
@@ -4846,8 +4839,9 @@ MTT__DEVICE void mtt__forward_softmax(float (&s)[M][N][4], float (&row_sum)[M][2
         }
 }
 
-/* Keep masks of a tile, before its scores take registers. A quad of lanes has 2 ROW_TILES rows of BLOCKS
-   times 16 keys: lane q draws for keys q % BLOCKS and every SHARERS-th row, two rows in each of `keep`. */
+/* Draws the dropout masks of a tile, before the scores need the registers. A draw covers 16 keys of a row.
+   The four lanes of a quad divide its 2 ROW_TILES rows and the BLOCKS of 16 keys among them: lane q has block
+   q % BLOCKS and every SHARERS-th row. Each word of `keep` holds the masks of two of its rows. */
 template <class S>
 MTT__DEVICE void mtt__forward_keep(uint32_t (&keep)[S::KEEPS], const mtt__flash &f,
                                    const mtt__random &random, int head, int row0, int k0)
@@ -5136,13 +5130,14 @@ struct mtt__backward_block {
     const char *q_gmem, *do_gmem;  /* the head's first rows */
 };
 
-/* The lane's ldmatrix addresses: of K as B of dQ (and, further on, of K and V as A of scores, Q and dO as B
-   of dK and dV); of Q and dO as B of scores; of P^T and dS^T, for the store and as A of dV and dK; of dS^T as
-   A of dQ. */
+/* The lane's ldmatrix addresses. The operands of a product are A and B. */
 struct mtt__backward_at {
     const mtt__backward_block *block;
     int k0;
-    uint32_t k_b, q_b, s_a, dq_a;
+    uint32_t k_b;  /* K, B of dQ; at offsets from it K and V, A of S and dP; Q and dO, B of dK and dV */
+    uint32_t q_b;  /* Q and dO, B of S and dP */
+    uint32_t s_a;  /* P^T and dS^T: where they are stored, and A of dV and dK */
+    uint32_t dq_a; /* dS, A of dQ */
 };
 
 /* The warp's part of the tiles, computed at each use. */
@@ -5259,8 +5254,8 @@ MTT__DEVICE void mtt__backward_scores(typename S::scores &s, typename S::scores 
                                           mtt__b_columns<D>(q_b, do_at));
 }
 
-/* Keep masks of a chunk: lane l has that of each 16 of the warp's keys, of query l % CHUNK. If two lanes have
-   the same query, each draws every other mask. */
+/* Draws the dropout masks of a chunk. Lane l holds those of query l % CHUNK, one for each 16 of the warp's
+   keys. With a CHUNK of 16, two lanes share a query, and each draws half of its masks. */
 template <class S>
 MTT__DEVICE uint32_t mtt__backward_keep(const mtt__flash &f, const mtt__random &random,
                                         const mtt__backward_at &at, int key, int query)
@@ -5666,8 +5661,7 @@ template <typename E> static mtt_status mtt__launch_stats(mtt__cuda *c, const mt
 /* Heads that share keys can be taken one by one by a block, which keeps dK and dV in registers, or each by a
    block of its own, and blocks hand over dK and dV. The former waits: dQ is summed in the order of keys, so
    at each head the blocks of late keys, which have less to do, wait for those of the first keys. The latter
-   moves 8 BLOCK_KV S::D bytes twice a block. On an H100, heads 16:2 of 64, the pass takes, one by one and
-   apart: at 4 tiles of keys (T = 1,024) 0.42 and 0.44 ms, at 16 1.46 and 0.88, at 64 5.4 and 3.0. */
+   moves 8 BLOCK_KV S::D bytes twice a block. It is faster from this many tiles of keys up. */
 enum { MTT__TILES_APART = 6 };
 
 /* Scratch: the ticket; dK and dV of a head; the ring of dQ, of one slot a head; stats of a slice of heads. A
@@ -5887,9 +5881,11 @@ struct mtt__route {
 /* Weights of one all_gather, which arrive late. */
 struct mtt__late_weights {
     mtt__late_weights *next;
-    const mtt_op *op; /* the all_gather */
+    const mtt_op *op; /* the all_gather, which another schedule may have freed */
     cudaEvent_t arrived;
     int waited;       /* 1 = `stream` already waits for `arrived` */
+    int count;
+    mtt_tensor *weights;
 };
 
 struct mtt__copies {
@@ -5913,6 +5909,21 @@ static CUdeviceptr mtt__word_at(const mtt__cuda *c, int word, int from, int to)
     return (CUdeviceptr)(c->copies->words[to] + word * c->ranks + from);
 }
 
+static const char MTT__BY_NCCL[] = "Set the policy's nccl (--nccl), so that NCCL moves the bytes";
+
+/* The driver's errors have other names than those of CUDA's runtime. */
+static mtt_status mtt__driver_checked(mtt__cuda *c, CUresult result, const char *what)
+{
+    const char *name = NULL;
+    void *find = NULL;
+    cudaDriverEntryPointQueryResult found;
+    if (result == CUDA_SUCCESS) return MTT_OK;
+    cudaGetDriverEntryPointByVersion("cuGetErrorName", &find, 6000, cudaEnableDefault, &found);
+    if (find) ((PFN_cuGetErrorName_v6000)find)(result, &name);
+    return mtt__cuda_fail(c->env, MTT_E_DEVICE, "CUDA device %d, %s: the driver's error %d (%s). %s",
+                          c->device, what, (int)result, name ? name : "unknown", MTT__BY_NCCL);
+}
+
 /* Says a word to all other ranks. */
 static mtt_status mtt__tell(mtt__cuda *c, cudaStream_t stream, int word)
 {
@@ -5925,7 +5936,7 @@ static mtt_status mtt__tell(mtt__cuda *c, cudaStream_t stream, int word)
         write.address = mtt__word_at(c, word, c->rank, peer);
         write.value = 1;
     }
-    return mtt__checked(c, (cudaError_t)c->copies->run_words(stream, k, list, 0), "telling other ranks");
+    return mtt__driver_checked(c, c->copies->run_words(stream, k, list, 0), "telling other ranks");
 }
 
 /* Waits in `wires` until all other ranks have said a word. */
@@ -5943,7 +5954,7 @@ static mtt_status mtt__hear(mtt__cuda *c, int word)
         wait.value = 1;
         wait.flags = CU_STREAM_WAIT_VALUE_GEQ;
     }
-    return mtt__checked(c, (cudaError_t)c->copies->run_words(c->wires, k, list, 0), "hearing other ranks");
+    return mtt__driver_checked(c, c->copies->run_words(c->wires, k, list, 0), "hearing other ranks");
 }
 
 static mtt_status mtt__open_window(mtt__cuda *c, int peer, const cudaIpcMemHandle_t *block, char **data)
@@ -5954,7 +5965,7 @@ static mtt_status mtt__open_window(mtt__cuda *c, int peer, const cudaIpcMemHandl
     while (w && (w->peer != peer || memcmp(&w->block, block, sizeof(*block)))) w = w->next;
     if (!w) {
         status = mtt__checked(c, cudaIpcOpenMemHandle(&opened, *block, cudaIpcMemLazyEnablePeerAccess),
-                              "opening the memory of another rank");
+                              "opening the memory of another rank", MTT__BY_NCCL);
         if (status != MTT_OK) return status;
         w = (mtt__window *)mtt__host_alloc(c->env, sizeof(*w));
         if (!w) {
@@ -5972,10 +5983,10 @@ static mtt_status mtt__open_window(mtt__cuda *c, int peer, const cudaIpcMemHandl
 static mtt_status mtt__remote_address_of(mtt__cuda *c, const void *at, mtt__remote_address *place)
 {
     CUdeviceptr base = 0;
-    cudaError_t error = (cudaError_t)c->copies->find_block(&base, NULL, (CUdeviceptr)at);
-    if (!error) error = cudaIpcGetMemHandle(&place->block, (void *)base);
+    const CUresult found = c->copies->find_block(&base, NULL, (CUdeviceptr)at);
     place->offset = (CUdeviceptr)at - base;
-    return mtt__checked(c, error, "sharing memory with other ranks");
+    if (found != CUDA_SUCCESS) return mtt__driver_checked(c, found, "finding memory to share");
+    return mtt__checked(c, cudaIpcGetMemHandle(&place->block, (void *)base), "sharing memory", MTT__BY_NCCL);
 }
 
 /* Exchanges source addresses with the other ranks, whose lists of transfers match this one. */
@@ -6049,7 +6060,7 @@ static mtt_status mtt__copy_list(mtt__cuda *c, const mtt_transfer *transfers, in
         if (!t->receive_bytes) continue;
         cudaError_t error = cudaMemcpyAsync(t->receive, route->from[i], t->receive_bytes, cudaMemcpyDefault,
                                             c->wires);
-        status = mtt__checked(c, error, "copying from another rank");
+        status = mtt__checked(c, error, "copying from another rank", MTT__BY_NCCL);
     }
     return status;
 }
@@ -6076,11 +6087,13 @@ static mtt_status mtt__find_late(mtt__cuda *c, const mtt_op *op, mtt__late_weigh
     cudaError_t error;
     while (late && late->op != op) late = late->next;
     if (!late) {
-        late = (mtt__late_weights *)mtt__host_alloc(c->env, sizeof(*late));
-        if (!late)
-            return mtt__cuda_fail(c->env, MTT_E_MEMORY, "out of host memory: %zu bytes", sizeof(*late));
+        const size_t bytes = sizeof(*late) + (size_t)op->parameters * sizeof(*late->weights);
+        late = (mtt__late_weights *)mtt__host_alloc(c->env, bytes);
+        if (!late) return mtt__cuda_fail(c->env, MTT_E_MEMORY, "out of host memory: %zu bytes", bytes);
         error = cudaEventCreateWithFlags(&late->arrived, cudaEventDisableTiming);
-        late->next = x->late, late->op = op;
+        late->next = x->late, late->op = op, late->count = op->parameters;
+        late->weights = (mtt_tensor *)(late + 1);
+        for (int p = 0; p < op->parameters; p++) late->weights[p] = *op->weights[p];
         x->late = late;
         x->late_count++;
         if (error) return mtt__checked(c, error, "gathering weights");
@@ -6089,12 +6102,11 @@ static mtt_status mtt__find_late(mtt__cuda *c, const mtt_op *op, mtt__late_weigh
     return MTT_OK;
 }
 
-/* Whether an operation uses weights that `gather` brings. */
-static int mtt__has_late(const mtt_op *op, const mtt_op *gather)
+static int mtt__has_late(const mtt_op *op, const mtt__late_weights *w)
 {
     for (int i = 0; i < op->inputs + op->outputs; i++)
-        for (int p = 0; p < gather->parameters && op->operands[i]; p++)
-            if (op->operands[i]->data == gather->weights[p]->data) return 1;
+        for (int p = 0; p < w->count && op->operands[i]; p++)
+            if (op->operands[i]->data == w->weights[p].data) return 1;
     return 0;
 }
 
@@ -6102,10 +6114,8 @@ static int mtt__has_late(const mtt_op *op, const mtt_op *gather)
 static int mtt__is_late(const mtt__cuda *c, const void *at)
 {
     for (const mtt__late_weights *w = c->copies ? c->copies->late : NULL; w; w = w->next)
-        for (int p = 0; p < w->op->parameters; p++) {
-            const mtt_tensor *const t = w->op->weights[p];
+        for (const mtt_tensor *t = w->weights; t < w->weights + w->count; t++)
             if ((uintptr_t)at - (uintptr_t)t->data < t->bytes) return 1;
-        }
     return 0;
 }
 
@@ -6114,7 +6124,7 @@ static mtt_status mtt__await_weights(mtt__cuda *c, const mtt_op *op)
 {
     cudaError_t error = cudaSuccess;
     for (mtt__late_weights *w = c->copies ? c->copies->late : NULL; w && !error; w = w->next) {
-        if (w->waited || (op && !mtt__is_transfer(op) && !mtt__has_late(op, w->op))) continue;
+        if (w->waited || (op && !mtt__is_transfer(op) && !mtt__has_late(op, w))) continue;
         w->waited = 1;
         error = cudaStreamWaitEvent(c->stream, w->arrived, c->capturing ? cudaEventWaitExternal : 0);
     }
@@ -6145,7 +6155,7 @@ static void mtt__forget_routes(mtt__cuda *c)
 }
 
 /* Unmaps other ranks' memory, and waits until they have unmapped this one's. CUDA does not allow a block to
-   be freed before that. If a rank is lost, nobody is waited for. */
+   be freed before that. If a rank is lost, this one waits for nobody. */
 static void mtt__end_sharing(mtt__cuda *c)
 {
     mtt__copies *const x = c->copies;
@@ -6165,11 +6175,6 @@ static void mtt__close_copies(mtt__cuda *c)
     mtt__copies *const x = c->copies;
     if (!x) return;
     mtt__end_sharing(c);
-    while (mtt__late_weights *const w = x->late) {
-        x->late = w->next;
-        cudaEventDestroy(w->arrived);
-        mtt__host_free(c->env, w);
-    }
     if (x->signals) cudaStreamDestroy(x->signals);
     if (x->signalled) cudaEventDestroy(x->signalled);
     if (x->rescue) cudaStreamDestroy(x->rescue);
@@ -6481,7 +6486,8 @@ static mtt_status mtt__join_ranks(mtt__cuda *c, const mtt_policy *policy)
 
 static void mtt__leave_ranks(mtt__cuda *c)
 {
-    if (c->nccl && c->nccl->comm) c->nccl->leave(c->nccl->comm);
+    mtt__nccl *const n = c->nccl;
+    if (n && n->comm) (c->lost || c->backend.watch(c->backend.ranks, 1) ? n->abort : n->leave)(n->comm);
     mtt__close_copies(c);
     if (c->arrived) cudaEventDestroy(c->arrived);
     if (c->ready) cudaEventDestroy(c->ready);
@@ -6506,14 +6512,33 @@ static mtt_status mtt__cuda_all_gather(mtt__cuda *c, const mtt_op *op)
 #define MTT__CUDA_FUNCTION(name, inputs, operands, flops, bytes, scratch) mtt__cuda_##name,
 static const mtt__function mtt__cuda_functions[] = {MTT_OPS(MTT__CUDA_FUNCTION)};
 
-/* Waits for all that was run; the staging buffer is empty then. */
+/* Waits for all that was run. The staging buffer is empty then; after a failure copies may still use it. */
 static mtt_status mtt__wait(mtt__cuda *c)
 {
-    c->staging_used = 0;
     mtt_status status = mtt__await_weights(c, NULL);
-    if (status != MTT_OK) return status;
-    if (c->expecting) return mtt__wait_for_ranks(c);
-    return mtt__checked(c, cudaStreamSynchronize(c->stream), "waiting for operations");
+    if (status == MTT_OK && c->expecting) status = mtt__wait_for_ranks(c);
+    else if (status == MTT_OK)
+        status = mtt__checked(c, cudaStreamSynchronize(c->stream), "waiting for operations");
+    if (status == MTT_OK) c->staging_used = 0;
+    return status;
+}
+
+/* Graphs, late weights and routes are found by the addresses of a schedule's lists. */
+static void mtt__forget_schedule(mtt__cuda *c)
+{
+    mtt__copies *const x = c->copies;
+    for (int i = 0; i < c->graph_count; i++)
+        if (c->graphs[i].exec) cudaGraphExecDestroy(c->graphs[i].exec);
+    memset(c->graphs, 0, sizeof(c->graphs));
+    c->graph_count = 0;
+    if (!x) return;
+    while (mtt__late_weights *const w = x->late) {
+        x->late = w->next;
+        cudaEventDestroy(w->arrived);
+        mtt__host_free(c->env, w);
+    }
+    x->late_count = 0;
+    mtt__forget_routes(c);
 }
 
 static void mtt__cuda_close(void *context)
@@ -6522,8 +6547,7 @@ static void mtt__cuda_close(void *context)
     mtt_env *env = c->env;
     cudaSetDevice(c->device);
     if (c->stream) mtt__wait(c);
-    for (int i = 0; i < c->graph_count; i++)
-        if (c->graphs[i].exec) cudaGraphExecDestroy(c->graphs[i].exec);
+    mtt__forget_schedule(c);
     mtt__leave_ranks(c);
     mtt__forget_plans(c);
     mtt__host_free(env, c->plans);
@@ -6653,6 +6677,7 @@ static mtt_status mtt__cuda_download(void *context, void *to, const void *from, 
     if (status == MTT_OK) status = mtt__wait(c);
     for (size_t at = 0; at < bytes && status == MTT_OK; at += MTT__STAGING_BYTES) {
         size_t n = bytes - at < MTT__STAGING_BYTES ? bytes - at : MTT__STAGING_BYTES;
+        c->staging_used = MTT__STAGING_BYTES; /* until the wait: an upload must not write into it */
         cudaError_t error = cudaMemcpyAsync(c->staging, (const char *)from + at, n, cudaMemcpyDeviceToHost,
                                             c->stream);
         status = mtt__checked(c, error, "a download");
@@ -6682,7 +6707,7 @@ static mtt_status mtt__run_each(mtt__cuda *c, const mtt_op *ops, int count)
 }
 
 /* The entry of a list of operations; NULL if the list is short or all entries are taken. Lists and the
-   addresses of their tensors do not change while the backend is open; what changes is in device memory. */
+   addresses of their tensors do not change while their schedule lives; what changes is in device memory. */
 static mtt__graph *mtt__find_graph(mtt__cuda *c, const mtt_op *ops, int count)
 {
     mtt__graph *g = c->graphs, *end = c->graphs + c->graph_count;
@@ -6720,6 +6745,16 @@ static void mtt__capture(mtt__cuda *c, mtt__graph *g)
     if (graph) cudaGraphDestroy(graph);
 }
 
+/* A list of another schedule may lie where one of the schedule before was freed. */
+static mtt_status mtt__begin_schedule(mtt__cuda *c, uint64_t schedule)
+{
+    mtt_status status = c->schedule == schedule ? MTT_OK : mtt__wait(c); /* graphs may still run */
+    if (c->schedule == schedule || status != MTT_OK) return status;
+    mtt__forget_schedule(c);
+    c->schedule = schedule;
+    return MTT_OK;
+}
+
 /* Operations from the first one on that gathers weights are launched one by one: a graph would wait for what
    arrives late. */
 static mtt_status mtt__cuda_run(void *context, const mtt_op *ops, int count)
@@ -6728,6 +6763,7 @@ static mtt_status mtt__cuda_run(void *context, const mtt_op *ops, int count)
     mtt_status status = mtt__checked(c, cudaSetDevice(c->device), "selecting it");
     mtt__graph *g;
     int first = 0;
+    if (status == MTT_OK && count) status = mtt__begin_schedule(c, ops->shape->schedule);
     if (status != MTT_OK) return status;
     for (int i = 0; i < count && c->wires; i++) c->expecting |= mtt__is_transfer(&ops[i]);
     while (first < count && !mtt__gathers_late(c, &ops[first])) first++;
@@ -6945,8 +6981,7 @@ MTT__DEVICE float mtt__keep_factor(uint32_t bytes, int byte, float threshold)
     return __saturatef(number - (8388607.0f + threshold));
 }
 
-/* The view's row, computed: then ptxas keeps it, and the addresses made of it, in uniform registers. With
-   loaded strides a step of 32,768 tokens took 1.5 % longer. */
+/* The view's row, computed: then ptxas keeps it, and the addresses made of it, in uniform registers. */
 MTT__DEVICE int mtt__uniform_row(const mtt_qkv &v) { return (v.heads + 2 * v.heads_kv) * v.head_dim; }
 
 #endif
@@ -7407,8 +7442,9 @@ enum { MTT__TILE_STAGES = 4, MTT__SIDE_SLOTS = 4, MTT__SIDE_PART = 64 * 32 * 2 }
 struct mtt__eights {};
 
 /* GROUPS: warpgroups that multiply, 64 rows each. M, N: size of a tile. K: columns of a stage, 128 bytes.
-   PARTS: of a tile's epilogue. R: type of pre. With 8 bits the epilogue takes longer than the product: a
-   third warpgroup hides its latencies, and half as many columns leave registers to each. */
+   PARTS: of a tile's epilogue. R: type of pre. In 8 bits the epilogue takes longer than the product.
+   So three warpgroups share a processor, to hide latencies, and a tile has half the columns, so that each
+   thread has enough registers. */
 template <typename E> struct mtt__tile_types {
     static constexpr bool EIGHT = std::is_same<E, mtt__eights>::value;
     static constexpr int GROUPS = EIGHT ? 3 : 2, THREADS = 128 * (GROUPS + 1), REGISTERS = EIGHT ? 160 : 240;
@@ -7937,7 +7973,7 @@ template <typename E> static mtt_status mtt__linear_backward_gelu(mtt__cuda *c, 
     return status;
 }
 
-/* Without a bias the kernel adds zeros: it is made for models with biases. */
+/* The kernel always adds a bias. For models without one it gets zeros. */
 static mtt_status mtt__hopper_linear_gelu(mtt__cuda *c, const mtt_op *op)
 {
     const mtt_linear_gelu *o = MTT_OPERANDS_OF(linear_gelu, op);
@@ -8156,8 +8192,8 @@ static int mtt__loss_cluster(const mtt__cuda *c, int64_t width, size_t *bytes)
     return 0;
 }
 
-/* Runs as many clusters as the device holds at a time: another one would wait for these. If the workspace
-   holds the sums of none, the rows take two passes. */
+/* Runs as many clusters as the device holds at a time: another one would wait for these. If it holds none, or
+   the workspace holds the sums of none, the rows take two passes. */
 template <class T>
 static mtt_status mtt__fused_gradient_of(mtt__cuda *c, const mtt_op *op, const mtt__loss_rows &r,
                                          const mtt_tensor *db, int add)
@@ -8181,8 +8217,9 @@ static mtt_status mtt__fused_gradient_of(mtt__cuda *c, const mtt_op *op, const m
     launch.attrs = &cluster;
     launch.numAttrs = blocks > 1;
     error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
-    if (!error && blocks > 1) error = cudaOccupancyMaxActiveClusters(&clusters, kernel, &launch);
     if (error) return mtt__checked(c, error, "cross_entropy");
+    if (blocks > 1 && cudaOccupancyMaxActiveClusters(&clusters, kernel, &launch)) clusters = 0;
+    cudaGetLastError(); /* a device may have clusters, but no room for these */
     clusters = (int)mtt__min(clusters, r.rows);
     if (db) clusters = (int)mtt__min(clusters, (int64_t)op->workspace->bytes / (4 * width));
     if (!clusters) return mtt__rows_gradient(c, op, r, db, add);
@@ -8263,14 +8300,18 @@ static mtt__function mtt__hopper_function(const mtt__cuda *c, const mtt_op *op)
 static mtt_status mtt__find_hopper(mtt__cuda *c)
 {
     cudaFuncAttributes tiles = {}, loss = {};
-    int has_clusters = 0;
+    int has_clusters = 0, major = 0;
     void *function = NULL;
     cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
     cudaError_t error = cudaFuncGetAttributes(&tiles, mtt_k_linear_gelu<__nv_bfloat16, false>);
     if (!error) error = cudaFuncGetAttributes(&loss, mtt_k_loss_rows<__nv_bfloat16>);
     if (!error) error = cudaDeviceGetAttribute(&has_clusters, cudaDevAttrClusterLaunch, c->device);
+    if (!error) error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, c->device);
     if (error) return mtt__checked(c, error, "reading its code");
     c->hopper = tiles.sharedSizeBytes > 0;
+    if (major == 9 && !c->hopper && c->backend.note)
+        c->backend.note(c->backend.user, "mtt_kernels.cu was compiled without sm_90a, so attention and GELU "
+                        "run slower: compile it with -gencode=arch=compute_90a,code=sm_90a");
     c->cluster = has_clusters && loss.ptxVersion >= 90 ? MTT__CLUSTER : 1;
     error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault,
                                              &found);

@@ -19,9 +19,9 @@ source=$here/..
 if [ -d "$1" ]; then source=$1; shift; fi
 source=$(cd "$source" && pwd)
 arch=${ARCH:-890}
-if [ $# = 0 ] && [ "$arch" = 900 ]; then set -- 'quick operations 1 1' 'quick fp8 3'; fi
+if [ $# = 0 ] && [ "$arch" = 900 ]; then set -- 'quick operations 1 1' 'quick fp8 3' failures; fi
 # part 0 runs nothing: it counts the shapes of a whole run on a GPU, at least 500 for each operation
-[ $# -gt 0 ] || set -- 'quick operations 8 60' 'quick fp8 12' 'part 0 1 operations 80 1280' ranks
+[ $# -gt 0 ] || set -- 'quick operations 8 60' 'quick fp8 12' 'part 0 1 operations 80 1280' failures ranks
 export OMP_NUM_THREADS=1 # tests run side by side
 program=$source/tests/test_cuda.c
 if ! grep -q '"quick"' "$program"; then

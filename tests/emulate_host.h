@@ -1,5 +1,6 @@
 /* emulate_host.h - what emulate.h needs around its kernels: CUDA's runtime, cuBLASLt and CUB, as far as
-   mtt_kernels.cu uses them. Work is done when it is launched, or recorded while a stream is captured. What is
+   mtt_kernels.cu uses them. Work is done when it is launched, or recorded while a stream is captured. Copies
+   from and to the host are done at the latest time: before the next work, or when somebody waits. What is
    asked for but not here is a link error, or "not supported". */
 #pragma once
 #include "emulate.h"
@@ -19,8 +20,11 @@ namespace emulate
 typedef std::vector<std::function<void()>> graph;
 
 static graph *captured; /* where launches go; NULL: they run */
+static graph copies;    /* from and to the host, not yet done */
 static cudaError_t last_error;
 static std::map<const void *, int> most_shared; /* bytes that kernels have asked for */
+static const char *faulty;                      /* the call that fails next; NULL: none */
+static int fault_error, fault_after;
 
 static cudaError_t answer(bool right, cudaError_t error)
 {
@@ -28,10 +32,23 @@ static cudaError_t answer(bool right, cudaError_t error)
     return right ? cudaSuccess : error;
 }
 
+/* The error of a call that emulate_fault has named; 0: it succeeds. */
+static int fault(const char *call)
+{
+    if (!faulty || strcmp(faulty, call) || fault_after--) return 0;
+    faulty = NULL;
+    return fault_error;
+}
+
+static void end_copies(void)
+{
+    for (const auto &copy : std::exchange(copies, {})) copy();
+}
+
 static cudaError_t enqueue(std::function<void()> work)
 {
     if (captured) captured->push_back(std::move(work));
-    else work();
+    else end_copies(), work();
     return cudaSuccess;
 }
 
@@ -41,7 +58,8 @@ static void launch(const char *name, const void *kernel, dim3 grid, dim3 threads
     const unsigned count = threads.x * threads.y * threads.z;
     const bool right = grid.x && grid.y && grid.z && grid.y < 65536 && count && count <= 1024 &&
                        bytes <= (size_t)std::max(48 << 10, most_shared[kernel]);
-    if (answer(right, cudaErrorInvalidConfiguration) == cudaSuccess)
+    const int error = fault("launch");
+    if (answer(!error && right, error ? (cudaError_t)error : cudaErrorInvalidConfiguration) == cudaSuccess)
         enqueue([=] { run_grid(name, grid, threads, bytes, call, blocks); });
 }
 
@@ -85,6 +103,7 @@ cudaError_t cudaFree(void *at)
 {
     using namespace emulate;
     if (!at) return cudaSuccess;
+    end_copies();
     const auto found = blocks.find(at);
     if (found == blocks.end()) return answer(false, cudaErrorInvalidValue);
     munmap(found->second.first, whole(found->second.second, PAGE) + PAGE);
@@ -117,9 +136,13 @@ cudaError_t cudaFreeHost(void *at)
     return cudaSuccess;
 }
 
-cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind, cudaStream_t)
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, cudaStream_t)
 {
-    return emulate::enqueue([=] { memcpy(to, from, bytes); });
+    const auto copy = [=] { memcpy(to, from, bytes); };
+    if (emulate::captured || (kind != cudaMemcpyHostToDevice && kind != cudaMemcpyDeviceToHost))
+        return emulate::enqueue(copy);
+    emulate::copies.push_back(copy);
+    return cudaSuccess;
 }
 
 cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t)
@@ -132,6 +155,12 @@ cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t)
 namespace emulate
 {
 
+static CUresult error_name(CUresult, const char **name)
+{
+    *name = "the driver's name";
+    return CUDA_SUCCESS;
+}
+
 static CUresult find_block(CUdeviceptr *base, size_t *, CUdeviceptr at)
 {
     const auto next = blocks.upper_bound((void *)at);
@@ -143,6 +172,7 @@ static CUresult find_block(CUdeviceptr *base, size_t *, CUdeviceptr at)
 /* A wait ends if a process ends that shares its memory: nobody could say its word. */
 static CUresult run_words(CUstream, unsigned count, CUstreamBatchMemOpParams *list, unsigned)
 {
+    if (const int error = fault("cuStreamBatchMemOp")) return (CUresult)error;
     for (unsigned i = 0; i < count; i++) {
         const auto word = list[i].waitValue; /* a write has the same members */
         int32_t *const at = (int32_t *)word.address;
@@ -185,6 +215,7 @@ cudaError_t cudaIpcOpenMemHandle(void **at, cudaIpcMemHandle_t handle, unsigned)
     using namespace emulate;
     shared_block s;
     char name[64];
+    if (const int error = fault("cudaIpcOpenMemHandle")) return answer(false, (cudaError_t)error);
     memcpy(&s, &handle, sizeof(s));
     snprintf(name, sizeof(name), "/proc/%d/fd/%d", (int)s.owner, s.file);
     const int file = open(name, O_RDWR | O_CLOEXEC);
@@ -241,6 +272,8 @@ cudaError_t cudaFuncSetAttribute(const void *kernel, cudaFuncAttribute attribute
 {
     int most = 0;
     cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0);
+    if (const int error = emulate::fault("cudaFuncSetAttribute"))
+        return emulate::answer(false, (cudaError_t)error);
     if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize || value > most)
         return emulate::answer(false, cudaErrorInvalidValue);
     emulate::most_shared[kernel] = value;
@@ -256,16 +289,18 @@ cudaError_t cudaFuncSetAttribute(KERNEL *kernel, cudaFuncAttribute attribute, in
 /* Whether a kernel has static shared memory is asked of kernels that have some in code for sm_90a only. */
 template <class KERNEL> cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *attributes, KERNEL *)
 {
+    const int error = emulate::fault("cudaFuncGetAttributes");
     *attributes = {};
-    attributes->sharedSizeBytes = EMULATE_ARCH == 900;
+    attributes->sharedSizeBytes = EMULATE_ARCH == 900 && !emulate::fault("sm_90a");
     attributes->ptxVersion = attributes->binaryVersion = EMULATE_ARCH / 10;
-    return cudaSuccess;
+    return emulate::answer(!error, (cudaError_t)error);
 }
 
 cudaError_t cudaOccupancyMaxActiveClusters(int *clusters, const void *, const cudaLaunchConfig_t *)
 {
+    const int error = emulate::fault("cudaOccupancyMaxActiveClusters");
     *clusters = 2;
-    return cudaSuccess;
+    return emulate::answer(!error, (cudaError_t)error);
 }
 
 cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **function, unsigned, unsigned long long,
@@ -274,6 +309,7 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **function, 
     const std::map<std::string, void *> functions = {
         {"cuTensorMapEncodeTiled", (void *)emulate::encode_tiled},
         {"cuStreamBatchMemOp", (void *)emulate::run_words},
+        {"cuGetErrorName", (void *)emulate::error_name},
         {"cuMemGetAddressRange", (void *)emulate::find_block}};
     const bool known = functions.count(name);
     *function = known ? functions.at(name) : NULL;
@@ -295,6 +331,13 @@ cudaError_t launch_cluster(const cudaLaunchConfig_t *launched, void (*kernel)(P.
 }
 } /* namespace emulate */
 #define cudaLaunchKernelEx emulate::launch_cluster
+
+/* For tests: after `after` more successes, `call` fails once with this error. "launch" is every kernel's,
+   "sm_90a" says that the code was made without it. */
+extern "C" void emulate_fault(const char *call, int error, int after)
+{
+    emulate::faulty = call, emulate::fault_error = error, emulate::fault_after = after;
+}
 
 cudaError_t cudaGetLastError(void) { return std::exchange(emulate::last_error, cudaSuccess); }
 const char *cudaGetErrorName(cudaError_t error) { return error ? "an error" : "cudaSuccess"; }
@@ -320,11 +363,16 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest)
     return cudaSuccess;
 }
 cudaError_t cudaStreamDestroy(cudaStream_t stream) { return cudaFreeHost(stream); }
-cudaError_t cudaStreamSynchronize(cudaStream_t)
+cudaError_t cudaStreamQuery(cudaStream_t)
 {
+    if (!emulate::captured) emulate::end_copies();
     return emulate::answer(!emulate::captured, cudaErrorStreamCaptureUnsupported);
 }
-cudaError_t cudaStreamQuery(cudaStream_t stream) { return cudaStreamSynchronize(stream); }
+cudaError_t cudaStreamSynchronize(cudaStream_t stream)
+{
+    const int error = emulate::fault("cudaStreamSynchronize");
+    return error ? emulate::answer(false, (cudaError_t)error) : cudaStreamQuery(stream);
+}
 cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) { return cudaSuccess; }
 cudaError_t cudaLaunchHostFunc(cudaStream_t, cudaHostFn_t function, void *data)
 {
@@ -339,7 +387,7 @@ cudaError_t cudaEventCreate(cudaEvent_t *event)
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned) { return cudaEventCreate(event); }
 cudaError_t cudaEventDestroy(cudaEvent_t event) { return cudaFreeHost(event); }
 cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) { return cudaSuccess; }
-cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
+cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaStreamQuery(NULL); }
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t, cudaEvent_t)
 {
     *ms = 1;
@@ -379,6 +427,7 @@ cudaError_t cudaGraphDestroy(cudaGraph_t graph)
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) { return cudaGraphDestroy((cudaGraph_t)exec); }
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t)
 {
+    emulate::end_copies();
     for (const auto &work : *(emulate::graph *)exec) work();
     return cudaSuccess;
 }

@@ -255,6 +255,8 @@ static long fail_each(const technique *k)
         status = life(k, &loss);
         fail_at = 0;
         if (calls < n) break;
+        check(!status || strcmp(failed_call, "cudaOccupancyMaxActiveClusters"),
+              "%s: without a number of clusters the loss does not take two passes: %s", k->name, reason);
         check(status || fabs(loss / expected - 1) < 0.01, "%s: %s fails while %s: no status, loss %g for %g",
               k->name, failed_call, stage, loss, expected);
         after = free_bytes();

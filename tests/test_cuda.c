@@ -14,6 +14,8 @@
    test_cuda operations LARGE [SMALL]       only LARGE random schedules and SMALL small ones
    test_cuda attention                      only flash attention's tiles, slices and windows
    test_cuda fp8 [SCHEDULES]                only FP8, with so many random schedules (default 600)
+   test_cuda failures                       only what happens around a failure; most of it needs
+                                            tests/emulate.sh, where single calls can fail
    test_cuda quick TEST...                  one of the tests above with a tenth of their fixed cases, and
                                             without recomputation, ways to run and large products: for
                                             tests/emulate.sh
@@ -2131,7 +2133,9 @@ static void compare_counters(const setup *s, const mtt_op *op, const mtt_counter
     check(fabs(a->loss - b->loss) <= 1e-13 * fabs(b->loss) && a->targets == b->targets &&
               a->hits == b->hits && a->updates == b->updates && a->steps == b->steps &&
               a->loss_scale == b->loss_scale && a->step_scale == b->step_scale && a->skipped == b->skipped &&
-              a->good_steps == b->good_steps && a->clipped == b->clipped,
+              a->good_steps == b->good_steps && a->clipped == b->clipped &&
+              fabsf(a->adamw_step - b->adamw_step) <= 0x1p-22f * fabsf(b->adamw_step) &&
+              fabsf(a->adamw_correction - b->adamw_correction) <= 0x1p-22f * b->adamw_correction,
           "counters, loss %.17g, on the CPU %.17g (%s)", a->loss, b->loss, describe(s));
     if (op->kind != MTT_OP_grad_norm) return;
     for (i = 0; i < op->parameters; i++)
@@ -4471,6 +4475,217 @@ static void largest_batch(void)
     }
 }
 
+/* ---------------------------------------------------------------------------------- around a failure ---- */
+
+/* tests/emulate_host.h: a call fails once, after `after` successes. NULL on a device. */
+void emulate_fault(const char *call, int error, int after) __attribute__((weak));
+
+static setup failing_setup(void)
+{
+    setup s = {.model = {.layers = 1, .heads = 2, .d_model = 32, .vocab = 50}, .batch = 1, .seq_len = 32};
+    return s;
+}
+
+/* Trains some steps. Returns the last loss, 0 after a failure. */
+static double loss_after(mtt_trainer *t, const setup *s, int steps)
+{
+    int32_t tokens[64], targets[64];
+    mtt_step_info info = {0};
+    random_state = 5;
+    random_tokens(s, tokens, targets, s->batch * s->seq_len);
+    while (steps-- && mtt_train_step(t, tokens, targets, &info) == MTT_OK) {}
+    return steps < 0 ? info.loss : 0;
+}
+
+/* An upload's bytes lie in the staging buffer until the device has copied them: a wait that fails has not
+   shown that. Nor has one that a download failed in, and the device may still write there. */
+static void staging_after_a_failed_wait(int downloads)
+{
+    enum { SIZE = 3 << 20 }; /* two of them fill the staging buffer */
+    mtt_policy policy = {.ranks = 1};
+    char *first = malloc(SIZE), *second = malloc(SIZE), *back = malloc(SIZE);
+    void *context = NULL, *block = NULL;
+    new_case();
+    memset(first, 1, SIZE);
+    memset(second, 2, SIZE);
+    check(cuda.open(&env, &cuda, &policy, &context) == MTT_OK &&
+              cuda.alloc(context, 2 * SIZE, &block) == MTT_OK, "opening: %s", env.error);
+    check(cuda.upload(context, block, first, SIZE) == MTT_OK, "the first upload: %s", env.error);
+    emulate_fault("cudaStreamSynchronize", cudaErrorUnknown, downloads);
+    check((downloads ? cuda.download(context, back, block, SIZE)
+                     : cuda.upload(context, (char *)block + SIZE, second, SIZE)) == MTT_E_DEVICE,
+          "a wait that fails is not reported");
+    check(cuda.upload(context, (char *)block + SIZE, second, SIZE) == MTT_OK, "after a failed wait: %s",
+          env.error);
+    check(cuda.download(context, back, block, SIZE) == MTT_OK && !memcmp(back, first, SIZE),
+          "the upload before a failed wait has arrived changed");
+    check(cuda.download(context, back, (char *)block + SIZE, SIZE) == MTT_OK && !memcmp(back, second, SIZE),
+          "the upload after a failed wait has arrived changed");
+    if (block) cuda.release(context, block);
+    if (context) cuda.close(context);
+    free(first), free(second), free(back);
+}
+
+/* A device that says it has clusters, but cannot tell how many it holds: the loss takes two passes. */
+static void clusters_unknown(void)
+{
+    setup s = failing_setup();
+    double expected;
+    mtt_trainer *t;
+    s.model.d_model = 8, s.model.heads = 1;
+    s.model.vocab = 120000; /* a row needs several blocks */
+    s.policy.loss = MTT_LOSS_CHUNKED;
+    t = open_trainer(&s, &cuda, MTT_FP32);
+    expected = loss_after(t, &s, 1);
+    mtt_trainer_destroy(t);
+    t = open_trainer(&s, &cuda, MTT_FP32);
+    emulate_fault("cudaOccupancyMaxActiveClusters", cudaErrorNotSupported, 0);
+    check(fabs(loss_after(t, &s, 1) / expected - 1) < 1e-6, "without a number of clusters: %s", env.error);
+    emulate_fault("none", 0, 0);
+    mtt_trainer_destroy(t);
+}
+
+/* Each call that can find no code for the device says what to do about it, and nothing else. */
+static void remedies(void)
+{
+    static const char *const CALLS[] = {"launch", "cudaFuncSetAttribute", "cudaFuncGetAttributes"};
+    static const struct { int error; const char *words[2]; } CASES[] = {
+        {cudaErrorNoKernelImageForDevice, {"-arch=native", "use the CPU"}},
+        {cudaErrorInvalidDeviceFunction, {"-arch=native", "use the CPU"}},
+        {cudaErrorUnsupportedPtxVersion, {"river", "nvidia-smi"}},
+        {cudaErrorMemoryAllocation, {"other programs", "batch"}},
+        {cudaErrorIllegalAddress, {"again", "smaller model"}},
+        {cudaErrorUnknown, {"smaller model", "driver"}}};
+    setup s = failing_setup();
+    int major = 0;
+    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0);
+    s.model.d_model = 256, s.model.heads = 1; /* attention in more than 48 KB of shared memory */
+    s.policy.attention = MTT_ATTENTION_FLASH;
+    for (size_t i = 0; i < MTT__LENGTH(CALLS) * MTT__LENGTH(CASES); i++) {
+        const char *call = CALLS[i % MTT__LENGTH(CALLS)], *const *words = CASES[i / MTT__LENGTH(CALLS)].words;
+        if (i % MTT__LENGTH(CALLS) == 2 && major < 9) continue; /* MTT_NO_HOPPER makes no such call */
+        mtt_trainer *t = NULL;
+        new_case();
+        s.policy.precision = MTT_BF16;
+        env.error[0] = 0;
+        emulate_fault(call, CASES[i / MTT__LENGTH(CALLS)].error, 0);
+        if (mtt_trainer_create(&env, &s.model, &s.policy, &s.optim, &cuda, s.batch, s.seq_len, &t) == MTT_OK)
+            check(loss_after(t, &s, 1) == 0, "%s does not fail", call);
+        check(strstr(env.error, words[0]) && strstr(env.error, words[1]), "%s fails: \"%s\" lacks %s or %s",
+              call, env.error, words[0], words[1]);
+        check((words[1][0] == 's' || words[0][0] == 's') == !!strstr(env.error, "smaller model"),
+              "%s fails: %s", call, env.error);
+        mtt_trainer_destroy(t);
+    }
+}
+
+/* A fast device with code for all devices of its kind: the user is told what is missing, and nobody else. */
+static void keep_note(void *user, const char *text) { *(const char **)user = text; }
+
+static void slow_code(void)
+{
+    setup s = failing_setup();
+    for (int without = 0; without < 2; without++) {
+        mtt_backend backend = cuda;
+        const char *note = "";
+        int major = 0;
+        new_case();
+        cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0);
+        if (without) emulate_fault("sm_90a", 1, 0);
+        backend.note = keep_note, backend.user = &note;
+        mtt_trainer_destroy(open_trainer(&s, &backend, MTT_FP32));
+        check(without && major == 9 ? !!strstr(note, "code=sm_90a") : !*note, "%s sm_90a the note is \"%s\"",
+              without ? "without" : "with", note);
+    }
+    emulate_fault("none", 0, 0);
+}
+
+/* An activation that has no kernel is refused. */
+static void unknown_activation(mtt_precision precision)
+{
+    setup s = failing_setup();
+    mtt_trainer *t;
+    s.model.mlp = MTT_MLP_SILU;
+    t = open_trainer(&s, &cuda, precision);
+    for (int i = 0; t && i < MTT__PROGRAMS; i++) t->schedule->programs[i].shape.mlp = (mtt_mlp)77;
+    check(t && loss_after(t, &s, 1) == 0 && strstr(env.error, "mlp 77"), "an unknown activation: %s",
+          env.error);
+    mtt_trainer_destroy(t);
+}
+
+/* A backend that stays open: what one trainer opens, the next finds open. */
+static void *kept_context;
+
+static mtt_status open_kept(mtt_env *unused, const mtt_backend *backend, const mtt_policy *policy,
+                            void **context)
+{
+    (void)unused;
+    mtt_status status = kept_context ? MTT_OK : cuda.open(&env, backend, policy, &kept_context);
+    *context = kept_context;
+    return status;
+}
+
+static void close_kept(void *context) { (void)context; }
+
+/* Memory that is handed out in order, and again from its beginning. */
+static char *pile;
+static size_t piled;
+
+static void *alloc_from_pile(void *user, size_t bytes)
+{
+    void *block = pile + piled;
+    (void)user;
+    piled += (bytes + 63) / 64 * 64;
+    return block;
+}
+
+static void free_from_pile(void *user, void *block) { (void)user, (void)block; }
+
+/* Two schedules in turn on one open backend. The second one's lists lie where the first one's were freed, and
+   must not run as these. */
+static void lists_at_one_address(void)
+{
+    setup s = failing_setup();
+    mtt_env piling = {.alloc = alloc_from_pile, .free = free_from_pile};
+    mtt_backend kept = cuda;
+    const mtt_op *ops[2] = {NULL, NULL};
+    kept.open = open_kept, kept.close = close_kept;
+    pile = malloc((size_t)64 << 20);
+    new_case();
+    for (int i = 0; i < 2; i++) {
+        mtt_trainer *t = NULL;
+        double alone, loss;
+        s.model.dropout = i ? 0.5f : 0.0625f;
+        t = open_trainer(&s, &cuda, MTT_FP32);
+        alone = loss_after(t, &s, 4);
+        mtt_trainer_destroy(t);
+        piled = 0;
+        check(mtt_trainer_create(&piling, &s.model, &s.policy, &s.optim, &kept, s.batch, s.seq_len, &t) ==
+                  MTT_OK, "a trainer: %s", piling.error);
+        ops[i] = t->schedule->programs[MTT__TRAIN].ops;
+        loss = loss_after(t, &s, 4); /* the second step is captured */
+        check(loss == alone, "schedule %d on an open backend: loss %.9g, alone %.9g", i, loss, alone);
+        mtt_trainer_destroy(t);
+    }
+    check(ops[0] == ops[1], "the lists have different addresses: nothing was tested");
+    cuda.close(kept_context);
+    kept_context = NULL;
+    free(pile);
+}
+
+static void failures(void)
+{
+    lists_at_one_address();
+    unknown_activation(MTT_BF16);
+    if (eight) unknown_activation(MTT_FP8);
+    if (!emulate_fault) return; /* tests/faults_gpu.sh makes calls of a device fail */
+    staging_after_a_failed_wait(0);
+    staging_after_a_failed_wait(1);
+    clusters_unknown();
+    remedies();
+    slow_code();
+}
+
 /* The CPU in place of the device. */
 static mtt_status run_list_on_host(void *context, const mtt_op *ops, int count)
 {
@@ -4543,6 +4758,10 @@ int main(int argc, char **argv)
         programs(40, MTT_FP8, start);
         return finish();
     }
+    if (argc > 1 && !strcmp(argv[1], "failures")) {
+        failures();
+        return finish();
+    }
     if (argc > 2 && !strcmp(argv[1], "operations")) {
         operations(atoi(argv[2]), argc > 3 ? atoi(argv[3]) : 0);
         return finish();
@@ -4566,6 +4785,7 @@ int main(int argc, char **argv)
         out_of_memory();
         too_large();
         largest_batch();
+        failures();
     }
     told("all", start);
     return finish();

@@ -1650,6 +1650,9 @@ static void workspaces(void)
     size_t most = 0;
     for (int i = 0; i < p->op_count; i++)
         most = mtt__op_scratch(&p->ops[i]) > most ? mtt__op_scratch(&p->ops[i]) : most;
+    /* One update after another reads the counters alone: an operation between them may use the workspace. */
+    for (int i = 0; i < p->op_count; i++)
+        check(p->ops[i].kind != MTT_OP_adamw || !mtt__op_scratch(&p->ops[i]), "an update has scratch");
     /* embed_backward's: four arrays of 2048 ids, CUB's 64 KiB and a byte for each two rows, a row of sums */
     check(most == 4 * 2048 * 4 + 65536 + 1024 + 4 * 256, "operations need %zu bytes", most);
     check(p->workspace->bytes == most && most > 2048 * 16, "a workspace of %zu bytes, operations need %zu",

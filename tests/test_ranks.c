@@ -570,6 +570,21 @@ static mtt_status late_words(mtt_ranks *r)
     return status ? status : mtt_ranks_agree(r, "it", 1);
 }
 
+/* The device of the others waits for rank 1, which has come to a normal end, for so many timeouts. */
+static double waits;
+static mtt_status end_while_devices_wait(mtt_ranks *r)
+{
+    double end = mtt__now_ms() + waits * r->timeout;
+    mtt_status status = MTT_OK;
+    int begins;
+    if (r->rank == 1) return MTT_OK;
+    for (begins = 1; !status && mtt__now_ms() < end; begins = 0) {
+        status = mtt__watch(r, begins);
+        pause_ms(2);
+    }
+    return status;
+}
+
 static mtt_status early_end(mtt_ranks *r)
 {
     return r->rank == 1 ? MTT_OK : mtt_ranks_agree(r, "it", 1);
@@ -601,6 +616,12 @@ static void test_silence(void)
         run(tcp, 3, 5, early_end);
         all_say(3, 1, MTT_E_RANK, "rank 1 (host ", "early end");
         all_say(3, 1, MTT_E_RANK, ") has ended its run", "early end");
+        waits = 20;
+        run(tcp, 3, 0.5, end_while_devices_wait);
+        all_say(3, 1, MTT_E_RANK, ") has ended its run", "an end while devices wait");
+        waits = 0.1;
+        run(tcp, 3, 5, end_while_devices_wait);
+        all_say(3, -1, MTT_OK, "", "an end shortly before that of the others");
     }
 }
 

@@ -13,9 +13,12 @@
 #include <sys/wait.h>
 #include "test.h"
 
-enum { MOST = 8, BATCH = 2, LENGTH = 32, STEPS = 5, MICRO_BATCHES = 24 };
+enum { MOST = 8, BATCH = 2, LENGTH = 32, STEPS = 5, MICRO_BATCHES = 24, TIMEOUT = 20 /* s */ };
 static mtt_env env;
 static int most_ranks = MOST, emulated;
+
+/* tests/emulate_host.h: a call fails once, after `after` successes. NULL on a device, and on a CPU. */
+void emulate_fault(const char *call, int error, int after) __attribute__((weak));
 
 /* A model and how it is trained. `ranks` * policy.accumulate is the number of micro-batches in a step. */
 typedef struct job {
@@ -26,9 +29,10 @@ typedef struct job {
     char tokens[300];            /* a file to evaluate at the end */
     char other[300];             /* what the victim reads in the place of `resume` or `load` */
     int begin;                 /* step of the data */
+    int poisoned;              /* 1 = operations run one by one, and find no workspace of the one before */
     int victim;                /* a rank that ... */
     enum { NOTHING, OTHER_SEED, OTHER_CHECKPOINT, OTHER_WEIGHTS, WRONG_TOKEN, DIES, WRONG_PLACE, NO_MEMORY,
-           GIVES_UP, BREAKS } fate;
+           GIVES_UP, BREAKS, BREAKS_HALF_WAY, BREAKS_SILENTLY, CANNOT_COPY, CANNOT_SIGNAL } fate;
 } job;
 
 /* What a run leaves: of all ranks, the hash of losses, norms and weights, and the outcome. */
@@ -36,6 +40,7 @@ typedef struct outcome {
     mtt_status status;
     uint64_t hash;
     double loss, evaluated;
+    double seconds;        /* from a failure to its trainer's end */
     size_t arena, planned; /* on a GPU, which ranks may share, arena is what the schedule says */
     char error[1024];
 } outcome;
@@ -125,8 +130,51 @@ static mtt_status broken(void *context, const mtt_op *ops, int count)
     return mtt__fail(&env, MTT_E_DEVICE, "its device is broken");
 }
 
+static mtt_status (*run_list)(void *context, const mtt_op *ops, int count); /* the backend's own */
+static mtt_status (*download)(void *context, void *to, const void *from, size_t bytes);
+static mtt_status (*upload)(void *context, void *to, const void *from, size_t bytes);
+static int calls_left; /* that succeed */
+
+static mtt_status breaks_half_way(void *context, const mtt_op *ops, int count)
+{
+    if (calls_left-- > 0) return run_list(context, ops, count);
+    run_list(context, ops, count / 2);
+    return mtt__fail(&env, MTT_E_DEVICE, "its device is broken");
+}
+
+static mtt_status breaks_silently(void *context, void *to, const void *from, size_t bytes)
+{
+    if (calls_left-- > 0) return download(context, to, from, bytes);
+    return mtt__fail(&env, MTT_E_DEVICE, "its device is broken");
+}
+
+static mtt_status one_by_one(void *context, const mtt_op *ops, int count)
+{
+    static char waste[1 << 20];
+    mtt_status status = MTT_OK;
+    memset(waste, 0xff, sizeof(waste));
+    for (int i = 0; i < count && !status; i++) {
+        const mtt_tensor *w = ops[i].workspace;
+        if (w) status = upload(context, w->data, waste, w->bytes < sizeof(waste) ? w->bytes : sizeof(waste));
+        if (!status) status = run_list(context, &ops[i], 1);
+    }
+    return status;
+}
+
+/* Lets a rank fail in the third step, or at its beginning, without a word of the program to the others. */
+static void break_rank(const job *j, mtt_backend *backend)
+{
+    run_list = backend->run, download = backend->download, upload = backend->upload;
+    calls_left = 4 + (int)j->policy.shard % 2;
+    if (j->fate == BREAKS_HALF_WAY) backend->run = breaks_half_way;
+    if (j->fate == BREAKS_SILENTLY) calls_left = 2, backend->download = breaks_silently;
+    if (j->fate == CANNOT_COPY) emulate_fault("cudaIpcOpenMemHandle", 217, j->ranks - 1); /* no peer access */
+    if (j->fate == CANNOT_SIGNAL) emulate_fault("cuStreamBatchMemOp", 801, 20); /* not supported */
+}
+
 static mtt_status run_rank(const job *j, mtt_backend *backend, outcome *o)
 {
+    double failed_at;
     mtt_optim_desc optim = {.lr = 1e-3f, .seed = 5};
     mtt_plan_report plan;
     mtt_policy policy = j->policy;
@@ -137,6 +185,8 @@ static mtt_status run_rank(const job *j, mtt_backend *backend, outcome *o)
     optim.seed += j->fate == OTHER_SEED && rank == j->victim;
     if (j->fate == NO_MEMORY && rank == j->victim) backend->alloc = no_memory;
     if (j->fate == BREAKS && rank == j->victim) backend->run = broken;
+    if (j->fate > BREAKS && rank == j->victim) break_rank(j, backend);
+    if (j->poisoned) run_list = backend->run, upload = backend->upload, backend->run = one_by_one;
     status = mtt_trainer_create(&env, &j->model, &policy, &optim, backend, BATCH, LENGTH, &t);
     if (!status && *j->resume)
         status = mtt_resume(t, j->fate == OTHER_CHECKPOINT && rank == j->victim ? j->other : j->resume, NULL);
@@ -163,8 +213,11 @@ static mtt_status run_rank(const job *j, mtt_backend *backend, outcome *o)
         mtt_schedule_report(mtt_trainer_schedule(t), &plan);
         o->arena = backend->device == MTT_DEVICE_CPU ? mtt_trainer_device_bytes(t) : plan.arena_bytes;
     }
-    if (j->fate >= GIVES_UP && rank == j->victim) mtt_ranks_fail(backend->ranks, env.error);
+    failed_at = mtt__now_ms();
+    if ((j->fate == GIVES_UP || j->fate == BREAKS) && rank == j->victim)
+        mtt_ranks_fail(backend->ranks, env.error);
     mtt_trainer_destroy(t);
+    o->seconds = (mtt__now_ms() - failed_at) / 1e3;
     return status;
 }
 
@@ -211,7 +264,7 @@ static void run(const job *j)
             j->fate >= GIVES_UP) /* after these no rank waits for others before it frees: emulate_host.h */
             setenv("EMULATE_LOST_RANK", "1", 1);
         outcome *o;
-        if (j->ranks > 1 && mtt_ranks_fork(&env, j->ranks, 0, &ranks)) {
+        if (j->ranks > 1 && mtt_ranks_fork(&env, j->ranks, TIMEOUT, &ranks)) {
             outcomes[0].status = MTT_E_RANK;
             _exit(1);
         }
@@ -333,6 +386,7 @@ static void same_bits(void)
             many.policy.accumulate = SAME[i].accumulate;
             many.policy.shard = SAME[i].shard;
             many.policy.nccl = i % 3 == 1; /* on GPUs; the others copy */
+            many.poisoned = emulated && kind == 9 && many.policy.nccl;
             save_to(&many, "many.safetensors");
             uint64_t hash = succeeded(&many);
             narrow = j.policy.state == MTT_STATE_COMPACT && j.policy.precision >= MTT_BF16 && n == many.ranks;
@@ -479,6 +533,10 @@ static void failures(void)
         {NO_MEMORY, MTT_E_BUDGET, MTT_E_STOPPED, "no room for"},
         {GIVES_UP, MTT_E_FILE, MTT_E_STOPPED, "its disk is full"},
         {BREAKS, MTT_E_DEVICE, MTT_E_STOPPED, "its device is broken"}, /* the others begin a step */
+        {BREAKS_HALF_WAY, MTT_E_DEVICE, MTT_E_STOPPED, "its device is broken"},
+        {BREAKS_SILENTLY, MTT_E_DEVICE, MTT_E_STOPPED, "its device is broken"},
+        {CANNOT_COPY, MTT_E_DEVICE, MTT_E_STOPPED, "Set the policy's nccl (--nccl)"},
+        {CANNOT_SIGNAL, MTT_E_DEVICE, MTT_E_STOPPED, "driver's error 801 (the driver's name)"},
     };
     job one = plain(1), two = plain(1);
     one.steps = 1;
@@ -491,10 +549,11 @@ static void failures(void)
         for (int shard = 0; shard < 3; shard++) {
             job j = plain(1);
             if (emulated && shard != (int)i % 3) continue;
+            if (CASES[i].fate >= CANNOT_COPY && !emulate_fault) continue;
             new_case();
             j.ranks = most_ranks < 3 ? 2 : 3;
             j.policy.shard = (mtt_shard)shard;
-            j.policy.nccl = (int)(i + (size_t)shard) % 2;
+            j.policy.nccl = CASES[i].fate < CANNOT_COPY && (i + (size_t)shard) % 2;
             j.fate = CASES[i].fate;
             j.victim = 1;
             save_to(&j, j.fate == WRONG_PLACE ? "missing/folder/x.safetensors" : "failures.safetensors");
@@ -509,6 +568,10 @@ static void failures(void)
                 check(o->status == (own ? CASES[i].own : CASES[i].others),
                       "fate %d, shard %d: rank %d ends with \"%s\": %s", j.fate, shard, rank,
                       mtt_status_string(o->status), o->error);
+                check(o->seconds < TIMEOUT, "fate %d, shard %d: rank %d ends after %.1f s", j.fate, shard,
+                      rank, o->seconds);
+                check(!own || j.fate < BREAKS || !strstr(o->error, "stopped"),
+                      "fate %d: its own error is \"%s\"", j.fate, o->error);
                 check((own && j.fate == DIES) || strstr(o->error, CASES[i].words),
                       "fate %d, shard %d: rank %d: \"%s\" has not \"%s\"", j.fate, shard, rank, o->error,
                       CASES[i].words);

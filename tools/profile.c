@@ -250,6 +250,13 @@ static mtt_status generate(const mtt_backend *backend, const int32_t *tokens)
     return status;
 }
 
+/* Told by the backend, once for each trainer. */
+static void print_note(void *told, const char *text)
+{
+    if (!*(int *)told) fprintf(stderr, "note: %s\n", text);
+    *(int *)told = 1;
+}
+
 int main(int argc, char **argv)
 {
     mtt_backend backend = *mtt_cpu_backend();
@@ -257,7 +264,7 @@ int main(int argc, char **argv)
     mtt_trainer *t;
     mtt_step_info info;
     mtt_status status = MTT_OK;
-    int code = option_parse(options, LENGTH(options), argc, argv), count, rank;
+    int code = option_parse(options, LENGTH(options), argc, argv), count, rank, told;
     int32_t *tokens;
     double step_ms, alone_ms = 0;
     if (code) return code == OPTION_HELP ? 0 : code;
@@ -274,6 +281,8 @@ int main(int argc, char **argv)
     if (set.policy.ranks > 1) status = mtt_ranks_fork(&env, set.policy.ranks, 0, &ranks);
     rank = mtt_ranks_rank(ranks);
     if (!status && set.policy.device == MTT_DEVICE_CUDA) status = mtt_cuda_backend(&env, rank, &backend);
+    told = rank > 0;
+    backend.note = print_note, backend.user = &told;
     if (!status && set.generate) {
         status = generate(&backend, tokens);
         free(tokens);

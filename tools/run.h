@@ -80,6 +80,13 @@ static void run_say(const char *format, ...)
     va_end(arguments);
 }
 
+/* Told by a backend when it opens. */
+static void run_note(void *user, const char *text)
+{
+    (void)user;
+    run_say("note: %s\n", text);
+}
+
 /* Prints why a call failed, if it did, and returns the exit code. Rank 0 alone prints what all ranks know.
    That another rank has stopped is printed once on each host, which may have a log of its own. After a rank
    is lost every call fails in the same words. */
@@ -184,8 +191,11 @@ static mtt_status run_join(run *r, mtt_env *env, mtt_policy *policy)
 static mtt_status run_find_device(run *r, mtt_backend *backend)
 {
     int count = 0;
+    mtt_status status;
     while (count <= r->local && !mtt_cuda_backend(r->env, count, backend)) count++;
-    return mtt_cuda_backend(r->env, count ? r->local % count : 0, backend);
+    status = mtt_cuda_backend(r->env, count ? r->local % count : 0, backend);
+    backend->note = run_note;
+    return status;
 }
 
 /* All ranks wait until each of them is here, and for rank 0 as long as it takes. Rank 0 goes ahead: it calls
