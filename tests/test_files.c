@@ -403,6 +403,40 @@ static void test_files_plain(void)
     check(replace_file(in("plain"), "y", 1) == MTT_OK && file_is(in("plain"), "y", 1) &&
               !count_files(".plain"),
           "a stale one in the way: %s", env.error);
+    for (i = 0; i < 4; i++) { /* put there by others: a second name, links, a pipe */
+        char name[400];
+        write_file(in("victim"), "mine", 4);
+        snprintf(name, sizeof(name), "%s", in(".plain.tmp"));
+        if (i < 3) check(!(i ? symlink : link)(in(i < 2 ? "victim" : "nowhere"), name), "no link %zu", i);
+        else check(!mkfifo(name, 0600), "no pipe");
+        check(replace_file(in("plain"), "y", 1) == MTT_OK && file_is(in("plain"), "y", 1) &&
+                  file_is(in("victim"), "mine", 4) && access(in("nowhere"), F_OK),
+              "temporary %zu of somebody else: %s", i, env.error);
+    }
+    check(mtt__writer_open(&env, in("plain"), &w) == MTT_OK, "first writer");
+    check(!unlink(in(".plain.tmp")) && mtt_writer_put(&w, "x", 1) == MTT_OK, "its temporary is removed");
+    write_file(in(".plain.tmp"), "other", 5);
+    check(mtt_writer_commit(&w) == MTT_E_FILE && file_is(in("plain"), "y", 1) &&
+              file_is(in(".plain.tmp"), "other", 5),
+          "the temporary of somebody else takes the place: %s", env.error);
+    {
+        mtt_writer *a, *b, *c;
+        check(!mtt_writer_open(&env, in("one"), 3, &a) && !mtt_writer_open(&env, in("two"), 0, &b), "two files");
+        refused(mtt_writer_open(&env, in("one"), 0, &c), MTT_E_FILE, "another process", "one of them again");
+        check(!c, "a writer that was refused");
+        refused(mtt_writer_open(&env, in("huge"), (uint64_t)1 << 60, &c), MTT_E_FILE, "bytes are needed", "a disk");
+        check(!count_files(".huge"), "its temporary stays");
+        check(!mtt_writer_put(a, "abc", 3) && !mtt_writer_put(b, "de", 2) && !mtt_writer_finish(a) &&
+                  !mtt_writer_patch(a, 1, "x", 1) && !mtt_writer_finish(b),
+              "two files are written: %s", env.error);
+        check(access(in("one"), F_OK) && access(in("two"), F_OK), "a file takes its place before the commit");
+        check(!mtt_writer_commit(a) && file_is(in("one"), "axc", 3), "commit after finish");
+        mtt_writer_close(a);
+        mtt_writer_close(b);
+        mtt_writer_close(NULL);
+        check(file_is(in("one"), "axc", 3) && access(in("two"), F_OK) && !count_files(".two"),
+              "close without commit leaves nothing");
+    }
     check(mtt__writer_open(&env, in("plain"), &w) == MTT_OK, "first writer");
     {
         mtt_writer second;
