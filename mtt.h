@@ -1008,8 +1008,9 @@ MTTDEF void mtt_vocab_trainer_destroy(mtt_vocab_trainer *trainer);
    form NFC, as Qwen's do, text is brought to that form, and mtt_decode gives that back. */
 MTTDEF mtt_status mtt_tokenizer_load(mtt_env *env, const char *path, const mtt_tokenizer_kind *kind,
                                      mtt_tokenizer **out);
-MTTDEF mtt_status mtt_tokenizer_save(const mtt_tokenizer *tokenizer, const char *path); /* a tokenizer.json */
-MTTDEF void mtt_tokenizer_print(const mtt_tokenizer *tokenizer, mtt_write_fn write, void *user); /* the same */
+/* A tokenizer.json, in a file or as text. */
+MTTDEF mtt_status mtt_tokenizer_save(const mtt_tokenizer *tokenizer, const char *path);
+MTTDEF void mtt_tokenizer_print(const mtt_tokenizer *tokenizer, mtt_write_fn write, void *user);
 MTTDEF void mtt_tokenizer_destroy(mtt_tokenizer *tokenizer);
 
 MTTDEF int mtt_tokenizer_vocab(const mtt_tokenizer *tokenizer);       /* number of ids */

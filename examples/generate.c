@@ -23,8 +23,10 @@ static void write_token(void *unused, int number, int32_t id, const char *text, 
 
 static mtt_env env;
 static mtt_generator_desc desc;
-static mtt_generation job = {.count = 100, .prompt_count = 1, .write = write_token};
+static folder notes; /* of the model */
 static const char *prompt = "\n", *stop, *tokenizer_path;
+static mtt_generation job = {.count = 100, .prompt_count = 1, .write = write_token, .stops = &stop,
+                             .stop_ids = notes.ends};
 static int plan;
 
 static const option options[] = {
@@ -56,11 +58,9 @@ static mtt_status generate(const char *path)
     mtt_tokenizer *tokenizer = NULL;
     mtt_generator *generator = NULL;
     mtt_plan_report report;
-    folder notes = {0};
     mtt_status status = ids ? mtt_model_open(&env, path, &model) : MTT_E_MEMORY;
     int size, trained = 0;
-    if (!status) status = folder_open(&env, path, &notes);
-    job.stop_ids = notes.ends, job.stop_id_count = notes.end_count;
+    if (!status) status = folder_open(&env, path, &notes), job.stop_id_count = notes.end_count;
     if (!status && !tokenizer_path) tokenizer_path = mtt_model_tokenizer(model);
     if (!status && !tokenizer_path) tokenizer_path = result_find_tokenizer(path);
     if (!status && !tokenizer_path)
@@ -76,7 +76,7 @@ static mtt_status generate(const char *path)
     if (!status) status = mtt_generator_load(generator, model);
     if (!status) status = mtt_encode_prompt(tokenizer, prompt, bytes, ids, 3 * bytes + 1, &count);
     size = (int)count;
-    job.prompts = (const int32_t *const[]){ids}, job.sizes = &size, job.stops = &stop, job.stop_count = stop != NULL;
+    job.prompts = (const int32_t *[]){ids}, job.sizes = &size, job.stop_count = stop != NULL;
     if (!status) fputs(prompt, stdout), status = mtt_generator_run(generator, tokenizer, &job);
     if (!status) putchar('\n');
     folder_close(&notes);

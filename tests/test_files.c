@@ -421,10 +421,12 @@ static void test_files_plain(void)
           "the temporary of somebody else takes the place: %s", env.error);
     {
         mtt_writer *a, *b, *c;
-        check(!mtt_writer_open(&env, in("one"), 3, &a) && !mtt_writer_open(&env, in("two"), 0, &b), "two files");
+        check(!mtt_writer_open(&env, in("one"), 3, &a) && !mtt_writer_open(&env, in("two"), 0, &b),
+              "two files: %s", env.error);
         refused(mtt_writer_open(&env, in("one"), 0, &c), MTT_E_FILE, "another process", "one of them again");
         check(!c, "a writer that was refused");
-        refused(mtt_writer_open(&env, in("huge"), (uint64_t)1 << 60, &c), MTT_E_FILE, "bytes are needed", "a disk");
+        refused(mtt_writer_open(&env, in("huge"), (uint64_t)1 << 60, &c), MTT_E_FILE, "bytes are needed",
+                "a disk");
         check(!count_files(".huge"), "its temporary stays");
         check(!mtt_writer_put(a, "abc", 3) && !mtt_writer_put(b, "de", 2) && !mtt_writer_finish(a) &&
                   !mtt_writer_patch(a, 1, "x", 1) && !mtt_writer_finish(b),

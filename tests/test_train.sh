@@ -195,7 +195,7 @@ else skip "this OpenMP does not show its variables"; fi
 
 # presets
 expect 2 '--preset big: expected tiny\|small\|a\|b\|c\|d\|gpt2\|gpt2-medium ?$' --preset big --dry-run
-while read -r preset parameters; do # 2 V C + V + L (12 C^2 + 13 C) + 2 C; tiny and small without the second V; other heads
+while read -r preset parameters; do # 2 V C + V + L (12 C^2 + 13 C) + 2 C; no V of a bias in tiny, small
   run --dry-run --json --vocab-size 50257 --preset $preset
   check "preset $preset has $(field out parameters) parameters, not $parameters" \
     [ "$(field out parameters)" = $parameters ]

@@ -232,7 +232,7 @@ static void read_words(mtt_slice file)
 {
     mtt_slice bpe = folder_value(file, "model"), added = folder_value(file, "added_tokens");
     mtt_slice cut = folder_value(file, "pre_tokenizer"), vocab = folder_value(bpe, "vocab"), key;
-    int whole = mtt_slice_is(folder_value(bpe, "ignore_merges"), "true"); /* in llama.cpp: llama-bpe, not dbrx */
+    int whole = mtt_slice_is(folder_value(bpe, "ignore_merges"), "true");
     char pattern[2048];
     mtt_json j;
     uint64_t id;
@@ -242,7 +242,7 @@ static void read_words(mtt_slice file)
              "none");
     snprintf(pattern, sizeof(pattern), "%.*s", (int)cut.size, cut.at);
     if (strstr(pattern, "Split"))
-        cut_name = !strstr(pattern, "{1,3}") ? "qwen2" : whole ? "llama-bpe" : "dbrx";
+        cut_name = !strstr(pattern, "{1,3}") ? "qwen2" : whole ? "llama-bpe" : "dbrx"; /* of llama.cpp */
     if (strstr(pattern, "Digits")) cut_name = "smollm";
     tokens = allocate((size_t)model.vocab, sizeof(*tokens));
     kinds = allocate((size_t)model.vocab, 1);
@@ -795,8 +795,9 @@ static void put_template(void)
             item.at = (mtt_json_peek(&j), j.at);
             mtt_json_skip(&j);
             item.size = (size_t)(j.at - item.at);
-            if (mtt_slice_is(folder_value(item, "name"), "\"default\"")) value = folder_value(item, "template");
-            else fprintf(stderr, "convert: note: of several chat templates, the default one alone is kept\n");
+            if (!mtt_slice_is(folder_value(item, "name"), "\"default\""))
+                fprintf(stderr, "convert: note: of several chat templates, the default one alone is kept\n");
+            else value = folder_value(item, "template");
         }
     }
     if (notes.jinja) put_text("tokenizer.chat_template", folder_slice(notes.jinja));

@@ -1,5 +1,6 @@
 /* folder.h - what a Hugging Face folder says beside its weights: the ids that end a text or a turn, the
-   template of a chat, settings of generation. Include it after mtt.h. A path that is no folder says nothing. */
+   template of a chat, settings of generation. A path that is no folder says nothing. Include it after
+   mtt.h. */
 #ifndef FOLDER_H_INCLUDED
 #define FOLDER_H_INCLUDED
 
