@@ -154,10 +154,14 @@ static void print(text *t, const char *format, ...)
 /* Refuses what the formats cannot express. */
 static void check_model(void)
 {
-    int window, seq_len;
+    int window, seq_len, i;
     model = *mtt_model_describe(source);
     mtt_model_training(source, &window, &seq_len);
     if (mtt_form_family(&env, &model, &family)) fail(EXIT_DATA, "%s: %s", origin, env.error);
+    for (i = 0; i < notes.end_count; i++)
+        if (notes.ends[i] >= model.vocab)
+            fail(EXIT_DATA, "%s: eos_token_id has %d, but the model's ids end at %d: correct it in "
+                 "generation_config.json or config.json", origin, (int)notes.ends[i], model.vocab - 1);
     if (window)
         fail(EXIT_DATA, "%s has learned windows of %d keys, which the formats lack: train without "
              "--window-size and without windowN in --technique", origin, window);
@@ -772,7 +776,7 @@ static int end_of_turn(void)
     for (i = notes.end_count - 1; i >= 0; i--)
         if (notes.ends[i] != end_of_text) turn = notes.ends[i];
     for (i = 0; i < notes.end_count; i++) {
-        mtt_slice token = notes.ends[i] < model.vocab ? tokens[notes.ends[i]] : (mtt_slice){NULL, 0};
+        mtt_slice token = tokens[notes.ends[i]];
         if (token.at && size && token.size == size && !memcmp(token.at, plain, size)) turn = notes.ends[i];
     }
     for (i = 0; i < notes.end_count; i++)
