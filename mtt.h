@@ -13861,7 +13861,7 @@ MTTDEF mtt_status mtt_resume(mtt_trainer *t, const char *path, mtt_batches *batc
         int scaled = from && (!strcmp(from->value, "fp16") || !strcmp(from->value, "fp8"));
         if (!mtt__precisions[t->schedule->policy.precision].scaled) c.counters.loss_scale = 1;
         else if (!scaled && c.counters.loss_scale == 1) c.counters.loss_scale = mtt__first_loss_scale(t);
-        t->positions = mtt__st_number(&st, "context", INT_MAX, &context) ? (int)context : 0;
+        t->positions = mtt__st_number(&st, "context", 1 << 20, &context) ? (int)context : 0;
         t->step = c.counters.steps;
         t->micro_batch = c.micro_batch;
         t->optim.seed = c.seed;
@@ -14198,7 +14198,7 @@ static mtt_status mtt__model_checkpoint(mtt_model *m)
     }
     if (mtt__st_number(m->files, "window", INT_MAX, &value)) m->window = (int)value;
     if (mtt__st_number(m->files, "batches.seq_len", 1 << 20, &value)) m->seq_len = (int)value;
-    if (mtt__st_number(m->files, "context", INT_MAX, &value)) m->seq_len = (int)value;
+    if (mtt__st_number(m->files, "context", 1 << 20, &value)) m->seq_len = (int)value;
     return MTT_OK;
 }
 

@@ -358,7 +358,7 @@ expect 3 'ln_f.bias does not match its checksum' sums/f sums.gguf
 
 # kill -9, or a failure, at each call on a file of the target
 export FAULT_FOLDER=$work/t/ FAULT_MARK=$work/mark
-goal() { case $1 in *.gguf) "$build/convert" $2 t/m.gguf;; *) "$build/convert" $2 t/m;; esac; }
+goal() { case $1 in *.gguf) "$build/convert" $2 $work/t/m.gguf;; *) "$build/convert" $2 $work/t/m;; esac; }
 train newer $plain --positions learned --max-seq 48 --technique bf16_flash --lr 1e-2
 cp run/other.json run/run.tokenizer.json; mv away run.tokenizer.json
 is_whole() { # WANT: the target is that, to the byte
@@ -393,7 +393,7 @@ for form in gguf m; do for before in none run; do for how in kill fail; do
   done
 done; done; done
 check "the sources are as they were" [ "$same" = "$(sum run.safetensors newer.safetensors)" ]
-check "$deaths deaths and $failures failures are too few" [ $deaths -gt 60 -a $failures -gt 60 ]
+check "$deaths deaths and $failures failures are too few" [ $deaths -gt 100 -a $failures -gt 100 ]
 echo "convert was killed at $deaths calls and failed at $failures: nothing lost, nothing wrong"
 rm -rf t
 
@@ -416,7 +416,7 @@ for ((round = 0; round < ${ROUNDS:-12}; round++)); do
   esac || wrong=$((wrong + 1))
   for log in one two; do
     case $log in one) code=$first;; two) code=$second;; esac
-    [ $code = 0 ] || says $log 'another process is writing t/m' || wrong=$((wrong + 1))
+    [ $code = 0 ] || says $log 'another process is writing .*/t/m' || wrong=$((wrong + 1))
   done
   [ $first = 0 -a $second = 0 ] || both=$((both + 1))
 done
