@@ -805,8 +805,10 @@ typedef struct mtt_generation {
     int count;                     /* ids to draw for each, at most; end of text ends a sequence before. 0:
                                       `write` is never called */
     mtt_sampling sampling;         /* of prompt number i, with seed + i: the same text alone or with others */
-    const char *const *stops;      /* a sequence ends before the first of these strings in its text */
+    const char *const *stops;      /* a sequence ends before the first of these strings in its text, */
     int stop_count;
+    const int32_t *stop_ids;       /* or one of these ids, such as those that end a turn of a chat */
+    int stop_id_count;
     mtt_full_context full_context;
     mtt_token_fn write;            /* required */
     void *user;
@@ -883,8 +885,8 @@ MTTDEF void mtt_model_close(mtt_model *model);
 MTTDEF const mtt_model_desc *mtt_model_describe(const mtt_model *model);
 /* The path of the tokenizer.json in the folder; NULL if there is none. It lives as long as the model. */
 MTTDEF const char *mtt_model_tokenizer(const mtt_model *model);
-/* How a checkpoint was trained: the window, 0 = all keys, and the length of sequences, 0 = unknown, since it
-   was saved without batches. Both are 0 for a folder. */
+/* How a model was trained: the window, 0 = all keys, and the length of sequences, 0 = unknown, since it was
+   saved without batches. A folder has max_position_embeddings, and what was trained from it at least that. */
 MTTDEF void mtt_model_training(const mtt_model *model, int *window, int *seq_len);
 /* A parameter by its name in mtt_parameter, in FP32 and in mtt's shape. Checks checksums, and that all values
    are finite. */
@@ -959,6 +961,23 @@ MTTDEF int mtt_json_end(mtt_json *j);                   /* 1 = nothing follows a
 MTTDEF size_t mtt_json_unescape(mtt_slice string, char *out);
 MTTDEF int mtt_slice_is(mtt_slice string, const char *text); /* 1 = the bytes are the same */
 
+/* --------------------------------------------------------------------------------------------- files ---- */
+
+/* A file that is written beside its place and then takes it, so that at any instant the path has the old file
+   or the new one. .NAME.tmp in the same folder is locked while it is written: a second writer of the path is
+   refused. After a failure the temporary is gone, and further calls return the same status. To replace
+   several files, finish all before the first is committed. */
+typedef struct mtt_writer mtt_writer;
+/* `bytes` is the size of the file if it is known, to find a full disk at once; else 0. The path names a
+   regular file, a link that is then replaced, or nothing. */
+MTTDEF mtt_status mtt_writer_open(mtt_env *env, const char *path, uint64_t bytes, mtt_writer **out);
+MTTDEF mtt_status mtt_writer_put(mtt_writer *writer, const void *data, size_t bytes);
+/* Overwrites bytes that were put before. */
+MTTDEF mtt_status mtt_writer_patch(mtt_writer *writer, uint64_t offset, const void *data, size_t bytes);
+MTTDEF mtt_status mtt_writer_finish(mtt_writer *writer); /* all bytes are on the disk, in the temporary */
+MTTDEF mtt_status mtt_writer_commit(mtt_writer *writer); /* finishes, renames and syncs the folder; once */
+MTTDEF void mtt_writer_close(mtt_writer *writer); /* without a commit, the path keeps what it has */
+
 /* ----------------------------------------------------------------------------------------- tokenizer ---- */
 
 /* Text to ids and back. mtt.h has byte-level BPE (Radford et al. 2019): the ids are those of Hugging Face's
@@ -1009,7 +1028,9 @@ MTTDEF void mtt_vocab_trainer_destroy(mtt_vocab_trainer *trainer);
    brought to that form, and mtt_decode gives that back. */
 MTTDEF mtt_status mtt_tokenizer_load(mtt_env *env, const char *path, const mtt_tokenizer_kind *kind,
                                      mtt_tokenizer **out);
-MTTDEF mtt_status mtt_tokenizer_save(const mtt_tokenizer *tokenizer, const char *path); /* a tokenizer.json */
+/* A tokenizer.json, in a file or as text. */
+MTTDEF mtt_status mtt_tokenizer_save(const mtt_tokenizer *tokenizer, const char *path);
+MTTDEF void mtt_tokenizer_print(const mtt_tokenizer *tokenizer, mtt_write_fn write, void *user);
 MTTDEF void mtt_tokenizer_destroy(mtt_tokenizer *tokenizer);
 
 MTTDEF int mtt_tokenizer_vocab(const mtt_tokenizer *tokenizer);       /* number of ids */
@@ -2829,7 +2850,7 @@ static void mtt__print_json_string(mtt__text *out, const char *at, size_t bytes)
    >>files
    -------------------------------------------------------------------------------------------------------- */
 
-/* Reading: a regular file becomes a block of memory (mtt__map). Writing: mtt__writer replaces a file
+/* Reading: a regular file becomes a block of memory (mtt__map). Writing: mtt_writer replaces a file
    atomically. CRC-32 finds damage. A failure is MTT_E_FILE, with the path, the reason and a remedy. */
 
 /* System calls that fail when a disk is full or damaged. Tests define all seven to make them fail. */
@@ -2930,9 +2951,9 @@ static mtt_status mtt__refuse_packed(mtt_env *env, const char *name, const char 
 /* Replaces a file so that a crash at any moment leaves the old file or the new one, complete. All bytes go to
    .NAME.tmp in the same folder. That file is synced, then renamed (Pillai et al. 2014, "All file systems are
    not created equal"). It is locked while its process lives, so a temporary without a lock was left by a
-   crash and is reused. A failure removes the temporary, and every later call returns the same status. A
-   zeroed writer is closed. */
-typedef struct mtt__writer {
+   crash. A failure removes the temporary, and every later call returns the same status. A zeroed writer is
+   closed. */
+struct mtt_writer {
     mtt_env *env;
     int fd, live;
     mtt_status status;
@@ -2941,18 +2962,26 @@ typedef struct mtt__writer {
     size_t folder_size;         /* of `temporary`, which begins with FOLDER/. */
     char path[2048], temporary[4096];
     unsigned char buffer[32768];
-} mtt__writer;
+};
+
+/* 1 = the path still names the open file. */
+static int mtt__is_named(int fd, const char *path)
+{
+    struct stat mine, named;
+    return !fstat(fd, &mine) && !lstat(path, &named) && mine.st_ino == named.st_ino &&
+           mine.st_dev == named.st_dev;
+}
 
 /* Removes the file before it closes it: without the lock, the name may already belong to another writer. */
-static void mtt__writer_abort(mtt__writer *w)
+static void mtt__writer_abort(mtt_writer *w)
 {
     if (!w->live) return;
-    unlink(w->temporary);
+    if (mtt__is_named(w->fd, w->temporary)) unlink(w->temporary);
     MTT__SYS_CLOSE(w->fd);
     w->live = 0;
 }
 
-static mtt_status mtt__writer_fail(mtt__writer *w, const char *verb, int error)
+static mtt_status mtt__writer_fail(mtt_writer *w, const char *verb, int error)
 {
     uint64_t bytes = w->expected > w->written ? w->expected : w->written;
     mtt__writer_abort(w);
@@ -2963,12 +2992,37 @@ static mtt_status mtt__writer_fail(mtt__writer *w, const char *verb, int error)
     return w->status;
 }
 
-static mtt_status mtt__writer_open(mtt_env *env, const char *path, mtt__writer *w)
+/* Locks an open file. Returns 0 if another process has the lock, or has already renamed or removed the file.
+   On a file system without locks flock fails with another error, which is accepted. */
+static int mtt__writer_lock(int fd, const char *path)
+{
+    return (!flock(fd, LOCK_EX | LOCK_NB) || errno != EWOULDBLOCK) && mtt__is_named(fd, path);
+}
+
+/* Creates the temporary and locks it. -1: errno is EWOULDBLOCK if another process is writing. What is there
+   already, after a crash or put there by somebody else, may be a link or be open elsewhere, so it is removed
+   and never written to. Its lock is held meanwhile, so that only one of two processes removes it. */
+static int mtt__writer_create(const char *path)
+{
+    int old = mtt__open_retry(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK), fd = -1, error = EWOULDBLOCK;
+    if (old < 0 && errno != ENOENT && errno != ELOOP && errno != ENXIO) error = errno;
+    else if (old < 0 || mtt__writer_lock(old, path)) {
+        if (old >= 0 || errno != ENOENT) unlink(path); /* a link or a socket cannot be opened */
+        fd = mtt__open_retry(path, O_WRONLY | O_CREAT | O_EXCL);
+        if (errno != EEXIST) error = errno;
+        if (fd >= 0 && !mtt__writer_lock(fd, path)) MTT__SYS_CLOSE(fd), fd = -1, error = EWOULDBLOCK;
+    }
+    if (old >= 0) MTT__SYS_CLOSE(old);
+    errno = error;
+    return fd;
+}
+
+static mtt_status mtt__writer_open(mtt_env *env, const char *path, mtt_writer *w)
 {
     const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
-    struct stat mine, named;
+    struct stat named;
     int missing;
-    memset(w, 0, offsetof(mtt__writer, path));
+    memset(w, 0, offsetof(mtt_writer, path));
     w->env = env;
     w->status = MTT_E_FILE;
     if (strlen(path) >= sizeof(w->path) || !*name || (stat(path, &named) == 0 && !S_ISREG(named.st_mode)))
@@ -2976,23 +3030,19 @@ static mtt_status mtt__writer_open(mtt_env *env, const char *path, mtt__writer *
     memcpy(w->path, path, strlen(path) + 1);
     w->folder_size = (size_t)(name - path) + 1;
     mtt__format(w->temporary, sizeof(w->temporary), "%.*s.%s.tmp", (int)(name - path), path, name);
-    w->fd = mtt__open_retry(w->temporary, O_WRONLY | O_CREAT | O_NOFOLLOW);
+    w->fd = mtt__writer_create(w->temporary);
+    if (w->fd < 0 && errno == EWOULDBLOCK)
+        return mtt__fail(env, MTT_E_FILE, "another process is writing %s: wait until it ends; if there is "
+                         "none, remove %s", path, w->temporary);
     missing = w->fd < 0 && (errno == ENOENT || errno == ENOTDIR);
     if (missing) w->path[w->folder_size - 1] = 0;
     if (w->fd < 0) return mtt__file_fail(env, w->path, missing ? "find this folder" : "create it", errno);
-    /* Another writer may have renamed this file between the open and the lock; then the inodes differ. On a
-       file system without locks flock fails with another error, which is accepted. */
-    if ((flock(w->fd, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK) || fstat(w->fd, &mine) ||
-        stat(w->temporary, &named) || mine.st_ino != named.st_ino) {
-        MTT__SYS_CLOSE(w->fd);
-        return mtt__fail(env, MTT_E_FILE, "another process is writing %s: wait until it ends", path);
-    }
     w->live = 1;
-    return w->status = ftruncate(w->fd, 0) ? mtt__writer_fail(w, "empty its temporary", errno) : MTT_OK;
+    return w->status = MTT_OK;
 }
 
 /* Announces the size of the finished file, so that a full disk is found before the work and not after it. */
-static mtt_status mtt__writer_expect(mtt__writer *w, uint64_t bytes)
+static mtt_status mtt__writer_expect(mtt_writer *w, uint64_t bytes)
 {
     struct statvfs info;
     w->expected = bytes;
@@ -3000,7 +3050,7 @@ static mtt_status mtt__writer_expect(mtt__writer *w, uint64_t bytes)
     return bytes / info.f_frsize < info.f_bavail ? MTT_OK : mtt__writer_fail(w, "write it", ENOSPC);
 }
 
-static mtt_status mtt__writer_out(mtt__writer *w, uint64_t offset, const void *data, size_t bytes)
+static mtt_status mtt__writer_out(mtt_writer *w, uint64_t offset, const void *data, size_t bytes)
 {
     const char *at = (const char *)data;
     while (bytes && !w->status) {
@@ -3014,14 +3064,14 @@ static mtt_status mtt__writer_out(mtt__writer *w, uint64_t offset, const void *d
     return w->status;
 }
 
-static mtt_status mtt__writer_flush(mtt__writer *w)
+static mtt_status mtt__writer_flush(mtt_writer *w)
 {
     size_t pending = w->pending;
     w->pending = 0;
     return mtt__writer_out(w, w->written - pending, w->buffer, pending);
 }
 
-static mtt_status mtt__writer_put(mtt__writer *w, const void *data, size_t bytes)
+MTTDEF mtt_status mtt_writer_put(mtt_writer *w, const void *data, size_t bytes)
 {
     if (bytes > sizeof(w->buffer) - w->pending) mtt__writer_flush(w);
     if (bytes > sizeof(w->buffer)) mtt__writer_out(w, w->written, data, bytes);
@@ -3030,8 +3080,7 @@ static mtt_status mtt__writer_put(mtt__writer *w, const void *data, size_t bytes
     return w->status;
 }
 
-/* Overwrites bytes that were put before. */
-static mtt_status mtt__writer_patch(mtt__writer *w, uint64_t offset, const void *data, size_t bytes)
+MTTDEF mtt_status mtt_writer_patch(mtt_writer *w, uint64_t offset, const void *data, size_t bytes)
 {
     return mtt__writer_flush(w) ? w->status : mtt__writer_out(w, offset, data, bytes);
 }
@@ -3044,12 +3093,18 @@ static int mtt__sync(int fd)
     return result;
 }
 
+MTTDEF mtt_status mtt_writer_finish(mtt_writer *w)
+{
+    if (mtt__writer_flush(w)) return w->status;
+    return mtt__sync(w->fd) ? mtt__writer_fail(w, "sync it", errno) : MTT_OK;
+}
+
 /* The result of close does not matter, because the data is synced. The file stays locked until the rename. */
-static mtt_status mtt__writer_commit(mtt__writer *w)
+MTTDEF mtt_status mtt_writer_commit(mtt_writer *w)
 {
     int folder, error;
-    if (mtt__writer_flush(w)) return w->status;
-    if (mtt__sync(w->fd)) return mtt__writer_fail(w, "sync it", errno);
+    if (mtt_writer_finish(w)) return w->status;
+    if (!mtt__is_named(w->fd, w->temporary)) return mtt__writer_fail(w, "find its temporary", ENOENT);
     if (MTT__SYS_RENAME(w->temporary, w->path)) return mtt__writer_fail(w, "rename its temporary", errno);
     w->temporary[w->folder_size] = 0;
     folder = mtt__open_retry(w->temporary, O_RDONLY);
@@ -3060,6 +3115,23 @@ static mtt_status mtt__writer_commit(mtt__writer *w)
     w->status = MTT_E_FILE; /* for later calls */
     if (!error || error == EACCES || error == EINVAL) return MTT_OK; /* not every folder can be synced */
     return mtt__file_fail(w->env, w->path, "sync its folder", error);
+}
+
+MTTDEF void mtt_writer_close(mtt_writer *w)
+{
+    if (!w) return;
+    mtt__writer_abort(w);
+    mtt__free(w->env, w);
+}
+
+MTTDEF mtt_status mtt_writer_open(mtt_env *env, const char *path, uint64_t bytes, mtt_writer **out)
+{
+    mtt_writer *w = (mtt_writer *)mtt__alloc_raw(env, sizeof(*w));
+    mtt_status status = w ? mtt__writer_open(env, path, w) : MTT_E_MEMORY;
+    if (!status) status = mtt__writer_expect(w, bytes);
+    *out = status ? NULL : w;
+    if (status) mtt_writer_close(w);
+    return status;
 }
 
 /* CRC-32 of IEEE 802.3, eight bytes at a time with eight tables (Kounavis and Berry 2005): at[k][i] is the
@@ -9795,6 +9867,7 @@ struct mtt_trainer {
     int64_t step, micro_batch;
     int opened;         /* 1 = the backend's context exists */
     int measured;       /* 1 = scales of 8-bit tensors are those of a step */
+    int positions;      /* that the model it began as was made for; 0 = random weights */
     size_t free_before; /* the device's free bytes before the arena was taken */
 };
 
@@ -12485,16 +12558,21 @@ MTTDEF mtt_status mtt_tokenizer_load(mtt_env *env, const char *path, const mtt_t
 
 static void mtt__writer_text(void *writer, const char *text, size_t bytes)
 {
-    mtt__writer_put((mtt__writer *)writer, text, bytes);
+    mtt_writer_put((mtt_writer *)writer, text, bytes);
+}
+
+MTTDEF void mtt_tokenizer_print(const mtt_tokenizer *t, mtt_write_fn write, void *user)
+{
+    t->kind.print(t, write, user);
 }
 
 MTTDEF mtt_status mtt_tokenizer_save(const mtt_tokenizer *t, const char *path)
 {
-    mtt__writer w;
+    mtt_writer w;
     mtt_status status = mtt__writer_open(t->env, path, &w);
     if (status) return status;
     t->kind.print(t, mtt__writer_text, &w);
-    return mtt__writer_commit(&w);
+    return mtt_writer_commit(&w);
 }
 
 /* A tokenizer without ids, which counts words. */
@@ -12706,11 +12784,11 @@ MTTDEF void mtt_corpus_close(mtt_corpus *c)
 }
 
 /* Reads the rest of the file, and copies all of it to `copy` unless that is NULL. */
-static mtt_status mtt__corpus_drain(mtt_corpus *c, mtt__writer *copy)
+static mtt_status mtt__corpus_drain(mtt_corpus *c, mtt_writer *copy)
 {
     mtt_status status = MTT_OK;
     while (!status && c->size) {
-        if (copy) status = mtt__writer_put(copy, c->buffer, c->size);
+        if (copy) status = mtt_writer_put(copy, c->buffer, c->size);
         c->start = c->size = 0;
         if (!status) status = mtt__corpus_need(c, 1);
     }
@@ -13038,7 +13116,7 @@ typedef struct mtt__prepare {
     mtt_tokenizer *tokenizer;
     mtt__crc_table crc;
     mtt__token_header header[MTT_SPLIT_COUNT];
-    mtt__writer writer[MTT__PARTS];
+    mtt_writer writer[MTT__PARTS];
     char path[MTT__PATH_BYTES], spool_path[MTT__PATH_BYTES];
     int32_t *ids;
     size_t capacity;
@@ -13176,7 +13254,7 @@ static mtt_status mtt__prepare_encode(mtt__prepare *p, mtt_split split, const ch
     h->bytes += bytes;
     if (++h->documents == 0)
         return mtt__fail(p->env, MTT_E_DATA, "%s has 2^32 documents or more: join some", p->corpus->name);
-    return mtt__writer_put(&p->writer[split], p->ids, count * width);
+    return mtt_writer_put(&p->writer[split], p->ids, count * width);
 }
 
 static mtt_status mtt__prepare_splits(mtt__prepare *p)
@@ -13198,13 +13276,13 @@ static mtt_status mtt__prepare_splits(mtt__prepare *p)
 /* Copies an input that can be read only once to a file, for the second pass. */
 static mtt_status mtt__prepare_spool(mtt__prepare *p)
 {
-    mtt__writer spool;
+    mtt_writer spool;
     mtt_status status;
     mtt__format(p->spool_path, sizeof(p->spool_path), "%s.spool", p->desc->output);
     status = mtt__writer_open(p->env, p->spool_path, &spool);
     if (!status) status = mtt__prepare_open(p);
     if (!status) status = mtt__corpus_drain(p->corpus, &spool);
-    if (!status) status = mtt__writer_commit(&spool);
+    if (!status) status = mtt_writer_commit(&spool);
     mtt__writer_abort(&spool);
     p->input = p->spool_path;
     return status;
@@ -13214,7 +13292,7 @@ static void mtt__prepare_text(void *user, const char *text, size_t bytes)
 {
     mtt__prepare *p = (mtt__prepare *)user;
     p->header->tokenizer = mtt__crc32(&p->crc, p->header->tokenizer, text, bytes);
-    mtt__writer_put(&p->writer[MTT__TOKENIZER_PART], text, bytes);
+    mtt_writer_put(&p->writer[MTT__TOKENIZER_PART], text, bytes);
 }
 
 /* Writes everything to temporary files and renames them, the tokenizer last. A process that dies at any
@@ -13228,7 +13306,7 @@ static mtt_status mtt__prepare_run(mtt__prepare *p)
     memset(p->header, 0, sizeof(p->header));
     for (i = 0; i < MTT__PARTS && !status; i++) {
         status = mtt__writer_open(p->env, mtt__part_path(p->path, p->desc->output, i), &p->writer[i]);
-        if (!status && i < MTT_SPLIT_COUNT) status = mtt__writer_put(&p->writer[i], &h[i], sizeof(h[i]));
+        if (!status && i < MTT_SPLIT_COUNT) status = mtt_writer_put(&p->writer[i], &h[i], sizeof(h[i]));
     }
     if (!status && p->piped && !p->desc->tokenizer) status = mtt__prepare_spool(p);
     if (!status) status = mtt__prepare_tokenizer(p);
@@ -13240,9 +13318,9 @@ static mtt_status mtt__prepare_run(mtt__prepare *p)
         h[i].options = p->options;
         h[i].text = p->text;
         h[i].tokenizer = h->tokenizer;
-        status = mtt__writer_patch(&p->writer[i], 0, &h[i], sizeof(h[i]));
+        status = mtt_writer_patch(&p->writer[i], 0, &h[i], sizeof(h[i]));
     }
-    for (i = 0; i < MTT__PARTS && !status; i++) status = mtt__writer_commit(&p->writer[i]);
+    for (i = 0; i < MTT__PARTS && !status; i++) status = mtt_writer_commit(&p->writer[i]);
     return status;
 }
 
@@ -13401,7 +13479,8 @@ enum { MTT__ST_DTYPES = MTT__LENGTH(mtt__st_dtype) };
 
 /* A tensor of a file, or a name and a value of its metadata. */
 typedef struct mtt__st_entry {
-    const char *name, *value;
+    const char *name, *value;    /* value of a model's tensor: its name in the file */
+    const struct mtt__st *file;  /* of a model's tensor */
     int dtype, rank; /* dtype: a row of mtt__st_dtype */
     uint64_t shape[MTT__ST_RANK], begin, end; /* in the data */
     const unsigned char *data;
@@ -13676,7 +13755,7 @@ typedef struct mtt__st_saving {
     const char *metadata;
     size_t count;
     mtt__text header;
-    mtt__writer writer;
+    mtt_writer writer;
     float chunk[MTT__ST_CHUNK]; /* data of any type */
 } mtt__st_saving;
 
@@ -13717,7 +13796,7 @@ static void mtt__st_print_header(mtt__st_saving *s)
 /* Leaves room for the header, copies the data, then writes the header with the checksums. */
 static mtt_status mtt__st_write(mtt__st_saving *s, mtt__st_read_fn read, void *user)
 {
-    mtt_status status = mtt__writer_put(&s->writer, s->header.at, s->header.size);
+    mtt_status status = mtt_writer_put(&s->writer, s->header.at, s->header.size);
     size_t i, done, part;
     for (i = 0; i < s->count; i++) {
         mtt__st_entry *e = &s->tensors[i];
@@ -13726,12 +13805,12 @@ static mtt_status mtt__st_write(mtt__st_saving *s, mtt__st_read_fn read, void *u
             status = read(user, i, done, s->chunk, part);
             if (status) return status;
             e->crc = mtt__crc32(&s->st.crc, e->crc, s->chunk, part);
-            status = mtt__writer_put(&s->writer, s->chunk, part);
+            status = mtt_writer_put(&s->writer, s->chunk, part);
         }
     }
     mtt__st_print_header(s);
-    if (!status) status = mtt__writer_patch(&s->writer, 0, s->header.at, s->header.size);
-    return status ? status : mtt__writer_commit(&s->writer);
+    if (!status) status = mtt_writer_patch(&s->writer, 0, s->header.at, s->header.size);
+    return status ? status : mtt_writer_commit(&s->writer);
 }
 
 /* Replaces the file, or, where `read` is NULL, only counts its bytes in *(uint64_t *)user. First the reader
@@ -14042,13 +14121,16 @@ static mtt_status mtt__checkpoint_read_rest(mtt__checkpoint *c)
     return status;
 }
 
-/* Prints the metadata, and blanks behind it. */
+/* Prints the metadata, and blanks behind it. A merged file has no length of batches. */
 static const char *mtt__checkpoint_print(mtt__checkpoint *c, char metadata[MTT__CHECKPOINT_PAIRS])
 {
+    const int seq_len = c->t->schedule->seq_len, context = c->t->positions;
     mtt__text_init(&c->metadata, metadata, MTT__CHECKPOINT_PAIRS);
     mtt__checkpoint_numbers(c);
     mtt__print(&c->metadata, ",\"precision\":\"%s\",\"window\":\"%d\"",
                mtt__precisions[c->t->schedule->policy.precision].name, c->t->schedule->policy.window);
+    if (context || c->merged)
+        mtt__print(&c->metadata, ",\"context\":\"%d\"", context > seq_len ? context : seq_len);
     mtt__print(&c->metadata, "%*s", (int)(MTT__CHECKPOINT_PAIRS - 1 - c->metadata.size), "");
     return metadata;
 }
@@ -14174,9 +14256,11 @@ MTTDEF mtt_status mtt_resume(mtt_trainer *t, const char *path, mtt_batches *batc
     }
     if (!status) {
         const mtt__st_entry *from = mtt__st_find(&st.metadata, "precision");
+        uint64_t context = 0;
         int scaled = from && (!strcmp(from->value, "fp16") || !strcmp(from->value, "fp8"));
         if (!mtt__precisions[t->schedule->policy.precision].scaled) c.counters.loss_scale = 1;
         else if (!scaled && c.counters.loss_scale == 1) c.counters.loss_scale = mtt__first_loss_scale(t);
+        t->positions = mtt__st_number(&st, "context", 1 << 20, &context) ? (int)context : 0;
         t->step = c.counters.steps;
         t->micro_batch = c.micro_batch;
         t->optim.seed = c.seed;
@@ -14428,6 +14512,8 @@ static mtt_status mtt__model_list(mtt_model *m)
         for (k = 0; k < list->count; k++) {
             mtt__st_entry *e = &all->at[all->count++];
             *e = list->at[k];
+            e->file = &m->files[i];
+            e->value = e->name;
             if (m->form == MTT_FORM_MTT) continue;
             if (strncmp(e->name, "transformer.", 12) == 0) e->name += 12;
             else if (strncmp(e->name, "model.", 6) == 0) e->name += 6;
@@ -14518,7 +14604,8 @@ static mtt_status mtt__model_checkpoint(mtt_model *m)
                              m->path, f->name);
     }
     if (mtt__st_number(m->files, "window", INT_MAX, &value)) m->window = (int)value;
-    if (mtt__st_number(m->files, "batches.seq_len", INT_MAX, &value)) m->seq_len = (int)value;
+    if (mtt__st_number(m->files, "batches.seq_len", 1 << 20, &value)) m->seq_len = (int)value;
+    if (mtt__st_number(m->files, "context", 1 << 20, &value)) m->seq_len = (int)value;
     return MTT_OK;
 }
 
@@ -14706,6 +14793,7 @@ static mtt_status mtt__model_folder(mtt_model *m)
                            (size_t)(f.j.at - f.j.begin), f.j.fault);
     mtt__map_close(&map);
     if (status) return status;
+    m->seq_len = m->desc.max_seq;
     if (access(mtt__model_path(m, "tokenizer.json", m->tokenizer), R_OK)) *m->tokenizer = 0;
     if (!access(mtt__model_path(m, "model.safetensors", path), F_OK))
         return mtt__model_file(m, "model.safetensors");
@@ -14799,13 +14887,13 @@ MTTDEF mtt_status mtt_model_read(mtt_model *m, const char *name, float *values)
     mtt_status status = MTT_E_ARGUMENT;
     while (mtt_form_next(&m->desc, m->form, &cursor, &t)) {
         const mtt__st_entry *e = mtt__model_find(m, &t);
-        char key[sizeof(t.name) + 8];
+        char key[MTT__ST_NAME + 8];
         if (strcmp(t.parameter, name) != 0) continue;
-        mtt__format(key, sizeof(key), "crc32.%s", t.name);
-        if (m->form == MTT_FORM_MTT &&
-            !mtt__st_crc_is(&m->files[0], key, mtt__crc32(&m->files[0].crc, 0, e->data, e->bytes)))
-            return mtt__fail(m->env, MTT_E_FORMAT, "%s: %s does not match its checksum: the file is damaged",
-                             m->path, name);
+        mtt__format(key, sizeof(key), "crc32.%s", e->value);
+        if (mtt__st_find(&e->file->metadata, "crc32") && /* not in files of other programs */
+            !mtt__st_crc_is(e->file, key, mtt__crc32(&e->file->crc, 0, e->data, e->bytes)))
+            return mtt__fail(m->env, MTT_E_FORMAT, "%s: %s does not match its checksum: the file is damaged; "
+                             "copy or save it again", e->file->path, t.name);
         status = mtt__model_copy(m, &t, e, values);
         if (status) return status;
     }
@@ -14842,7 +14930,7 @@ MTTDEF mtt_status mtt_trainer_load(mtt_trainer *t, mtt_model *m)
         if (!setting && !status) status = mtt_ranks_agree(t->backend.ranks, "the first weights", crc);
         if (!setting && !status && !t->schedule->chunk) status = mtt__fill_state(t);
     }
-    if (!status) t->step = t->micro_batch = t->measured = 0;
+    if (!status) t->step = t->micro_batch = t->measured = 0, t->positions = m->seq_len;
     mtt__free(t->env, values);
     return status;
 }
@@ -14933,7 +15021,7 @@ static mtt_status mtt__peft_write(mtt_trainer *t, const char *folder, mtt__peft_
 {
     size_t size = strlen(folder) + 40;
     char *path = (char *)mtt__alloc(t->env, size, 1);
-    mtt__writer writer;
+    mtt_writer writer;
     const mtt__out out = {mtt__writer_text, &writer};
     mtt_status status = MTT_OK;
     if (!path) return MTT_E_MEMORY;
@@ -14945,7 +15033,7 @@ static mtt_status mtt__peft_write(mtt_trainer *t, const char *folder, mtt__peft_
     if (!status) status = mtt__writer_open(t->env, path, &writer);
     if (!status) {
         mtt__peft_print(t->schedule, x, count, &out);
-        status = mtt__writer_commit(&writer);
+        status = mtt_writer_commit(&writer);
     }
     mtt__free(t->env, path);
     return status;
@@ -15301,9 +15389,10 @@ static mtt_status mtt__generation_check(mtt_env *env, const mtt_tokenizer *token
     mtt__in_range(&faults, "repetition_penalty", (double)s->repetition_penalty, 0, 1e6);
     if (tokenizer) mtt__in_range(&faults, "ids of the tokenizer", mtt_tokenizer_vocab(tokenizer), 1, vocab);
     if (faults.count) return MTT_E_ARGUMENT;
-    if (g->count < 0 || g->prompt_count < 0 || g->stop_count < 0)
-        return mtt__fail(env, MTT_E_ARGUMENT, "count is %d, prompt_count %d and stop_count %d, they must not "
-                         "be negative", g->count, g->prompt_count, g->stop_count);
+    if (g->count < 0 || g->prompt_count < 0 || g->stop_count < 0 || g->stop_id_count < 0)
+        return mtt__fail(env, MTT_E_ARGUMENT, "count is %d, prompt_count %d, stop_count %d and stop_id_count "
+                         "%d, they must not be negative", g->count, g->prompt_count, g->stop_count,
+                         g->stop_id_count);
     if (g->stop_count && !tokenizer)
         return mtt__fail(env, MTT_E_ARGUMENT, "stop strings need a tokenizer");
     for (i = 0; i < g->stop_count; i++)
@@ -15378,6 +15467,7 @@ static mtt_status mtt__draw_id(mtt_env *env, const mtt_tokenizer *tokenizer, con
         return mtt__fail(env, MTT_E_NUMBERS, "the logit of id %d is %g: take weights that are finite, not "
                          "too large for their precision", (int)id, (double)logits[id]);
     ends = tokenizer && id == mtt_tokenizer_end_of_text(tokenizer);
+    for (i = 0; i < g->stop_id_count; i++) ends |= id == g->stop_ids[i];
     if (!ends) {
         status = mtt__add_ids(env, q, &id, 1);
         text = tokenizer ? mtt_tokenizer_bytes(tokenizer, id, &bytes) : NULL;

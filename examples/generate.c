@@ -4,10 +4,11 @@
    ./generate results/novel_fp32_best.safetensors --prompt "It was" --count 200
    ./generate SmolLM2-135M --precision bf16 --temperature 0.8 --min-p 0.1 --stop "."
 
-   The tokenizer is in the folder, or beside the checkpoint. */
+   The tokenizer is in the folder, or beside the checkpoint. Text also ends at the folder's eos_token_id. */
 #define MTT_IMPLEMENTATION
 #include "../mtt.h"
 #include "../tools/results.h"
+#include "../tools/folder.h"
 #include "../tools/wordpiece.h"
 #include "../tools/options.h"
 
@@ -22,8 +23,10 @@ static void write_token(void *unused, int number, int32_t id, const char *text, 
 
 static mtt_env env;
 static mtt_generator_desc desc;
-static mtt_generation job = {.count = 100, .prompt_count = 1, .write = write_token};
+static folder notes; /* of the model */
 static const char *prompt = "\n", *stop, *tokenizer_path;
+static mtt_generation job = {.count = 100, .prompt_count = 1, .write = write_token, .stops = &stop,
+                             .stop_ids = notes.ends};
 static int plan, half;
 
 static const option options[] = {
@@ -51,13 +54,13 @@ static mtt_status generate(const char *path)
     mtt_tokenizer_kind kind = mtt_wordpiece(NULL);
     size_t bytes = strlen(prompt), count = 0;
     int32_t *ids = malloc((3 * bytes + 1) * sizeof(*ids));
-    const int32_t *prompts = ids;
     mtt_model *model = NULL;
     mtt_tokenizer *tokenizer = NULL;
     mtt_generator *generator = NULL;
     mtt_plan_report report;
     mtt_status status = ids ? mtt_model_open(&env, path, &model) : MTT_E_MEMORY;
     int size, trained = 0;
+    if (!status) status = folder_open(&env, path, &notes), job.stop_id_count = notes.end_count;
     if (!status && !tokenizer_path) tokenizer_path = mtt_model_tokenizer(model);
     if (!status && !tokenizer_path) tokenizer_path = result_find_tokenizer(path);
     if (!status && !tokenizer_path)
@@ -75,9 +78,10 @@ static mtt_status generate(const char *path)
     if (!status) status = mtt_generator_load(generator, model);
     if (!status) status = mtt_encode_prompt(tokenizer, prompt, bytes, ids, 3 * bytes + 1, &count);
     size = (int)count;
-    job.prompts = &prompts, job.sizes = &size, job.stops = &stop, job.stop_count = stop != NULL;
+    job.prompts = (const int32_t *[]){ids}, job.sizes = &size, job.stop_count = stop != NULL;
     if (!status) fputs(prompt, stdout), status = mtt_generator_run(generator, tokenizer, &job);
     if (!status) putchar('\n');
+    folder_close(&notes);
     mtt_generator_destroy(generator);
     mtt_tokenizer_destroy(tokenizer);
     mtt_model_close(model);

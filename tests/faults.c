@@ -3,6 +3,8 @@
    FAULT_FOLDER  calls on files in this folder count, by path or by descriptor
    FAULT_AT      the number of the call that fails, from 1: with ENOSPC if it takes room, else with EIO
    FAULT_MARK    a file that then gets the name of the call and of its file
+   FAULT_KILL    if it is set, the process is killed in place of that call
+   FAULT_SLOW    the name of a call that takes 50 ms longer
 
    glibc's streams write past the library, so fopen makes a stream that uses the functions here. A close that
    fails closes all the same, as on Linux. */
@@ -10,6 +12,7 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,12 +28,16 @@ static int fault(const char *call, const char *path, int error)
     static long calls;
     const char *folder = getenv("FAULT_FOLDER"), *at = getenv("FAULT_AT"), *mark = getenv("FAULT_MARK");
     char line[4200];
+    const char *slow = getenv("FAULT_SLOW");
     long fd, size;
-    if (!folder || !at || !mark || strncmp(path, folder, strlen(folder)) || ++calls != atol(at)) return 0;
+    if (!folder || strncmp(path, folder, strlen(folder))) return 0;
+    if (slow && !strcmp(call, slow)) usleep(50000);
+    if (!at || !mark || ++calls != atol(at)) return 0;
     size = snprintf(line, sizeof(line), "%s %s\n", call, path + strlen(folder));
     fd = syscall(SYS_openat, AT_FDCWD, mark, O_WRONLY | O_CREAT | O_APPEND, 0644);
     if (syscall(SYS_write, fd, line, size) != size) abort();
     syscall(SYS_close, fd);
+    if (getenv("FAULT_KILL")) kill(getpid(), SIGKILL);
     errno = error;
     return 1;
 }

@@ -60,7 +60,8 @@ try_beside() { # NAME COMMAND...: beside others; leaves NAME.passed if it passes
   room
   { failed=0; try "$@" > "$work/$1.said"; [ $failed = 0 ] && touch "$work/$1.passed"; } &
 }
-programs() { # a dataset with each tokenizer, a run, its continuation, another technique, the report
+programs() { # a dataset with each tokenizer, a run, its continuation, other techniques, the report; a folder
+  # and a file of a model, and their texts
   local source technique out=$work/$job
   local small=(--layers 1 --heads 2 --d-model 16 --d-ff 16 --batch-size 2 --seq-len 16 --eval-batches 2)
   for source in $programs; do compiled $source || return; done
@@ -78,8 +79,18 @@ programs() { # a dataset with each tokenizer, a run, its continuation, another t
   done
   try "train --dry-run" "$build/train" "${small[@]}" --dry-run --json
   try "report" "$build/report" --results-dir "$out/runs"
+  try "train, Llama" "$build/train" "${small[@]}" --steps 1 --dataset llama --positions rotary --norm rms \
+    --mlp swiglu --no-biases
+  try "convert" "$build/convert" "$out/runs/llama_fp32_best.safetensors" "$out/folder"
+  try "convert, the same folder" "$build/convert" "$out/runs/llama_fp32_best.safetensors" "$out/folder"
+  printf '{"eos_token_id": [2, 0]}' > "$out/folder/generation_config.json"
+  printf '{"eos_token": "!", "chat_template": "a\\nb"}' > "$out/folder/tokenizer_config.json"
+  try "convert, a folder" "$build/convert" "$out/folder" "$out/again"
+  try "convert, GGUF" "$build/convert" "$out/folder" "$out/model.gguf" --type q8_0
+  try "convert, no tokenizer" "$build/convert" "$out/folder" "$out/bare" --tokenizer none
+  try "generate" "$build/generate" "$out/folder" --count 5 --stop x
 }
-programs="tools/prepare.c examples/train.c tools/report.c"
+programs="tools/prepare.c examples/train.c tools/report.c tools/convert.c examples/generate.c"
 for job in ${*:-address memory thread valgrind}; do
   case $job in
     address) tests="test_model test_together test_plan test_files test_ranks test_tokenizer test_models";;

@@ -54,8 +54,14 @@ near() { # FILE FILE RELATIVE BLOCK: values differ at most by that share of the 
     END {exit bad || count != 300 * 64}'
 }
 alone() { [ -z "$(find . -name '*.tmp*')" ]; }
+put() { printf "$3" | dd of="$1" bs=1 seek=$2 conv=notrunc 2> /dev/null; } # FILE OFFSET BYTES
+offset() { # FILE NAME: where a tensor's data begins
+  echo $((8 + $(number "$1" 0 8) + $(tail -c +9 "$1" | head -c $(number "$1" 0 8) |
+    sed -n "1s/.*[{,]\"$2\":{[^}]*\"data_offsets\":\[\([0-9]*\),.*/\1/p")))
+}
 
 sample_text > text
+cc -O1 -shared -fPIC "$OLDPWD/tests/faults.c" -o faults.so -ldl || fail "faults.c does not compile"
 plain="--no-head-bias"
 train run $plain --positions learned --max-seq 48 --technique bf16_flash
 train tied $plain --head tied
@@ -109,10 +115,10 @@ tensor short/model.safetensors transformer.wpe.weight > b; tensor run.safetensor
 check "--context takes the first positions" [ "$(sum < b)" = "$(head -c $((4 * 32 * 64)) a | sum)" ]
 
 # the sinusoidal table
-expect 0 '32 positions' tied.safetensors tied
-check "a tied head is not written" not grep -q lm_head tied/model.safetensors
-check "config.json says so" says tied/config.json '"tie_word_embeddings": true'
-tensor tied/model.safetensors transformer.wpe.weight | decoded f32 > a
+expect 0 '32 positions' tied.safetensors table
+check "a tied head is not written" not grep -q lm_head table/model.safetensors
+check "config.json says so" says table/config.json '"tie_word_embeddings": true'
+tensor table/model.safetensors transformer.wpe.weight | decoded f32 > a
 check "0.02 times sines and cosines" awk -v C=64 '{t = int((NR - 1) / C); i = (NR - 1) % C
   x = t * exp(-log(10000) * int(i / 2) * 2 / C); want = 0.02 * (i % 2 ? cos(x) : sin(x))
   if ($1 - want > 1e-8 || want - $1 > 1e-8) bad++} END {exit bad || NR != 32 * C}' a
@@ -194,6 +200,253 @@ expect 3 "byte-level BPE only: convert to a folder" run.safetensors a.gguf --tok
 expect 0 '' run.safetensors words --tokenizer word.tokenizer.json
 check "WordPiece in a folder" says words/tokenizer_config.json '"eos_token": "\[SEP\]"'
 
+# what the folder of another program says of its chat
+cp -r llama.d/llama chat
+sed -i 's/"eos_token_id": 0/"eos_token_id": [297, 0]/' chat/config.json
+echo '{"do_sample": false, "temperature": 0.6, "eos_token_id": [298, 297, 0], "bos_token_id": 7}' \
+  > chat/generation_config.json
+printf '{"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 77, "eos_token": {"content": "%s"},
+  "padding_side": "left",
+  "chat_template": "{%% for m in messages %%}\\u003cm\\"%%s{{ m }}{%% endfor %%}\\n"}' \
+  "$(sed 's/.*"\([^"]*\)": *298[,}].*/\1/; s/.*"\([^"]*\)":298[,}].*/\1/' chat/tokenizer.json | tail -n 1)" \
+  > chat/tokenizer_config.json
+expect 0 . chat chat2
+check "ids that end a turn" says chat2/config.json '"eos_token_id": \[298, 297, 0\]'
+check "in generation_config.json, too" says chat2/generation_config.json '"eos_token_id": \[298, 297, 0\]'
+for word in '"do_sample": false' '"temperature": 0.6' '"bos_token_id": 7'; do
+  check "generation_config.json keeps $word" says chat2/generation_config.json "$word"
+done
+for word in '"model_max_length": 77' '"padding_side": "left"' '"chat_template": ".% for m in.*\\n"'; do
+  check "tokenizer_config.json keeps $word" says chat2/tokenizer_config.json "$word"
+done
+for file in config generation_config tokenizer_config; do check "$file is JSON" is_json chat2/$file.json; done
+expect 0 . chat2 chat3
+check "the same through a folder" diff -r chat2 chat3
+expect 0 . chat short.d --context 16
+check "--context is for the tokenizer, too" says short.d/tokenizer_config.json '"model_max_length": 16'
+u32_of() { # FILE KEY: the value of a key of GGUF
+  local at=$(grep -abo "$2" "$1" | head -n 1 | cut -d: -f1)
+  [ -z "$at" ] || number "$1" $((at + ${#2} + 4)) 4
+}
+expect 0 'note: a GGUF file has no temperature: pass 0.6 to' chat chat.gguf
+check "it says that do_sample is lost" says out 'no do_sample: pass false'
+check "it says that an end of a turn is known by name alone" says out 'of id 297 only by its text'
+check "GGUF: the end of a turn" [ "$(u32_of chat.gguf tokenizer.ggml.eos_token_id)" = 298 ]
+check "GGUF: eot" [ "$(u32_of chat.gguf tokenizer.ggml.eot_token_id)" = 298 ]
+check "GGUF: the chat template, without escapes" grep -q '{% for m in messages %}<m"%s{{ m }}' chat.gguf
+check "GGUF of a run has no eot" [ -z "$(u32_of f16.gguf tokenizer.ggml.eot_token_id)" ]
+printf 'a "template"\tof {{ turns }}\n' > chat/chat_template.jinja
+expect 0 . chat jinja
+check "chat_template.jinja comes first" says jinja/tokenizer_config.json \
+  '"chat_template": "a ."template."(\\u0009)of .. turns ...u000a"'
+check "jinja: JSON" is_json jinja/tokenizer_config.json
+expect 0 . chat jinja.gguf
+check "GGUF: chat_template.jinja" grep -q 'a "template".of {{ turns }}' jinja.gguf
+expect 0 'without a tokenizer the chat template is left out' chat bare.d --tokenizer none
+rm chat/chat_template.jinja
+list='[{"name": "tool", "template": "T"}, {"name": "default", "template": "D\1"}]'
+sed -i 's/"chat_template": "\(.*\)\\n"/"chat_template": '"$list/" chat/tokenizer_config.json
+expect 0 'of several chat templates, the default one alone' chat several.gguf
+check "GGUF: the default template" grep -q 'D{% for m in' several.gguf
+expect 0 . chat several
+check "a folder keeps all" says several/tokenizer_config.json '"name": "tool"'
+echo '{"eos_token_id": [0, 300]}' > chat/generation_config.json
+expect 3 "eos_token_id has 300, but the model's ids end at 299" chat a.gguf
+echo '{"eos_token_id": "x"}' > chat/generation_config.json
+expect 3 'eos_token_id of .* must be an id' chat a.gguf
+echo '{' > chat/generation_config.json
+expect 3 'generation_config.json: byte 2' chat a.gguf
+
+# names and positions of what was fine-tuned
+name() { local at=$(grep -abo general.name "$1" | head -n 1 | cut -d: -f1)
+  tail -c +$((at + 25)) "$1" | head -c $(number "$1" $((at + 16)) 8); }
+cp -r llama.d/llama Model-1.5B
+for path in Model-1.5B Model-1.5B/ Model-1.5B///; do
+  expect 0 . $path named.gguf
+  check "the name of $path" [ "$(name named.gguf)" = Model-1.5B ]
+done
+(cd Model-1.5B; "$build/convert" . ../named.gguf > out 2>&1)
+check "the name of ." [ "$(name named.gguf)" = Model-1.5B ]
+rm -rf Model-1.5B/out
+cp run.safetensors v1.5.safetensors
+expect 0 . v1.5.safetensors named.gguf --tokenizer none
+check "of a file, the ending alone is cut" [ "$(name named.gguf)" = v1.5 ]
+cp -r llama.d/llama base
+sed -i 's/"max_position_embeddings": 32/"max_position_embeddings": 8192/' base/config.json
+tune() { # NAME OPTION...
+  local name=$1; shift
+  "$build/train" --data text --dataset $name --results-dir $name --init base --batch-size 4 --seq-len 16 \
+    --steps 2 "$@" > /dev/null 2> log || fail "$(tail -n 1 log)"
+}
+tune full
+expect 0 ' 8192 positions' full/full_fp32_step2.safetensors full.d
+tune full --resume --steps 3
+expect 0 ' 8192 positions' full/full_fp32_step3.safetensors full.gguf
+check "llama.context_length" [ "$(u32_of full.gguf llama.context_length)" = 8192 ]
+tune lora --lora-rank 8
+expect 0 ' 8192 positions' $(echo lora/*_merged.safetensors) lora.d --tokenizer full/full_fp32_tokenizer.json
+check "no --init: those trained" says llama.d/llama/config.json '"max_position_embeddings": 32'
+
+# the default model of train on a CPU
+"$build/train" --data text --dataset default --results-dir default --steps 1 > /dev/null 2> log
+expect 0 'gpt2 with 4 layers of 128' default/default_fp32_step1.safetensors default.d
+
+# a target that is the source, or another model
+cp -r folder source; cp run.safetensors source.gguf
+ln -s source link; cp -al source hard; mkdir holds; cp tied.safetensors holds/model.safetensors
+mkdir part; cp folder/model.safetensors part
+mkdir adapter; echo '{}' > adapter/adapter_config.json
+mkdir shards; echo '{"weight_map": {}}' > shards/model.safetensors.index.json
+mkdir words.d; cp word.tokenizer.json words.d/tokenizer.json
+mkdir jinja.d; echo x > jinja.d/chat_template.jinja
+mkdir pipe.d; mkfifo pipe.d/tokenizer.json
+all() { # all files of the targets
+  find source link hard holds part adapter shards words.d jinja.d pipe.d folder llama.d -type f \
+    -exec sha256sum {} +
+  find . -name '.*'
+}
+all > want
+while read -r from to pattern; do
+  expect 3 "$pattern" $from $to --tokenizer run/other.json
+  check "convert $from $to changes nothing" cmp <(all) want
+done << 'TARGETS'
+source source is the source itself
+source source/ is the source itself
+source folder/../source is the source itself
+source link is the source itself
+link source is the source itself
+source hard is a file of the source: name another folder
+source.gguf source.gguf is a file of the source
+run.safetensors run is of another model
+holds/model.safetensors holds is a file of the source
+run.safetensors holds is there without its other files
+run.safetensors part is there without its other files
+run.safetensors adapter adapter_config.json is of another model: remove it, or name another folder
+run.safetensors shards index.json is of another model
+run.safetensors words.d tokenizer.json is of another model, or was written with other options
+run.safetensors jinja.d chat_template.jinja is of another model
+run.safetensors pipe.d tokenizer.json is of another model
+run.safetensors llama.d/llama is of another model, or was written with other options: remove llama.d/llama
+tied.safetensors folder config.json is of another model
+TARGETS
+expect 3 'config.json is of another model, or was' run.safetensors folder --type f16 \
+  --tokenizer run/other.json
+check "nor does another type" cmp <(all) want
+ln -s source/model.safetensors linked.gguf
+expect 3 'linked.gguf is a file of the source' source linked.gguf
+rm linked.gguf; ln source/model.safetensors linked.gguf
+expect 3 'linked.gguf is a file of the source' source linked.gguf
+check "nor do links to its files" cmp <(all) want
+rm pipe.d/tokenizer.json linked.gguf
+
+# weights that are too large or changed
+cp -r folder big.d
+sed -i 's/"crc32":"00000000"/"craa2":"00000000"/' big.d/model.safetensors # no checksums, as of other programs
+at=$(offset big.d/model.safetensors transformer.h.1.mlp.c_proj.weight)
+while read -r bytes to pattern; do
+  put big.d/model.safetensors $at "$bytes"
+  cp f16.gguf big.gguf
+  case $to in folder) target=big.out;; *) target=big.gguf;; esac
+  expect 3 "$pattern" big.d $target --type $to
+  check "$pattern: the earlier file stays" cmp f16.gguf big.gguf
+done << 'WEIGHTS'
+\0\0\x80\x49 f16 a weight of 1.04858e.06, too large for f16: pass --type bf16
+\0\0\x80\x4f q8_0 ffn_down.weight has a weight of 4.29497e.09, too large for q8_0: pass --type bf16
+\xff\xff\x7f\x7f bf16 a weight of 3.40282e.38, too large for bf16: pass --type f32
+\0\0\x80\x7f f32 values that are not finite
+WEIGHTS
+mkdir sums; cp -r folder sums/f
+at=$(offset sums/f/model.safetensors transformer.h.0.attn.c_attn.weight)
+put sums/f/model.safetensors $((at + 5)) '\x55'
+expect 3 'h.0.attn.c_attn.weight does not match its checksum' sums/f sums.gguf
+at=$(grep -abo crc32.transformer.ln_f.bias sums/f/model.safetensors | cut -d: -f1)
+rm -r sums/f; cp -r folder sums/f; put sums/f/model.safetensors $((at + 10)) x
+expect 3 'ln_f.bias does not match its checksum' sums/f sums.gguf
+
+# kill -9, or a failure, at each call on a file of the target
+export FAULT_FOLDER=$work/t/ FAULT_MARK=$work/mark
+goal() { case $1 in *.gguf) "$build/convert" $2 $work/t/m.gguf;; *) "$build/convert" $2 $work/t/m;; esac; }
+train newer $plain --positions learned --max-seq 48 --technique bf16_flash --lr 1e-2
+cp run/other.json run/run.tokenizer.json; mv away run.tokenizer.json
+is_whole() { # WANT: the target is that, to the byte
+  cmp -s t/m.gguf $1.gguf 2> /dev/null && return
+  [ -d t/m ] && diff -r -x '.*' t/m $1.m > /dev/null
+}
+is_none() { [ ! -e t/m.gguf -a ! -e t/m/config.json ]; }
+for source in run newer; do
+  mkdir t; goal .gguf $source.safetensors > log 2>&1; goal m $source.safetensors > log 2>&1
+  mv t/m.gguf $source.gguf; mv t/m $source.m; rm -r t
+done
+check "two models to tell apart" not cmp -s run.m/model.safetensors newer.m/model.safetensors
+same=$(sum run.safetensors newer.safetensors) deaths=0 failures=0
+for form in gguf m; do for before in none run; do for how in kill fail; do
+  for ((n = 1; n < 400; n++)); do
+    rm -rf t mark; mkdir t
+    [ $before = none ] || cp -r $before.$form t/$([ $form = m ] && echo m || echo m.gguf)
+    (export FAULT_AT=$n LD_PRELOAD=$work/faults.so; [ $how = fail ] || export FAULT_KILL=1
+      goal .$form newer.safetensors) > out 2>&1; code=$?
+    [ -e mark ] || break
+    site="$how at $(cat mark), $form over $before"
+    [ $how = fail ] && failures=$((failures + 1)) || deaths=$((deaths + 1))
+    if ! is_whole newer; then
+      check "$site: neither the old nor the new model" \
+        $([ $before = none ] && echo is_none || echo is_whole run)
+      check "$site: exit code 0 without the new one" [ $code != 0 ]
+    fi
+    [ $how = kill ] || grep -q ^unlink mark || check "$site: temporaries stay" alone
+    goal .$form newer.safetensors > out 2>&1
+    check "$site: the next call does it: $(tail -n 1 out)" is_whole newer
+    check "$site: the next call leaves no temporaries" alone
+  done
+done; done; done
+check "the sources are as they were" [ "$same" = "$(sum run.safetensors newer.safetensors)" ]
+check "$deaths deaths and $failures failures are too few" [ $deaths -gt 100 -a $failures -gt 100 ]
+echo "convert was killed at $deaths calls and failed at $failures: nothing lost, nothing wrong"
+rm -rf t
+
+# two at once: one wins, the other one is refused by name
+unset FAULT_MARK
+export FAULT_SLOW=fsync FAULT_FOLDER=$work/t
+both=0 wrong=0
+for ((round = 0; round < ${ROUNDS:-12}; round++)); do
+  rm -rf t; mkdir t
+  case $((round % 2)) in 0) form=.gguf;; *) form=m;; esac
+  LD_PRELOAD=$work/faults.so goal $form run.safetensors > one 2>&1 & id=$!
+  sleep 0.$(printf %03d $((round * 17 % 120)))
+  LD_PRELOAD=$work/faults.so goal $form newer.safetensors > two 2>&1; second=$?
+  wait $id; first=$?
+  case "$first $second" in # the file is of one that says so
+    "0 0") is_whole run || is_whole newer;;
+    "0 "*) is_whole run;;
+    *" 0") is_whole newer;;
+    *) false;;
+  esac || wrong=$((wrong + 1))
+  for log in one two; do
+    case $log in one) code=$first;; two) code=$second;; esac
+    [ $code = 0 ] || says $log 'another process is writing .*/t/m' || wrong=$((wrong + 1))
+  done
+  [ $first = 0 -a $second = 0 ] || both=$((both + 1))
+done
+check "$wrong wrong outcomes of $round rounds with two at once" [ $wrong = 0 ]
+check "rounds in which one was refused: $both" [ $both -gt 0 ]
+unset FAULT_FOLDER FAULT_SLOW
+rm -rf t
+
+# temporaries that somebody else put there are not written to
+echo mine > victim
+for kind in 'ln -s victim' 'ln victim' 'cp victim' mkfifo; do
+  $kind .planted.gguf.tmp
+  expect 0 . run.safetensors planted.gguf --tokenizer none
+  check "a temporary made by $kind is not written to" \
+    [ "$(cat victim)" = mine -a ! -L planted.gguf -a "$(stat -c %h planted.gguf)" = 1 ]
+  check "... and gives no other model" cmp planted.gguf bare.gguf
+  rm planted.gguf
+done
+ln victim .other.tokenizer.json.tmp
+"$build/prepare" --input text --output other --vocab-size 300 > /dev/null 2>&1
+check "nor by the library" [ "$(cat victim)" = mine -a -s other.tokenizer.json ]
+rm victim
+
 # damage and full disks
 patched() { # OFFSET BYTE: a copy with one byte changed
   cp run.safetensors bad.safetensors
@@ -210,14 +463,22 @@ head -c 100 run.safetensors > bad.safetensors
 expect 3 'cut off' bad.safetensors a.gguf --tokenizer none
 full() { (trap '' XFSZ; ulimit -f 100; "$build/convert" run.safetensors "$@" > out 2>&1); code=$?; }
 full a.gguf --tokenizer none
-check "a full disk is an error" eval '[ $code = 3 ] && says out "cannot write a.gguf: File too large"'
+check "a full disk is an error" eval '[ $code = 3 ] && says out "a.gguf: cannot write it: File too large"'
 check "what fails leaves the earlier file" cmp a.gguf before
-full folder --tokenizer none
-check "a folder that is not whole has no config.json" [ $code = 3 -a ! -e folder/config.json ]
-echo mine > victim; ln -s victim linked.gguf.tmp
-expect 0 . run.safetensors linked.gguf --tokenizer none
-check "a link is not followed" [ "$(cat victim)" = mine -a ! -L linked.gguf ]
-rm victim linked.gguf
+full unfinished --tokenizer none
+check "nor does a folder stay that was made for nothing" [ $code = 3 -a ! -e unfinished ]
+(ulimit -f 100; "$build/convert" run.safetensors a.gguf > out 2>&1); code=$?
+check "a limit on files is no death" [ $code = 3 ]
+for signal in INT TERM HUP; do # during the first sync, which takes a while
+  FAULT_FOLDER=$work/ FAULT_SLOW=fsync LD_PRELOAD=$work/faults.so \
+    "$build/convert" run.safetensors signalled > out 2>&1 & id=$!
+  for ((i = 0; i < 200; i++)); do [ ! -e signalled ] || break; sleep 0.01; done
+  kill -$signal $id; wait $id; code=$?
+  check "SIG$signal: $code, nothing stays, or all is there" eval \
+    '[ $code = 130 -a ! -e signalled ] || [ $code = 0 -a -e signalled/config.json ]'
+  check "SIG$signal leaves no temporaries" alone
+  rm -rf signalled
+done
 if [ -c /dev/full ]; then
   "$build/convert" run.safetensors said.gguf --tokenizer none > /dev/full 2> out
   check "output that is lost is a failure" [ $? = 3 ]

@@ -106,10 +106,10 @@ static mtt_status get_file(const char *path, char **data, size_t *bytes)
 
 static mtt_status replace_file(const char *path, const void *data, size_t bytes)
 {
-    mtt__writer w;
+    mtt_writer w;
     mtt_status status = mtt__writer_open(&env, path, &w);
-    if (!status) status = mtt__writer_put(&w, data, bytes);
-    return status ? status : mtt__writer_commit(&w);
+    if (!status) status = mtt_writer_put(&w, data, bytes);
+    return status ? status : mtt_writer_commit(&w);
 }
 
 static int file_is(const char *path, const void *data, size_t bytes)
@@ -367,7 +367,7 @@ static void test_files_plain(void)
 {
     mtt__crc_table table;
     mtt__map map;
-    mtt__writer w;
+    mtt_writer w;
     char *data;
     size_t bytes, i;
     uint32_t crc;
@@ -403,15 +403,51 @@ static void test_files_plain(void)
     check(replace_file(in("plain"), "y", 1) == MTT_OK && file_is(in("plain"), "y", 1) &&
               !count_files(".plain"),
           "a stale one in the way: %s", env.error);
+    for (i = 0; i < 4; i++) { /* put there by others: a second name, links, a pipe */
+        char name[400];
+        write_file(in("victim"), "mine", 4);
+        snprintf(name, sizeof(name), "%s", in(".plain.tmp"));
+        if (i < 3) check(!(i ? symlink : link)(in(i < 2 ? "victim" : "nowhere"), name), "no link %zu", i);
+        else check(!mkfifo(name, 0600), "no pipe");
+        check(replace_file(in("plain"), "y", 1) == MTT_OK && file_is(in("plain"), "y", 1) &&
+                  file_is(in("victim"), "mine", 4) && access(in("nowhere"), F_OK),
+              "temporary %zu of somebody else: %s", i, env.error);
+    }
+    check(mtt__writer_open(&env, in("plain"), &w) == MTT_OK, "first writer");
+    check(!unlink(in(".plain.tmp")) && mtt_writer_put(&w, "x", 1) == MTT_OK, "its temporary is removed");
+    write_file(in(".plain.tmp"), "other", 5);
+    check(mtt_writer_commit(&w) == MTT_E_FILE && file_is(in("plain"), "y", 1) &&
+              file_is(in(".plain.tmp"), "other", 5),
+          "the temporary of somebody else takes the place: %s", env.error);
+    {
+        mtt_writer *a, *b, *c;
+        check(!mtt_writer_open(&env, in("one"), 3, &a) && !mtt_writer_open(&env, in("two"), 0, &b),
+              "two files: %s", env.error);
+        refused(mtt_writer_open(&env, in("one"), 0, &c), MTT_E_FILE, "another process", "one of them again");
+        check(!c, "a writer that was refused");
+        refused(mtt_writer_open(&env, in("huge"), (uint64_t)1 << 60, &c), MTT_E_FILE, "bytes are needed",
+                "a disk");
+        check(!count_files(".huge"), "its temporary stays");
+        check(!mtt_writer_put(a, "abc", 3) && !mtt_writer_put(b, "de", 2) && !mtt_writer_finish(a) &&
+                  !mtt_writer_patch(a, 1, "x", 1) && !mtt_writer_finish(b),
+              "two files are written: %s", env.error);
+        check(access(in("one"), F_OK) && access(in("two"), F_OK), "a file takes its place before the commit");
+        check(!mtt_writer_commit(a) && file_is(in("one"), "axc", 3), "commit after finish");
+        mtt_writer_close(a);
+        mtt_writer_close(b);
+        mtt_writer_close(NULL);
+        check(file_is(in("one"), "axc", 3) && access(in("two"), F_OK) && !count_files(".two"),
+              "close without commit leaves nothing");
+    }
     check(mtt__writer_open(&env, in("plain"), &w) == MTT_OK, "first writer");
     {
-        mtt__writer second;
+        mtt_writer second;
         refused(mtt__writer_open(&env, in("plain"), &second), MTT_E_FILE, "another process",
                 "two writers of one file");
-        check(mtt__writer_put(&w, "z", 1) == MTT_OK && mtt__writer_commit(&w) == MTT_OK &&
+        check(mtt_writer_put(&w, "z", 1) == MTT_OK && mtt_writer_commit(&w) == MTT_OK &&
                   file_is(in("plain"), "z", 1),
               "the first one wins");
-        check(mtt__writer_put(&w, "z", 1) != MTT_OK, "put after commit");
+        check(mtt_writer_put(&w, "z", 1) != MTT_OK, "put after commit");
     }
 }
 
@@ -420,16 +456,16 @@ enum { SAVED = 140000 };
 
 static mtt_status save_in_pieces(mtt_env *e)
 {
-    mtt__writer w;
+    mtt_writer w;
     mtt_status status = mtt__writer_open(e, in("saved"), &w);
     size_t at, part;
     for (at = 0; at < SAVED; at += part) {
         part = at % 3 ? 70001 : 1000;
         part = SAVED - at < part ? SAVED - at : part;
-        mtt__writer_put(&w, at ? new_data + at : old_data, part);
+        mtt_writer_put(&w, at ? new_data + at : old_data, part);
     }
-    status = status ? status : mtt__writer_patch(&w, 0, new_data, 1000);
-    return status ? status : mtt__writer_commit(&w);
+    status = status ? status : mtt_writer_patch(&w, 0, new_data, 1000);
+    return status ? status : mtt_writer_commit(&w);
 }
 
 static void test_write_faults(void)
@@ -453,7 +489,7 @@ static void test_write_faults(void)
                     fault_on = -1;
                     fresh = file_is(in("saved"), new_data, SAVED),
                     stale = file_is(in("saved"), old_data, SAVED);
-                    check(status ? stale || ((kind == ON_FSYNC || kind == ON_OPEN) && k == 2 && fresh)
+                    check(status ? stale || (k == (kind == ON_FSYNC ? 2 : kind == ON_OPEN ? 3 : 0) && fresh)
                                  : fresh,
                           "%s %d, errno %d: status %d, %s", on_name[kind], k, errors[e], status, env.error);
                     check(count_files(".saved") == 0, "%s %d, errno %d: a temporary is left", on_name[kind],

@@ -198,6 +198,14 @@ static int cut_at_stop(const mtt_generation *g, received *r)
     return 0;
 }
 
+/* 1 = an id ends a sequence, and is no part of it. */
+static int is_end(const mtt_generation *g, const mtt_tokenizer *tokenizer, int32_t id)
+{
+    int ends = id == mtt_tokenizer_end_of_text(tokenizer);
+    for (int k = 0; k < g->stop_id_count; k++) ends |= id == g->stop_ids[k];
+    return ends;
+}
+
 /* The text of prompt number `number` by full passes over what the context has then: all, or after it was full
    the last half and what was drawn since. */
 static void reference(mtt_trainer *trainer, const mtt_tokenizer *tokenizer, const mtt_generation *g,
@@ -217,7 +225,7 @@ static void reference(mtt_trainer *trainer, const mtt_tokenizer *tokenizer, cons
         if (known - first > context) first = known - (context > 1 ? context / 2 : 1);
         must(mtt_next_logits(trainer, ids + first, known - first, logits));
         ids[known] = next_id(&s, logits, vocab, ids, known, r->count);
-        if (ids[known] == mtt_tokenizer_end_of_text(tokenizer)) break;
+        if (is_end(g, tokenizer, ids[known])) break;
         text = mtt_tokenizer_bytes(tokenizer, ids[known], &bytes);
         if (text) memcpy(r->text + r->bytes, text, bytes), r->bytes += bytes;
         r->ids[r->count++] = ids[known++];
@@ -256,6 +264,8 @@ static void test_text(int number)
     g.full_context = longest > desc.context ? MTT_CONTEXT_SLIDE : (mtt_full_context)below(2);
     g.stops = stops;
     g.stop_count = below(2) ? (int)(sizeof(stops) / sizeof(*stops)) : 0;
+    g.stop_ids = (const int32_t[]){below(model.vocab), below(model.vocab), 1 << 30, -1};
+    g.stop_id_count = below(2) ? 4 : 0;
     g.write = receive;
     g.user = got;
     if (number % 3) {
@@ -456,7 +466,9 @@ static void test_refusals(void)
     refused(mtt_generator_run(generator, NULL, &g), "prompt_count -1");
     g.prompt_count = 2, g.stop_count = -1;
     refused(mtt_generator_run(generator, NULL, &g), "stop_count -1");
-    g.stop_count = 0;
+    g.stop_count = 0, g.stop_id_count = -1;
+    refused(mtt_generator_run(generator, NULL, &g), "stop_id_count -1");
+    g.stop_id_count = 0;
     sizes[0] = 0;
     refused(mtt_generator_run(generator, NULL, &g), "prompt 0 has 0 ids");
     g.stops = (const char *const[]){""};

@@ -74,7 +74,33 @@ expect 0 . alone.safetensors --tokenizer results/text.txt.tokenizer.json --count
 if "$build/convert" $model folder > out 2> err; then
   check "a converted folder gives the same text" \
     [ "$(text folder --prompt alabeta --count 40)" = "$(text $model --prompt alabeta --count 40)" ]
-  rm folder/tokenizer.json
+  long=$(text folder --prompt alabeta --count 40)
+  run folder --prompt alabeta --count 1
+  drawn=$(sed 's/^alabeta//; s/ /\xc4\xa0/' out)
+  id=$(sed 's/\\u0120/\xc4\xa0/g' folder/tokenizer.json | grep -o "\"$drawn\": *[0-9]*" | grep -o '[0-9]*$')
+  ends() { # CONFIG GENERATION: eos_token_id in both files; null: none
+    sed -i "s/\"eos_token_id\": .*/\"eos_token_id\": $1/" folder/config.json
+    echo "{\"eos_token_id\": $2}" > folder/generation_config.json
+    text folder --prompt alabeta --count 40
+  }
+  check "the id of the first token, $drawn" [ -n "$id" ]
+  for pair in "[0] [299,$id]" "0 $id" "[3,$id] null" "$id null" "$id []"; do
+    check "text ends before an id of eos_token_id: $pair" [ "$(ends $pair)" = alabeta ]
+  done
+  for pair in "$id 0" "[$id] [299]" "0 null"; do
+    check "generation_config.json comes first: $pair" [ "$(ends $pair)" = "$long" ]
+  done
+  rm folder/generation_config.json
+  check "without it, config.json" eval \
+    'sed -i "s/\"eos_token_id\": .*/\"eos_token_id\": [$id]/" folder/config.json &&
+     [ "$(text folder --prompt alabeta --count 40)" = alabeta ]'
+  echo '{"eos_token_id": 1.5}' > folder/generation_config.json
+  expect 3 'eos_token_id .* must be an id' folder
+  echo '{} {}' > folder/generation_config.json
+  expect 3 'generation_config.json: byte 3: something follows' folder
+  rm folder/generation_config.json; mkfifo folder/generation_config.json
+  expect 3 'generation_config.json: cannot read it' folder
+  rm folder/generation_config.json folder/tokenizer.json
   expect 3 'there is no tokenizer beside the model' folder
 else fail "convert: $(tail -n 1 err)"; fi
 

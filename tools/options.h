@@ -111,17 +111,17 @@ static const struct {
     {"ranks", " world-size num-processes nproc-per-node gpus "},
 };
 
-/* Values of options. A program skips options that it does not have. tiny and small suit a CPU. a to d are the
-   models of tools/suites.sh. */
+/* Values of options. A program skips options that it does not have. tiny and small suit a CPU, and other
+   programs can have them: those have no bias in the head. a to d are the models of tools/suites.sh. */
 typedef struct option_recipe {
     const char *name, *options;
 } option_recipe;
 
 static const option_recipe option_presets[] = {
-    {"tiny", "layers=2 heads=2 d-model=64 seq-len=64 batch-size=16 vocab-size=512 steps=400 lr=3e-3 "
-             "lr-schedule=cosine warmup-steps=20 sample=200"},
-    {"small", "layers=4 heads=4 d-model=128 seq-len=64 batch-size=16 vocab-size=1024 steps=600 lr=3e-3 "
-              "lr-schedule=cosine warmup-steps=20 sample=200"},
+    {"tiny", "layers=2 heads=2 d-model=64 no-head-bias seq-len=64 batch-size=16 vocab-size=512 steps=400 "
+             "lr=3e-3 lr-schedule=cosine warmup-steps=20 sample=200"},
+    {"small", "layers=4 heads=4 d-model=128 no-head-bias seq-len=64 batch-size=16 vocab-size=1024 steps=600 "
+              "lr=3e-3 lr-schedule=cosine warmup-steps=20 sample=200"},
     {"a", "layers=4 heads=8 d-model=256 d-ff=1024 seq-len=256 batch-size=32 lr=1e-3 warmup-steps=50"},
     {"b", "layers=6 heads=8 d-model=512 d-ff=2048 seq-len=512 batch-size=32 lr=1e-4 warmup-steps=100"},
     {"c", "layers=4 heads=8 d-model=256 d-ff=1024 seq-len=256 batch-size=64 positions=learned max-seq=512 "
