@@ -8822,15 +8822,15 @@ static void mtt__cpu_cached_attention(const mtt_op *op, const mtt_cached_attenti
     const int32_t *sequences = (const int32_t *)o->sequences->data;
     const int32_t *places = (const int32_t *)o->places->data;
     mtt_qkv qkv = mtt_qkv_of(d);
-    int64_t D = d->head_dim, context = o->keys->shape[1], i, job;
+    int64_t D = d->head_dim, context = o->keys->shape[1], groups = d->heads_kv, i, job;
     size_t size = mtt__dtype_bytes[o->qkv->dtype], row = size * (size_t)qkv.row;
     for (i = 0; i < d->rows; i++) {
         const char *from = (const char *)o->qkv->data + (size_t)i * row;
         int head;
         if (places[i] < 0) memset((char *)o->out->data + size * (size_t)(i * d->heads * D), 0,
                                   size * (size_t)(d->heads * D));
-        for (head = 0; head < d->heads_kv && places[i] >= 0; head++) {
-            size_t at = size * (size_t)(((sequences[i] * d->heads_kv + head) * context + places[i]) * D);
+        for (head = 0; head < groups && places[i] >= 0; head++) {
+            size_t at = size * (size_t)(((sequences[i] * groups + head) * context + places[i]) * D);
             int query = head * (d->heads / d->heads_kv);
             memcpy((char *)o->keys->data + at,
                    from + size * (size_t)mtt_qkv_column(&qkv, MTT__K, query), size * (size_t)D);
@@ -8841,7 +8841,7 @@ static void mtt__cpu_cached_attention(const mtt_op *op, const mtt_cached_attenti
     MTT__OMP(omp parallel for schedule(dynamic, 1) if (d->rows * d->heads * D * (*places + 1) > MTT__ALONE))
     for (job = 0; job < d->rows * d->heads; job++) {
         int64_t at = job / d->heads, head = job % d->heads, m = mtt__tile_rows(op, sequences, places, at);
-        int64_t kv = sequences[at] * d->heads_kv + head / (d->heads / d->heads_kv);
+        int64_t kv = sequences[at] * groups + head / (d->heads / groups);
         mtt__attention_tile t = {mtt__head(op, o->qkv, MTT__Q, head),
                                  mtt__matrix_at(o->keys, kv * context * D, context, D, 1),
                                  mtt__matrix_at(o->values, kv * context * D, context, D, 0),
