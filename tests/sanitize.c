@@ -1,5 +1,5 @@
-/* sanitize.c - lets one allocation or fopen of a program fail, for tests/sanitize.sh. A program is linked with
-   this file and with -Wl,--wrap=NAME for each function here.
+/* sanitize.c - lets one allocation or fopen of a program fail, for tests/sanitize.sh. The program is linked
+   with this file, and with -Wl,--wrap=NAME for each function below.
 
    FAIL_AT     the number of the call that fails, from 1; without it none fails
    FAIL_MARK   a file that is then made */

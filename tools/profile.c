@@ -190,10 +190,9 @@ static double sum_of_only(void)
 static mtt_status fill_weights(mtt_generator *g)
 {
     mtt_status status = MTT_OK;
-    const char *name;
     int64_t shape[2], k;
     int i;
-    for (i = 0; !status && (name = mtt_generator_parameter(g, i, shape)); i++) {
+    for (i = 0; !status && mtt_generator_parameter(g, i, shape); i++) {
         int64_t count = shape[0] * (shape[1] ? shape[1] : 1);
         float *values = malloc((size_t)count * sizeof(*values));
         if (!values) return MTT_E_MEMORY;
