@@ -2083,7 +2083,7 @@ MTTDEF const char *mtt_status_string(mtt_status status)
 
 static double mtt__now_ms(void)
 {
-    struct timespec t;
+    struct timespec t = {0, 0};
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
 }

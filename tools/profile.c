@@ -60,7 +60,7 @@ static mtt_env env;
 /* ms since some moment. */
 static double now_ms(void)
 {
-    struct timespec now;
+    struct timespec now = {0, 0};
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (double)now.tv_sec * 1e3 + (double)now.tv_nsec * 1e-6;
 }
