@@ -2157,7 +2157,7 @@ MTTDEF const char *mtt_status_string(mtt_status status)
 
 static double mtt__now_ms(void)
 {
-    struct timespec t;
+    struct timespec t = {0, 0};
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
 }
@@ -3953,8 +3953,8 @@ MTTDEF mtt_status mtt_ranks_fork(mtt_env *env, int ranks, double timeout, mtt_ra
     int *ends, i, all;
     *out = NULL;
     if (ranks < 1 || ranks > MTT__RANKS || !(timeout >= 0 && timeout <= 86400))
-        return mtt__fail(env, MTT_E_ARGUMENT, "ranks = %d, timeout = %g: give 1..%d ranks and at most 86400 "
-                         "seconds", ranks, timeout, MTT__RANKS);
+        return mtt__fail(env, MTT_E_ARGUMENT, "ranks = %lld, timeout = %g: give 1..%d ranks and at most "
+                         "86400 seconds", (long long)ranks, timeout, MTT__RANKS);
     status = mtt__ranks_new(env, 0, ranks, timeout > 0 ? timeout : (double)MTT__RANKS_TIMEOUT, &r);
     if (status) return status;
     all = ranks * ranks;
@@ -4425,11 +4425,11 @@ MTTDEF mtt_status mtt_ranks_connect(mtt_env *env, const mtt_ranks_desc *desc, mt
     *out = NULL;
     if (!strcmp(address, "localhost")) address = "127.0.0.1"; /* one of its two addresses, everywhere */
     if (desc->ranks < 1 || desc->ranks > MTT__RANKS || desc->rank < 0 || desc->rank >= desc->ranks)
-        return mtt__fail(env, MTT_E_ARGUMENT, "rank %d of %d: give 1..%d ranks, numbered from 0", desc->rank,
-                         desc->ranks, MTT__RANKS);
+        return mtt__fail(env, MTT_E_ARGUMENT, "rank %lld of %lld: give 1..%d ranks, numbered from 0",
+                         (long long)desc->rank, (long long)desc->ranks, MTT__RANKS);
     if (port < 1 || port > 65535 || !(seconds > 0 && seconds <= 86400) || strlen(run) >= sizeof(r->own.run))
-        return mtt__fail(env, MTT_E_ARGUMENT, "port %d, timeout %g, run \"%s\": give a port of 1..65535, at "
-                         "most 86400 seconds, and a name below %d bytes", port, seconds, run,
+        return mtt__fail(env, MTT_E_ARGUMENT, "port %lld, timeout %g, run \"%s\": give a port of 1..65535, "
+                         "at most 86400 seconds, and a name below %d bytes", (long long)port, seconds, run,
                          (int)sizeof(r->own.run));
 #ifdef MTT_MPI
     if (desc->mpi) return mtt__mpi_connect(env, desc, seconds, out);
@@ -4829,7 +4829,7 @@ MTTDEF mtt_status mtt_policy_resolve(mtt_env *env, const mtt_policy *policy, con
                  "precision is fp8: heads_kv * d_head is %d, it must be a multiple of 16",
                  model->heads_kv * model->d_head);
     mtt__require(&faults, p.ranks < 1 || (p.rank >= 0 && p.rank < p.ranks),
-                 "rank is %d, it must be at least 0 and below ranks, %d", p.rank, p.ranks);
+                 "rank is %lld, it must be at least 0 and below ranks, %d", (long long)p.rank, p.ranks);
     mtt__require(&faults, p.lora_rank % 8 == 0, "lora_rank is %d, it must be a multiple of 8", p.lora_rank);
     mtt__require(&faults, !p.lora_rank || p.precision != MTT_FP8,
                  "precision is fp8, which has no adapters: set it to bf16, or lora_rank to 0");
@@ -7484,7 +7484,7 @@ static mtt_status mtt__generation_init(mtt_schedule *s, mtt_env *env, const mtt_
                          "bf16, whatever the weights were trained in",
                          (unsigned)desc->precision > MTT_FP8 ? "?" : mtt__precisions[desc->precision].name);
     if (chunk < 1 || chunk > 1 << 20)
-        return mtt__fail(env, MTT_E_ARGUMENT, "chunk is %d, it must be 1 to %d", chunk, 1 << 20);
+        return mtt__fail(env, MTT_E_ARGUMENT, "chunk is %lld, it must be 1 to %d", (long long)chunk, 1 << 20);
     status = mtt_model_resolve(env, model, &s->model);
     s->seq_len = desc->context ? desc->context : s->model.max_seq;
     if (!status && s->model.positions == MTT_POSITIONS_LEARNED && s->seq_len > s->model.max_seq)
@@ -9190,15 +9190,15 @@ static void mtt__cpu_cached_attention(const mtt_op *op, const mtt_cached_attenti
     const int32_t *sequences = (const int32_t *)o->sequences->data;
     const int32_t *places = (const int32_t *)o->places->data;
     mtt_qkv qkv = mtt_qkv_of(d);
-    int64_t D = d->head_dim, context = o->keys->shape[1], i, job;
+    int64_t D = d->head_dim, context = o->keys->shape[1], groups = d->heads_kv, i, job;
     size_t size = mtt__dtype_bytes[o->qkv->dtype], row = size * (size_t)qkv.row;
     for (i = 0; i < d->rows; i++) {
         const char *from = (const char *)o->qkv->data + (size_t)i * row;
         int head;
         if (places[i] < 0) memset((char *)o->out->data + size * (size_t)(i * d->heads * D), 0,
                                   size * (size_t)(d->heads * D));
-        for (head = 0; head < d->heads_kv && places[i] >= 0; head++) {
-            size_t at = size * (size_t)(((sequences[i] * d->heads_kv + head) * context + places[i]) * D);
+        for (head = 0; head < groups && places[i] >= 0; head++) {
+            size_t at = size * (size_t)(((sequences[i] * groups + head) * context + places[i]) * D);
             int query = head * (d->heads / d->heads_kv);
             memcpy((char *)o->keys->data + at,
                    from + size * (size_t)mtt_qkv_column(&qkv, MTT__K, query), size * (size_t)D);
@@ -9209,7 +9209,7 @@ static void mtt__cpu_cached_attention(const mtt_op *op, const mtt_cached_attenti
     MTT__OMP(omp parallel for schedule(dynamic, 1) if (d->rows * d->heads * D * (*places + 1) > MTT__ALONE))
     for (job = 0; job < d->rows * d->heads; job++) {
         int64_t at = job / d->heads, head = job % d->heads, m = mtt__tile_rows(op, sequences, places, at);
-        int64_t kv = sequences[at] * d->heads_kv + head / (d->heads / d->heads_kv);
+        int64_t kv = sequences[at] * groups + head / (d->heads / groups);
         mtt__attention_tile t = {mtt__head(op, o->qkv, MTT__Q, head),
                                  mtt__matrix_at(o->keys, kv * context * D, context, D, 1),
                                  mtt__matrix_at(o->values, kv * context * D, context, D, 0),
@@ -9824,8 +9824,8 @@ MTTDEF const mtt_backend *mtt_cpu_backend(void)
 MTTDEF mtt_status mtt_cuda_backend(mtt_env *env, int device, mtt_backend *backend)
 {
     memset(backend, 0, sizeof(*backend));
-    return mtt__fail(env, MTT_E_DEVICE, "CUDA device %d cannot be used: this build has no CUDA; compile with "
-                     "-DMTT_CUDA and mtt_kernels.cu", device);
+    return mtt__fail(env, MTT_E_DEVICE, "CUDA device %lld cannot be used: this build has no CUDA; compile "
+                     "with -DMTT_CUDA and mtt_kernels.cu", (long long)device);
 }
 #endif
 
@@ -10688,8 +10688,8 @@ MTTDEF mtt_status mtt_next_logits(mtt_trainer *t, const int32_t *tokens, int cou
     int32_t *padded;
     mtt_status status;
     if (count < 1)
-        return mtt__fail(t->env, MTT_E_ARGUMENT, "count is %d: the next token needs at least one before it",
-                         count);
+        return mtt__fail(t->env, MTT_E_ARGUMENT, "count is %lld: the next token needs at least one before it",
+                         (long long)count);
     status = mtt__check_ids(t, tokens, count, 0, "token");
     if (status) return status;
     padded = (int32_t *)mtt__alloc(t->env, (size_t)p->shape.seq_len, sizeof(*padded));
@@ -10751,7 +10751,7 @@ static const mtt__parameter *mtt__parameter_at(const mtt_trainer *t, int index)
 {
     const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
     if (index >= 0 && index < p->parameter_count) return &p->parameters[index];
-    mtt__fail(t->env, MTT_E_ARGUMENT, "there is no parameter %d: take 0 to %d", index,
+    mtt__fail(t->env, MTT_E_ARGUMENT, "there is no parameter %lld: take 0 to %d", (long long)index,
               p->parameter_count - 1);
     return NULL;
 }
@@ -13423,8 +13423,8 @@ MTTDEF mtt_status mtt_batches_next(mtt_batches *b, int32_t *tokens, int32_t *tar
     size_t row, i, length = (size_t)b->seq_len;
     mtt_status status = MTT_OK;
     if (b->rank < 0 || (uint64_t)b->rank >= ranks)
-        return mtt__fail(b->tokens->env, MTT_E_ARGUMENT, "batches of rank %d of %d: rank must be below ranks",
-                         b->rank, (int)ranks);
+        return mtt__fail(b->tokens->env, MTT_E_ARGUMENT, "batches of rank %lld of %d: rank must be below "
+                         "ranks", (long long)b->rank, (int)ranks);
     if (b->sequential && b->cursor >= b->sequences) return MTT_END;
     for (row = 0; row < (size_t)b->batch && !status; row++, tokens += length, targets += length) {
         size_t there = length;
@@ -15237,7 +15237,8 @@ MTTDEF mtt_status mtt_evaluate_tokens(mtt_trainer *trainer, const mtt_tokens *to
     mtt_status status = x ? mtt_batches_init(env, &order, tokens, batch, d->seq_len, 0, 1) : MTT_E_MEMORY;
     memset(q, 0, sizeof(*q));
     if (!status && batches < 0)
-        status = mtt__fail(env, MTT_E_ARGUMENT, "batches is %d, it must be 1 or more, or 0 for all", batches);
+        status = mtt__fail(env, MTT_E_ARGUMENT, "batches is %lld, it must be 1 or more, or 0 for all",
+                           (long long)batches);
     order.rank = d->rank;
     order.ranks = d->ranks;
     for (done = 0; !status && (!batches || done < batches); done += d->ranks) {
@@ -15390,9 +15391,9 @@ static mtt_status mtt__generation_check(mtt_env *env, const mtt_tokenizer *token
     if (tokenizer) mtt__in_range(&faults, "ids of the tokenizer", mtt_tokenizer_vocab(tokenizer), 1, vocab);
     if (faults.count) return MTT_E_ARGUMENT;
     if (g->count < 0 || g->prompt_count < 0 || g->stop_count < 0 || g->stop_id_count < 0)
-        return mtt__fail(env, MTT_E_ARGUMENT, "count is %d, prompt_count %d, stop_count %d and stop_id_count "
-                         "%d, they must not be negative", g->count, g->prompt_count, g->stop_count,
-                         g->stop_id_count);
+        return mtt__fail(env, MTT_E_ARGUMENT, "count is %lld, prompt_count %lld, stop_count %lld and "
+                         "stop_id_count %lld, they must not be negative", (long long)g->count,
+                         (long long)g->prompt_count, (long long)g->stop_count, (long long)g->stop_id_count);
     if (g->stop_count && !tokenizer)
         return mtt__fail(env, MTT_E_ARGUMENT, "stop strings need a tokenizer");
     for (i = 0; i < g->stop_count; i++)
@@ -15400,8 +15401,8 @@ static mtt_status mtt__generation_check(mtt_env *env, const mtt_tokenizer *token
             return mtt__fail(env, MTT_E_ARGUMENT, "stop string %d is empty", i);
     for (i = 0; i < g->prompt_count; i++) {
         if (g->sizes[i] < !tokenizer)
-            return mtt__fail(env, MTT_E_ARGUMENT, "prompt %d has %d ids, it needs at least one", i,
-                             g->sizes[i]);
+            return mtt__fail(env, MTT_E_ARGUMENT, "prompt %d has %lld ids, it needs at least one", i,
+                             (long long)g->sizes[i]);
         count = mtt__prompt(tokenizer, g, i, &end, &ids);
         if (count > most)
             return mtt__fail(env, MTT_E_ARGUMENT, "prompt %d has %d ids, the context %d: raise it, or let it "
@@ -15544,8 +15545,8 @@ MTTDEF mtt_status mtt_profile(mtt_trainer *t, int index, int times, double *ms)
     mtt_status status = MTT_OK;
     int i, k;
     if (index < 0 || index >= p->op_count || times < 1)
-        return mtt__fail(t->env, MTT_E_ARGUMENT, "operation %d, %d times: take 0 to %d, at least once", index,
-                         times, p->op_count - 1);
+        return mtt__fail(t->env, MTT_E_ARGUMENT, "operation %lld, %lld times: take 0 to %d, at least once",
+                         (long long)index, (long long)times, p->op_count - 1);
     op = &p->ops[index];
     for (i = 0; i < op->inputs; i++)
         for (k = op->inputs; k < op->inputs + op->outputs; k++)
@@ -15655,8 +15656,8 @@ MTTDEF mtt_status mtt_generator_load(mtt_generator *g, mtt_model *model)
 MTTDEF mtt_status mtt_generator_cut(mtt_generator *g, int sequence, int length)
 {
     if (sequence < 0 || sequence >= g->schedule.batch || length < 0)
-        return mtt__fail(g->trainer.env, MTT_E_ARGUMENT, "sequence %d to %d tokens: sequences are 0 to %d",
-                         sequence, length, g->schedule.batch - 1);
+        return mtt__fail(g->trainer.env, MTT_E_ARGUMENT, "sequence %lld to %lld tokens: sequences are 0 to "
+                         "%d", (long long)sequence, (long long)length, g->schedule.batch - 1);
     if (length < g->lengths[sequence]) g->lengths[sequence] = length;
     return MTT_OK;
 }
@@ -15691,8 +15692,9 @@ MTTDEF mtt_status mtt_generator_append(mtt_generator *g, const int32_t *const *t
     for (i = 0; i < batch && !status; i++) {
         most = counts[i] > most ? counts[i] : most;
         if (counts[i] < 0 || counts[i] > context - g->lengths[i])
-            return mtt__fail(g->trainer.env, MTT_E_ARGUMENT, "%d tokens for sequence %d, which has %d of %d: "
-                             "raise the context, or cut the sequence", counts[i], i, g->lengths[i], context);
+            return mtt__fail(g->trainer.env, MTT_E_ARGUMENT, "%lld tokens for sequence %d, which has %d of "
+                             "%d: raise the context, or cut it", (long long)counts[i], i, g->lengths[i],
+                             context);
         status = mtt__check_ids(&g->trainer, tokens[i], counts[i], 0, "token");
     }
     for (i = 0; i < batch; i++) g->last[i] = -1;

@@ -176,7 +176,7 @@ static mtt_status evaluate(mtt_trainer *t, const mtt_batches *batches, const mtt
 static mtt_status train(mtt_trainer *t, mtt_batches *batches, const mtt_dataset *data)
 {
     size_t part = (size_t)set.batch * (size_t)set.seq_len, all = part * (size_t)set.policy.accumulate, i;
-    int32_t *tokens = malloc(2 * all * sizeof(*tokens)), *targets = tokens + all;
+    int32_t *tokens = malloc(2 * all * sizeof(*tokens)), *targets = tokens ? tokens + all : NULL;
     mtt_status status = tokens ? MTT_OK : MTT_E_MEMORY;
     mtt_step_info info = {.step = mtt_trainer_step(t)};
     mtt_quality q;

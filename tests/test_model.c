@@ -3777,6 +3777,60 @@ static void misuse(void)
     mtt_trainer_destroy(NULL);
 }
 
+static void ignore_token(void *user, int prompt, int32_t id, const char *text, size_t bytes)
+{
+    (void)user, (void)prompt, (void)id, (void)text, (void)bytes;
+}
+
+/* A message has the least int as it is. Only a sanitizer sees what -INT_MIN would do. */
+static void least_numbers(void)
+{
+    setup s = small_setup();
+    const int32_t token = 1, *tokens = &token;
+    const mtt_generator_desc desc = {.context = 8, .batch = 1};
+    const int least = INT_MIN;
+    mtt_generation job = {.prompts = &tokens, .sizes = &least, .prompt_count = 1, .write = ignore_token};
+    mtt_ranks_desc rank = {.rank = INT_MIN, .ranks = INT_MIN}, port = {.ranks = 2, .port = INT_MIN};
+    mtt_policy member = {.ranks = 2, .rank = INT_MIN};
+    mtt_generator_desc chunk = desc;
+    mtt_trainer *trainer = open_trainer(&s);
+    mtt_generator *generator = NULL, *none = NULL;
+    mtt_ranks *ranks = NULL;
+    mtt_backend backend;
+    mtt_plan_report plan;
+    float values[64];
+    double ms;
+    chunk.chunk = INT_MIN;
+    check(!mtt_generator_create(&env, &s.model, &desc, mtt_cpu_backend(), &generator), "%s", env.error);
+    for (int kind = 0; kind < 16; kind++) {
+        mtt_status status = MTT_OK;
+        env.error[0] = 0;
+        switch (kind) {
+        case 0: status = mtt_parameter_get(trainer, INT_MIN, values); break;
+        case 1: status = mtt_next_logits(trainer, &token, INT_MIN, values); break;
+        case 2: status = mtt_profile(trainer, INT_MIN, 1, &ms); break;
+        case 3: status = mtt_profile(trainer, 0, INT_MIN, &ms); break;
+        case 4: status = mtt_generator_cut(generator, INT_MIN, 0); break;
+        case 5: status = mtt_generator_cut(generator, 0, INT_MIN); break;
+        case 6: status = mtt_generator_append(generator, &tokens, &least, values); break;
+        case 7: status = mtt_generator_run(generator, NULL, &job); break;
+        case 8: job.count = INT_MIN; status = mtt_generator_run(generator, NULL, &job); break;
+        case 9: job.count = 0, job.prompt_count = INT_MIN; status = mtt_generator_run(generator, NULL, &job);
+            break;
+        case 10: status = mtt_generator_create(&env, &s.model, &chunk, mtt_cpu_backend(), &none); break;
+        case 11: status = mtt_ranks_fork(&env, INT_MIN, 0, &ranks); break;
+        case 12: status = mtt_ranks_connect(&env, &rank, &ranks); break;
+        case 13: status = mtt_ranks_connect(&env, &port, &ranks); break;
+        case 14: status = mtt_cuda_backend(&env, INT_MIN, &backend); break;
+        default: status = mtt_plan(&env, &s.model, &member, 2, 8, &plan);
+        }
+        check(status && strstr(env.error, "-2147483648"), "number %d: %s, \"%s\"", kind,
+              mtt_status_string(status), env.error);
+    }
+    mtt_generator_destroy(generator);
+    mtt_trainer_destroy(trainer);
+}
+
 /* Parameters move in pieces of 65,536 elements. Those of 8 bits and a power of two fit all formats. */
 static void long_parameters(void)
 {
@@ -5005,6 +5059,7 @@ int main(int argc, char **argv)
     timed("accumulation", accumulation);
     timed("next logits", next_logits);
     timed("misuse", misuse);
+    timed("least numbers", least_numbers);
     timed("long parameters", long_parameters);
     timed("times", times);
     timed("sampling", sampling);

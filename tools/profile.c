@@ -57,18 +57,10 @@ static int line_count;
 
 static mtt_env env;
 
-static int fail(mtt_ranks *ranks, mtt_status status)
-{
-    int code = option_tell(&env, status);
-    mtt_ranks_fail(ranks, env.error);
-    mtt_ranks_close(ranks);
-    return code;
-}
-
 /* ms since some moment. */
 static double now_ms(void)
 {
-    struct timespec now;
+    struct timespec now = {0, 0};
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (double)now.tv_sec * 1e3 + (double)now.tv_nsec * 1e-6;
 }
@@ -198,10 +190,9 @@ static double sum_of_only(void)
 static mtt_status fill_weights(mtt_generator *g)
 {
     mtt_status status = MTT_OK;
-    const char *name;
     int64_t shape[2], k;
     int i;
-    for (i = 0; !status && (name = mtt_generator_parameter(g, i, shape)); i++) {
+    for (i = 0; !status && mtt_generator_parameter(g, i, shape); i++) {
         int64_t count = shape[0] * (shape[1] ? shape[1] : 1);
         float *values = malloc((size_t)count * sizeof(*values));
         if (!values) return MTT_E_MEMORY;
@@ -257,16 +248,48 @@ static void print_note(void *told, const char *text)
     *(int *)told = 1;
 }
 
+static void print_results(const mtt_step_info *info, double ms, double tokens_per_s)
+{
+    if (set.only) printf("{\"ms\": %.4f}\n", sum_of_only());
+    else if (set.only_step)
+        printf("{\"ms\": %.4f, \"tokens_per_s\": %.1f, \"arena_bytes\": %zu, \"loss\": %.5f}\n", ms,
+               tokens_per_s, info->arena_bytes, info->loss);
+    else {
+        print_lines();
+        printf("a step %.3f ms, %.0f tokens/s; arena %.1f MiB\n", ms, tokens_per_s,
+               (double)info->arena_bytes / 1048576);
+    }
+}
+
+/* Measures this rank alone, if there are several, then all. `count`: tokens of a rank's step. */
+static mtt_status profile(mtt_backend *backend, mtt_ranks *ranks, const int32_t *tokens, int count,
+                          mtt_trainer **t)
+{
+    int rank = mtt_ranks_rank(ranks);
+    mtt_step_info info;
+    mtt_status status = MTT_OK;
+    double ms = 0;
+    if (ranks) {
+        status = train(backend, tokens, tokens + count, t, &ms, &info);
+        if (status) return status;
+        fprintf(stderr, "rank %d alone: a step %.3f ms\n", rank, ms);
+        mtt_trainer_destroy(*t);
+    }
+    backend->ranks = ranks;
+    status = train(backend, tokens, tokens + count, t, &ms, &info);
+    if (!status && (!set.only_step || set.only)) status = measure(*t);
+    if (!status && !rank) print_results(&info, ms, 1e3 * count * mtt_ranks_count(ranks) / ms);
+    return status;
+}
+
 int main(int argc, char **argv)
 {
     mtt_backend backend = *mtt_cpu_backend();
     mtt_ranks *ranks = NULL;
-    mtt_trainer *t;
-    mtt_step_info info;
+    mtt_trainer *t = NULL;
     mtt_status status = MTT_OK;
-    int code = option_parse(options, LENGTH(options), argc, argv), count, rank, told;
+    int code = option_parse(options, LENGTH(options), argc, argv), count, told;
     int32_t *tokens;
-    double step_ms, alone_ms = 0;
     if (code) return code == OPTION_HELP ? 0 : code;
     if (set.seq_len > 1024) set.model.max_seq = set.seq_len;
     if (set.batch > INT_MAX / set.seq_len)
@@ -279,39 +302,16 @@ int main(int argc, char **argv)
     }
     fill_tokens(tokens, tokens + count, count);
     if (set.policy.ranks > 1) status = mtt_ranks_fork(&env, set.policy.ranks, 0, &ranks);
-    rank = mtt_ranks_rank(ranks);
-    if (!status && set.policy.device == MTT_DEVICE_CUDA) status = mtt_cuda_backend(&env, rank, &backend);
-    told = rank > 0;
+    if (!status && set.policy.device == MTT_DEVICE_CUDA)
+        status = mtt_cuda_backend(&env, mtt_ranks_rank(ranks), &backend);
+    told = mtt_ranks_rank(ranks) > 0;
     backend.note = print_note, backend.user = &told;
-    if (!status && set.generate) {
-        status = generate(&backend, tokens);
-        free(tokens);
-        if (status) return fail(ranks, status);
-        mtt_ranks_close(ranks);
-        return option_close_output(0);
-    }
-    if (!status && ranks) {
-        status = train(&backend, tokens, tokens + count, &t, &alone_ms, &info);
-        if (status) return fail(ranks, status);
-        fprintf(stderr, "rank %d alone: a step %.3f ms\n", rank, alone_ms);
-        mtt_trainer_destroy(t);
-    }
-    backend.ranks = ranks;
-    if (!status) status = train(&backend, tokens, tokens + count, &t, &step_ms, &info);
-    if (!status && (!set.only_step || set.only)) status = measure(t);
-    if (status) return fail(ranks, status);
-    if (!rank && set.only)
-        printf("{\"ms\": %.4f}\n", sum_of_only());
-    else if (!rank && set.only_step)
-        printf("{\"ms\": %.4f, \"tokens_per_s\": %.1f, \"arena_bytes\": %zu, \"loss\": %.5f}\n", step_ms,
-               count * mtt_ranks_count(ranks) / step_ms * 1e3, info.arena_bytes, info.loss);
-    else if (!rank) {
-        print_lines();
-        printf("a step %.3f ms, %.0f tokens/s; arena %.1f MiB\n", step_ms,
-               count * mtt_ranks_count(ranks) / step_ms * 1e3, (double)info.arena_bytes / 1048576);
-    }
+    if (!status && set.generate) status = generate(&backend, tokens);
+    else if (!status) status = profile(&backend, ranks, tokens, count, &t);
+    code = option_tell(&env, status);
+    if (status) mtt_ranks_fail(ranks, env.error);
     mtt_trainer_destroy(t);
     mtt_ranks_close(ranks);
     free(tokens);
-    return option_close_output(0);
+    return option_close_output(code);
 }

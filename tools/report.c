@@ -93,6 +93,13 @@ static void out_of_memory(void)
     exit(EXIT_MEMORY);
 }
 
+static void *grow(void *block, size_t bytes)
+{
+    void *larger = realloc(block, bytes);
+    if (!larger) out_of_memory();
+    return larger;
+}
+
 /* The path of a file in the folder; main has checked that it fits. */
 static const char *path_of(const char *name)
 {
@@ -188,8 +195,10 @@ static char *load(const char *path, size_t *size, const char **fault)
     if (stat(path, &info)) *fault = errno == ENOENT ? NULL : strerror(errno);
     else if (!S_ISREG(info.st_mode) || info.st_size >= 1 << 30) *fault = "expected a file of up to 1 GiB";
     else if (!(f = fopen(path, "rb"))) *fault = strerror(errno);
-    else if (!(text = malloc((size_t)info.st_size + 1))) out_of_memory();
-    else *size = fread(text, 1, (size_t)info.st_size, f);
+    else {
+        text = grow(NULL, (size_t)info.st_size + 1);
+        *size = fread(text, 1, (size_t)info.st_size, f);
+    }
     if (text && *size < (size_t)info.st_size) *fault = "it cannot be read to its end";
     if (f) fclose(f);
     return text;
@@ -225,8 +234,7 @@ static run *add_run(const char *name)
 {
     EACH(r)
         if (name && !strcmp(r->name, name)) return r;
-    runs = realloc(runs, (size_t)(run_count + 1) * sizeof(*runs));
-    if (!runs) out_of_memory();
+    runs = grow(runs, (size_t)(run_count + 1) * sizeof(*runs));
     memset(&runs[run_count], 0, sizeof(*runs));
     if (name) snprintf(runs[run_count].name, sizeof(runs->name), "%s", name);
     return &runs[run_count++];
@@ -263,8 +271,7 @@ static void on_step(mtt_json *j, run *r, FILE *to)
     (void)to;
     read_object(j, &step, NULL, NULL);
     if (step.ms <= 0 || j->fault) return;
-    times = realloc(times, (size_t)(time_count + 1) * sizeof(*times));
-    if (!times) out_of_memory();
+    times = grow(times, (size_t)(time_count + 1) * sizeof(*times));
     times[time_count++] = step.ms;
 }
 

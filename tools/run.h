@@ -448,7 +448,7 @@ static void run_log_line(run *r, const char *line)
     int k;
     if (r->log) fputs(line, r->log); /* rank 0 alone has it */
     run_count(r, line);
-    if (!r->rows || sscanf(line, "{\"step\": %lld", &step) != 1) return;
+    if (!r->rows || sscanf(line, "{\"step\": %18lld", &step) != 1) return;
     for (k = 0; k < CURVE_COUNT; k++) values[k] = run_field(line, curve_keys[k]);
     curves_row(r->rows, r->curves, isnan(seconds) ? 0 : seconds, step, values);
 }
@@ -506,7 +506,7 @@ static mtt_status run_open_log(run *r, long long step)
     if (lost || status) return status ? status : run_cannot(r, "read", path);
     r->log = run_create(temporary);
     while (in && r->log && fgets(line, sizeof(line), in))
-        if (sscanf(line, "{\"step\": %lld", &at) == 1 && at <= step && strchr(line, '\n'))
+        if (sscanf(line, "{\"step\": %18lld", &at) == 1 && at <= step && strchr(line, '\n'))
             run_log_line(r, line);
     if (in) {
         lost = ferror(in);
