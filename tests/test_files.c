@@ -592,6 +592,38 @@ static void test_jsonl(void)
     free(big);
 }
 
+/* What comes before the first record, or between records, does not hide that a file is JSONL. Plain text may
+   begin with a mark of JSON behind an empty line. */
+static void test_blanks(void)
+{
+    static const char *const before[] = {"", "\n", " ", "\r\n\t \r\n", "\xef\xbb\xbf", "\xef\xbb\xbf\n\n",
+                                         "\n\xef\xbb\xbf", "\f\n", "\v\f \n\n"};
+    static const char *const plain[] = {"\n\"Well\", he said.\nAnd went.\n", " {a} b\n",
+                                        "\n\n[Scene: a room]\n", "\n\"I was walking\nhome.\"\n",
+                                        "Words first\n{\"text\":\"a\"}\n"};
+    static const char *const records[] = {"{\"text\":\"a\"}", "\"a\"", "[\"a\"]"};
+    char text[256];
+    size_t i, k;
+    for (i = 0; i < MTT__LENGTH(before); i++)
+        for (k = 0; k < MTT__LENGTH(records); k++) {
+            const char *record = records[k];
+            sprintf(text, "%s%s\n%s%s\r\n%s\n%s", before[i], record, before[i], record, before[i], record);
+            check(collect_text(text, strlen(text), NULL) == MTT_END && docs.count == 3 &&
+                      !strcmp(docs.text, "aaa"),
+                  "blanks %zu before record %zu: %zu documents, %s: %s", i, k, docs.count, docs.text,
+                  env.error);
+        }
+    for (i = 0; i < MTT__LENGTH(plain); i++) {
+        check(collect_text(plain[i], strlen(plain[i]), NULL) == MTT_END && docs.bytes == strlen(plain[i]) &&
+                  !strcmp(docs.text, plain[i]),
+              "plain text %zu: %s", i, env.error);
+        refused(collect_text(plain[i], strlen(plain[i]), "text"), i < 4 ? MTT_E_FORMAT : MTT_E_ARGUMENT,
+                i < 4 ? "one JSON value" : "is plain text, which has no field \"text\"",
+                "a field of plain text");
+    }
+    check(collect_text("", 0, "text") == MTT_END && docs.count == 0, "a field of nothing: %s", env.error);
+}
+
 /* Plain text comes back whole in pieces, wherever a read of 256 KiB ends. The text has no blank lines and no
    newline at its end. Behind its end the buffer has bytes of earlier text. */
 static void test_pieces(void)
@@ -637,6 +669,8 @@ static void test_refusals(void)
         {"\xfd" "7zXZ\0xx", 8, "xz -dc"},
         {"PAR1xxxx", 8, "read_parquet"}, {"\xff\xfeh\0i\0", 6, "iconv -f UTF-16"},
         {"\xfe\xff\0h\0i", 6, "iconv -f UTF-16"}, {"h\0i\0", 4, "iconv -f UTF-16LE"},
+        {"\0h\0i", 4, "iconv -f UTF-16BE"}, {"\xff\xfe\0\0h\0\0\0i\0\0\0", 12, "iconv -f UTF-32"},
+        {"BZh91AY&SY", 10, "bzip2 -dc"}, {"PK\3\4xx", 6, "unzip -p"},
         {"\x7f" "ELF\0\0", 6, "is not text, it has NUL bytes: give a UTF-8 text"}, {"\0", 1, "is not text"}
     };
     mtt_corpus *c;
@@ -1284,6 +1318,58 @@ static void test_prepare(void)
     free(text);
 }
 
+/* Bytes that are not UTF-8 are counted with their place, also where a read ends; NUL bytes are refused
+   wherever they are. */
+static void test_encodings(void)
+{
+    enum { SIZE = 700000, READ = 1 << 18 };
+    static const size_t places[] = {0, 1, 4095, 4096, READ - 2, READ - 1, READ, 2 * READ - 1, SIZE - 1};
+    char *text = (char *)malloc(SIZE), word[64];
+    mtt_prepare_report r;
+    size_t i, k, bad;
+    for (i = 0; i < MTT__LENGTH(places); i++) {
+        for (k = 0; k < SIZE; k++) text[k] = k % 61 == 60 ? '\n' : "z\xc5\xbc "[k % 61 % 4];
+        for (k = bad = places[i]; k < SIZE && k < bad + 3; k++) text[k] = 'x';
+        for (k = bad; k && (text[k - 1] & 0xc0) == 0x80; k--) text[k - 1] = text[k - 2] = 'x';
+        if (bad && text[bad - 1] == '\xc5') text[bad - 1] = 'x';
+        if (bad + 3 < SIZE && (text[bad + 3] & 0xc0) == 0x80) text[bad + 3] = 'x';
+        text[SIZE - 1] = 'x';
+        for (k = 0; k < SIZE; k++)
+            if ((text[k] == '\xc5') != (k + 1 < SIZE && text[k + 1] == '\xbc')) text[k] = 'x';
+        text[bad] = '\xb3';
+        if (bad + 2 < SIZE) text[bad + 2] = '\xe6';
+        write_file(in("bytes.txt"), text, SIZE);
+        check(!prepare_from(&env, in("bytes.txt"), in("bytes"), NULL, &r) && !r.jsonl &&
+                  r.invalid == 1 + (bad + 2 < SIZE) && r.first_invalid == bad,
+              "bad bytes at %zu: %llu, the first at %llu: %s", bad, (unsigned long long)r.invalid,
+              (unsigned long long)r.first_invalid, env.error);
+        text[bad] = 0;
+        sprintf(word, "the first is at byte %zu)", bad);
+        refused(collect_text(text, SIZE, NULL), MTT_E_FORMAT, word, "a NUL byte");
+    }
+    for (strcpy(text, "\n{\"text\":\"za\xbf\xf3\xb3\xe6\"}\n"), i = 0; i < 40; i++)
+        strcat(text, "{\"text\":\"a \\ud800 \\u0000\"}\n");
+    write_file(in("bytes.jsonl"), text, strlen(text));
+    check(!prepare_from(&env, in("bytes.jsonl"), in("bytes"), NULL, &r) && r.jsonl && r.invalid == 4 &&
+              r.first_invalid == 12,
+          "bad bytes in JSONL: %llu, the first at %llu: %s", (unsigned long long)r.invalid,
+          (unsigned long long)r.first_invalid, env.error);
+    refused(collect_text("{\"text\":\"a\"}\n\0\0\n", 17, NULL), MTT_E_FORMAT, "the first is at byte 13)",
+            "a hole");
+    for (k = 0; k < 2; k++)
+        for (i = 0; i < 40; i++) { /* UTF-16 and UTF-32 without a mark */
+            memset(text + 4 * i, 0, 4);
+            text[4 * i + (k ? 3 : 0)] = (char)("Za\xf3 "[i % 4]);
+            text[4 * i + 200 + (size_t)k] = text[4 * i + 202 + (size_t)k] = (char)('a' + i % 26);
+            text[4 * i + 201 - (size_t)k] = text[4 * i + 203 - (size_t)k] = 0;
+            if (i < 39) continue;
+            refused(collect_text(text, 160, NULL), MTT_E_FORMAT, k ? "-f UTF-32BE" : "-f UTF-32LE", "UTF-32");
+            refused(collect_text(text + 200, 160, NULL), MTT_E_FORMAT, k ? "-f UTF-16BE" : "-f UTF-16LE",
+                    "UTF-16");
+        }
+    free(text);
+}
+
 /* A preparation that fails leaves nothing. */
 static void test_prepare_failures(void)
 {
@@ -1292,6 +1378,7 @@ static void test_prepare_failures(void)
         mtt_status status;
     } cases[] = {{"missing", NULL, "No such file", MTT_E_FILE},
                  {"none.txt", NULL, "no text", MTT_E_DATA},
+                 {"empties.jsonl", NULL, "has no text", MTT_E_DATA},
                  {"p.jsonl", "bad.json", "neither", MTT_E_FORMAT},
                  {"one.txt", NULL, "another seed", MTT_E_DATA}};
     mtt_tokenizer_kind kind = mtt_wordpiece(NULL);
@@ -1300,6 +1387,7 @@ static void test_prepare_failures(void)
     pid_t child;
     size_t i;
     write_file(in("none.txt"), "", 0);
+    write_file(in("empties.jsonl"), "{\"text\":\"\"}\n\"\"\n[]\n{\"text\":[\"\"]}\n", 32);
     write_file(in("bad.json"), "hello", 5);
     write_file(in("one.txt"), "one", 3);
     for (i = 0; i < MTT__LENGTH(cases); i++) {
@@ -1311,6 +1399,11 @@ static void test_prepare_failures(void)
         refused(mtt_prepare(&env, &desc, &r), cases[i].status, cases[i].word, "prepare");
         check(count_files("f.") == 0 && count_files(".") == 0, "a failed prepare leaves files");
     }
+    refused(prepare_from(&env, in("one.txt"), in("nosuch/f"), NULL, &r), MTT_E_FILE,
+            "nosuch/: cannot find this folder: No such file", "no folder");
+    refused(prepare_from(&env, in("one.txt"), in("one.txt/f"), NULL, &r), MTT_E_FILE,
+            "one.txt/: cannot find this folder: Not a directory", "no folder");
+    check(!strstr(env.error, ".tmp"), "a hidden file is named: %s", env.error);
     child = feed_stdin("{\"text\":\"a\"}\n{\"x\":1}\n", 21);
     refused(prepare_from(&env, "-", in("f"), NULL, &r), MTT_E_FORMAT, "standard input:2: ",
             "bad line from standard input");
@@ -2526,6 +2619,7 @@ int main(int argc, char **argv)
     check(fchdir(home) == 0, "back");
     test_write_faults();
     test_jsonl();
+    test_blanks();
     test_pieces();
     test_refusals();
     test_devices();
@@ -2538,6 +2632,7 @@ int main(int argc, char **argv)
     test_split();
     test_batches();
     test_prepare();
+    test_encodings();
     test_prepare_failures();
     test_stale_options();
     test_stale_files();

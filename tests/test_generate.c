@@ -291,6 +291,42 @@ static void test_text(int number)
     mtt_generator_destroy(generator);
 }
 
+/* A model may have more ids than the tokenizer, as padded ones have: those are never drawn. A tokenizer with
+   more ids than the model is refused before anything is written. */
+static void test_other_vocabulary(void)
+{
+    mtt_tokenizer *tokenizer = make_tokenizer(280);
+    int vocab = mtt_tokenizer_vocab(tokenizer), beyond = 0;
+    mtt_model_desc model = {.layers = 1, .heads = 2, .d_model = 16};
+    mtt_generator_desc desc = {.context = 40};
+    int32_t ids[] = {5, 6, 7};
+    const int32_t *prompts[] = {ids};
+    int sizes[] = {3};
+    mtt_generation g = {prompts, sizes, 1, COUNT, .write = receive, .user = got};
+    g.sampling = (mtt_sampling){.temperature = 2, .seed = 5};
+    for (int padding = 200; padding >= -1; padding -= 201) {
+        mtt_trainer *trainer;
+        mtt_generator *generator;
+        model.vocab = vocab + padding;
+        make_pair(&model, &desc, &trainer, &generator);
+        memset(got, 0, sizeof(got));
+        mtt_status status = mtt_generator_run(generator, tokenizer, &g);
+        for (int k = 0; k < got[0].count; k++) beyond += got[0].ids[k] >= vocab;
+        if (padding > 0)
+            check(!status && got[0].count && !beyond, "%d ids have no text: %s", beyond, env.error);
+        else {
+            check(status == MTT_E_ARGUMENT && strstr(env.error, "ids of the tokenizer") && !got[0].count,
+                  "more ids than the model: %s", env.error);
+            check(mtt_generate(trainer, tokenizer, "a", 3, &g.sampling, NULL, NULL) == MTT_E_ARGUMENT &&
+                      strstr(env.error, "ids of the tokenizer"),
+                  "more ids than the trainer's model: %s", env.error);
+        }
+        mtt_trainer_destroy(trainer);
+        mtt_generator_destroy(generator);
+    }
+    mtt_tokenizer_destroy(tokenizer);
+}
+
 /* ---- products of few rows ---- */
 
 /* Tiles for all threads, which operations that no backend runs need. */
@@ -491,6 +527,7 @@ int main(int argc, char **argv)
     for (int k = 0; k < 60; k += each(), new_case()) test_text(k);
     for (int k = 0; k < 60; k += each(), new_case()) test_min_p(k);
     for (int k = 0; k < 300; k += each(), new_case()) test_few_rows(k);
+    test_other_vocabulary();
     test_refusals();
     test_memory();
     check(live_blocks == 0, "%d blocks are left", live_blocks);
