@@ -3249,6 +3249,7 @@ struct mtt_ranks {
     uint64_t nonces;
     const char *secret;            /* until all have met; "": none, and proofs prove nothing */
     int listening;
+    const char *address;           /* of rank 0 */
     char refused[512];             /* why the last rank was turned away */
 #ifdef MTT_MPI
     int by_mpi, starts_mpi; /* 1 = this handle has started MPI */
@@ -4033,13 +4034,13 @@ static void mtt__hmac(const void *key, size_t size, const void *data, size_t byt
     mtt__sha256(outer, sizeof(outer), out, 32, out);
 }
 
-/* A connection that is not yet one to a rank. */
+/* A connection that is not yet one to a rank: of a guest, or of this rank as the guest of another. */
 typedef struct mtt__guest {
-    int fd, answered;
-    size_t got;                 /* bytes of its hello */
+    int fd, answered, host;     /* host: the rank whose guest this one is; -1: none */
+    size_t got;                 /* bytes of `hello` */
     double since;               /* ms: when it was accepted, or answered */
     char address[64];
-    mtt__hello hello, own;
+    mtt__hello hello, own;      /* of the other side; of this one */
 } mtt__guest;
 
 /* This rank's hello with a nonce that is used for one connection. */
@@ -4192,90 +4193,58 @@ static mtt_status mtt__watch_connected(mtt_ranks *r)
     return status;
 }
 
-/* Makes a peer of a new connection to a rank. Returns NULL, or why not. If this has not failed, try again. */
-static const char *mtt__greet(mtt_ranks *r, int rank, int fd, double end)
+/* Connects to the host of a guest, and says hello. Returns what keeps them from meeting. */
+static const char *mtt__call(mtt_ranks *r, mtt__guest *g, double left)
 {
-    mtt__hello own = mtt__fresh_hello(r), theirs;
-    struct pollfd readable = {fd, POLLIN, 0};
-    int again; /* 1 = with proofs */
-    for (again = 0; again < 2; again++) {
-        size_t got = 0;
-        int ended = !mtt__say(fd, &own, sizeof(own));
-        while (got < sizeof(theirs) && !ended) {
-            ptrdiff_t n = recv(fd, (char *)&theirs + got, sizeof(theirs) - got, 0);
-            if (n > 0) got += (size_t)n;
-            else if (!n || (errno != EAGAIN && errno != EINTR)) ended = 1;
-            else if (mtt__watch_connected(r) || mtt__now_ms() > end) return "it says nothing";
-            else poll(&readable, 1, 50);
-        }
-        if (ended) return "it ends the connection, as another version would";
-        if (memcmp(theirs.magic, own.magic, sizeof(own.magic)) || theirs.rank != rank)
-            return "another program answers"; /* or this one: TCP may connect a socket to itself */
-        if (!mtt__fits(r, &own, &theirs, !again || mtt__prove(r, &theirs, &own, 1)))
-            return mtt__ranks_fail(r, -1, MTT_E_MISMATCH, "%s", r->refused), "";
-        mtt__prove(r, &own, &theirs, 0);
-    }
-    memcpy(r->sites[rank].host, theirs.host, sizeof(theirs.host));
-    r->peers[rank].fd = fd;
-    return NULL;
-}
-
-/* Connects to a rank, again and again until it listens and has a place for this one. */
-static mtt_status mtt__reach(mtt_ranks *r, int rank, const char *address, int port)
-{
-    double end = mtt__now_ms() + r->timeout, left = r->timeout;
-    const char *reason = "";
+    const char *reason = "it says nothing", *address = g->host ? r->sites[g->host].address : r->address;
+    struct addrinfo *list, *to;
+    int error = mtt__resolve(address, r->sites[g->host].port, AF_UNSPEC, &list);
     char here[64];
-    for (; left >= 0; left = end - mtt__now_ms()) {
-        struct addrinfo *list, *to;
-        mtt_status status = mtt__watch_connected(r);
-        int error, fd = -1;
-        if (status) return status;
-        error = mtt__resolve(address, port, AF_UNSPEC, &list);
-        if (error) reason = gai_strerror(error);
-        for (to = list; to && fd < 0; to = to->ai_next) {
-            fd = mtt__connect_to(to, left < 5000 ? (int)left : 5000);
-            if (fd < 0) reason = strerror(errno);
-        }
-        if (list) freeaddrinfo(list);
-        if (fd >= 0 && r->listening < 0) { /* others reach this rank as rank 0 does */
-            mtt__socket_name(fd, 0, here);
-            status = mtt__listen(r, mtt__is_local(here) ? address : here, 0);
-        }
-        if (fd >= 0 && !status && !(reason = mtt__greet(r, rank, fd, end))) return MTT_OK;
-        mtt__socket_close(&fd);
-        if (r->status) return r->status;
-        poll(NULL, 0, 50);
+    if (error) reason = gai_strerror(error);
+    for (to = list; to && g->fd < 0; to = to->ai_next) {
+        g->fd = mtt__connect_to(to, left < 5000 ? (int)left : 5000);
+        reason = g->fd < 0 ? strerror(errno) : "it says nothing";
     }
-    return mtt__ranks_fail(r, -1, MTT_E_RANK, "rank %d does not answer at %s, port %d, within %g seconds: "
-                           "%s; start it, and check address, port and firewall", rank, address, port,
-                           r->timeout / 1e3, reason);
+    if (list) freeaddrinfo(list);
+    if (g->fd >= 0 && r->listening < 0) { /* others reach this rank as rank 0 does */
+        mtt__socket_name(g->fd, 0, here);
+        mtt__listen(r, mtt__is_local(here) ? address : here, 0);
+    }
+    g->since = mtt__now_ms();
+    g->own = mtt__fresh_hello(r);
+    g->got = 0;
+    g->answered = 0;
+    if (g->fd >= 0 && !mtt__say(g->fd, &g->own, sizeof(g->own))) mtt__socket_close(&g->fd);
+    return reason;
 }
 
-/* Reads what a guest says, and answers. Returns 1 if it is now a peer. Closes the socket if it is refused. */
+/* Reads what the other side says, and answers. Returns 1 if it is now a peer. Closes the socket if it is
+   refused, and fails if this rank is. */
 static int mtt__receive_guest(mtt_ranks *r, mtt__guest *g)
 {
-    mtt__hello *h = &g->hello;
+    mtt__hello *h = &g->hello, *own = &g->own;
     ptrdiff_t n = recv(g->fd, (char *)h + g->got, sizeof(*h) - g->got, 0);
-    int rank, proven, fits, ended = !n || (n < 0 && errno != EAGAIN && errno != EINTR);
+    int rank, proven, fits, calls = g->host >= 0, ended = !n || (n < 0 && errno != EAGAIN && errno != EINTR);
     if (n > 0) g->got += (size_t)n;
     if (ended || memcmp(h, &r->own, g->got < sizeof(h->magic) ? g->got : sizeof(h->magic)))
         mtt__socket_close(&g->fd);
     if (g->got < sizeof(*h) || g->fd < 0) return 0;
-    rank = h->rank < 0 || h->rank >= r->count ? 0 : h->rank;
-    proven = g->answered && mtt__prove(r, h, &g->own, 1);
-    if (!g->answered) g->own = mtt__fresh_hello(r);
-    g->own.taken = rank <= r->rank || r->peers[rank].fd >= 0;
-    if (g->own.taken) memcpy(g->own.other, r->sites[rank].host, sizeof(g->own.other));
-    if (proven) mtt__prove(r, &g->own, h, 0);
-    fits = mtt__fits(r, h, &g->own, !g->answered || proven);
-    if (!mtt__say(g->fd, &g->own, sizeof(g->own)) || !fits) return mtt__socket_close(&g->fd), 0;
     g->got = 0;
+    rank = calls ? g->host : h->rank < 0 || h->rank >= r->count ? 0 : h->rank;
+    if (calls && h->rank != rank) return mtt__socket_close(&g->fd), 0; /* TCP may connect one to itself */
+    proven = g->answered && mtt__prove(r, h, own, 1);
+    if (!calls && !g->answered) *own = mtt__fresh_hello(r);
+    if (!calls) own->taken = rank <= r->rank || r->peers[rank].fd >= 0;
+    if (own->taken) memcpy(own->other, r->sites[rank].host, sizeof(own->other));
+    if (calls ? !g->answered : proven) mtt__prove(r, own, h, 0);
+    fits = mtt__fits(r, calls ? own : h, calls ? h : own, !g->answered || proven);
+    if (!fits && calls) mtt__ranks_fail(r, -1, MTT_E_MISMATCH, "%s", r->refused);
+    if (!(calls && (g->answered || !fits)) && !mtt__say(g->fd, own, sizeof(*own))) fits = 0;
+    if (!fits) return mtt__socket_close(&g->fd), 0;
     g->since = mtt__now_ms();
     if (!g->answered++) return 0;
-    memcpy(r->sites[rank].address, g->address, sizeof(g->address));
+    if (!calls) memcpy(r->sites[rank].address, g->address, sizeof(g->address)), r->sites[rank].port = h->port;
     memcpy(r->sites[rank].host, h->host, sizeof(h->host));
-    r->sites[rank].port = h->port;
     r->peers[rank].fd = g->fd;
     return g->fd = -1, 1;
 }
@@ -4294,51 +4263,69 @@ static int mtt__least_guest(const mtt__guest *g, int count, double now)
     return least;
 }
 
-/* Waits until all ranks after this one have connected. Others are turned away. If all places are taken, some
-   guests lose theirs to those who come: a rank that does comes again. */
-static mtt_status mtt__gather(mtt_ranks *r)
+/* Connects to the ranks from `first` up to `last`, and lets those after this one connect if it `waits`, at the
+   same time, since each may wait for others. Strangers are turned away. If all places are taken, guests lose
+   theirs, and a rank that does comes again. */
+static mtt_status mtt__meet(mtt_ranks *r, int first, int last, int waits)
 {
     enum { GUESTS = 64 };
-    mtt__guest *guests = (mtt__guest *)mtt__alloc(r->env, GUESTS, sizeof(*guests));
-    struct pollfd polls[1 + GUESTS];
-    double start = mtt__now_ms(), now = start;
-    int i, fd, full = 0, count = 0, missing = r->count - 1 - r->rank, others = -missing;
+    int calls = last - first, unmet = calls, missing = waits ? r->count - 1 - r->rank : 0, others = -missing;
+    mtt__guest *all = (mtt__guest *)mtt__alloc(r->env, (size_t)(calls + GUESTS), sizeof(*all));
+    struct pollfd *polls = (struct pollfd *)mtt__alloc(r->env, (size_t)(calls + GUESTS + 1), sizeof(*polls));
+    double start = mtt__now_ms(), now = start, watched = now;
+    const char *reason = "";
+    int i, fd, comes, full = 0, count = calls;
     char absent[64];
     mtt__text names;
-    mtt_status status = MTT_OK;
-    if (!guests) return mtt__ranks_fail(r, -1, MTT_E_MEMORY, "out of host memory");
-    mtt__text_init(&names, absent, sizeof(absent));
-    for (; missing && !status && now - start < r->timeout; now = mtt__now_ms()) {
+    if (!all || !polls) mtt__ranks_fail(r, -1, MTT_E_MEMORY, "out of host memory");
+    for (i = 0; i < calls && !r->status; i++) all[i].fd = -1, all[i].host = first + i;
+    for (; missing + unmet && !r->status && now - start < r->timeout; now = mtt__now_ms()) {
+        for (i = 0; i < calls && !r->status; i++)
+            if (all[i].fd < 0 && all[i].answered < 2 && now - all[i].since > 50)
+                reason = mtt__call(r, &all[i], r->timeout - (now - start));
         for (i = 0; i <= count; i++) {
-            polls[i].fd = i ? guests[i - 1].fd : r->listening;
+            polls[i].fd = i < count ? all[i].fd : waits ? r->listening : -1;
             polls[i].events = POLLIN;
         }
         poll(polls, (nfds_t)count + 1, 50);
+        comes = polls[count].revents;
         for (i = count - 1; i >= 0; i--) {
-            if (polls[i + 1].revents) missing -= mtt__receive_guest(r, &guests[i]);
-            if (guests[i].fd < 0) guests[i] = guests[--count];
+            int met = polls[i].fd >= 0 && polls[i].revents && mtt__receive_guest(r, &all[i]);
+            if (i < calls && polls[i].fd > all[i].fd && !met) reason = "another program or version answers";
+            if (i < calls) unmet -= met;
+            else missing -= met;
+            if (i >= calls && all[i].fd < 0) all[i] = all[--count];
         }
-        if ((full || count == GUESTS) && polls[0].revents) {
-            i = mtt__least_guest(guests, count, now);
+        if (comes && (full || count == calls + GUESTS)) {
+            i = mtt__least_guest(all + calls, count - calls, now);
             if (i < 0) poll(NULL, 0, 10);
-            else mtt__socket_close(&guests[i].fd), guests[i] = guests[--count];
+            else mtt__socket_close(&all[calls + i].fd), all[calls + i] = all[--count];
         }
-        for (; count < GUESTS && (fd = accept(r->listening, NULL, NULL)) >= 0; others++) {
-            memset(&guests[count], 0, sizeof(*guests));
+        for (; waits && count < calls + GUESTS && (fd = accept(r->listening, NULL, NULL)) >= 0; others++) {
+            memset(&all[count], 0, sizeof(*all));
             mtt__socket_prepare(fd);
-            mtt__socket_name(fd, 1, guests[count].address);
-            guests[count].since = mtt__now_ms();
-            guests[count++].fd = fd;
+            mtt__socket_name(fd, 1, all[count].address);
+            all[count].since = mtt__now_ms();
+            all[count].host = -1;
+            all[count++].fd = fd;
         }
-        full = count < GUESTS && (errno == EMFILE || errno == ENFILE);
-        if (missing) status = mtt__watch_connected(r);
-        if (missing && full && !count && !status)
-            status = mtt__ranks_fail(r, r->rank, MTT_E_ARGUMENT, "cannot open %d sockets: raise the limit "
-                                     "of open files (ulimit -n)", r->count - 1);
+        full = waits && count < calls + GUESTS && (errno == EMFILE || errno == ENFILE);
+        if (missing + unmet && !r->status && now - watched > 50) watched = now, mtt__watch_connected(r);
+        if (missing && full && count == calls && !r->status)
+            mtt__ranks_fail(r, r->rank, MTT_E_ARGUMENT, "cannot open %d sockets: raise the limit of open "
+                            "files (ulimit -n)", r->count - 1);
     }
-    while (count) mtt__socket_close(&guests[--count].fd);
-    mtt__free(r->env, guests);
-    if (!missing || status) return status;
+    for (i = 0; i < count && all; i++) mtt__socket_close(&all[i].fd);
+    for (i = 0; i < calls && all && all[i].answered == 2;) i++;
+    mtt__free(r->env, all);
+    mtt__free(r->env, polls);
+    if (!(missing + unmet) || r->status) return r->status;
+    if (unmet)
+        return mtt__ranks_fail(r, -1, MTT_E_RANK, "rank %d does not answer at %s, port %d, within %g "
+                               "seconds: %s; start it, and check address, port and firewall", first + i,
+                               first + i ? r->sites[first + i].address : r->address, r->sites[first + i].port,
+                               r->timeout / 1e3, reason);
+    mtt__text_init(&names, absent, sizeof(absent));
     for (i = r->rank + 1; i < r->count; i++)
         if (r->peers[i].fd < 0) mtt__print(&names, "%s%d", names.size ? ", " : "", i);
     return mtt__ranks_fail(r, r->rank, MTT_E_RANK, "waited %g seconds at port %d for %d of %d ranks: %s%s; "
@@ -4362,24 +4349,21 @@ static mtt_status mtt__share_sites(mtt_ranks *r)
     return status;
 }
 
-/* Connects a rank other than 0 to rank 0, which says where all are, and then to the ranks before it. */
-static mtt_status mtt__join(mtt_ranks *r, const char *address, int port)
+/* Connects a rank other than 0 to rank 0, which says where all are. */
+static mtt_status mtt__join(mtt_ranks *r)
 {
     char zero[64];
     mtt_status status;
     int i;
-    mtt__format(r->sites[0].host, sizeof(r->sites->host), "%s", address); /* until it says its name */
-    status = mtt__reach(r, 0, address, port);
+    mtt__format(r->sites[0].host, sizeof(r->sites->host), "%s", r->address); /* until it says its name */
+    status = mtt__meet(r, 0, 1, 0);
     if (status) return status;
     mtt__socket_name(r->peers[0].fd, 1, zero);
     r->timeout *= 1.25; /* rank 0 may wait for the timeout, in silence, and then says who is absent */
     status = mtt__share_sites(r);
     r->timeout /= 1.25;
-    for (i = 1; i < r->rank && !status; i++) {
-        const mtt__site *to = &r->sites[i];
-        /* Rank 0 sees a rank on its own host at an address that means nothing elsewhere. */
-        status = mtt__reach(r, i, mtt__is_local(to->address) ? zero : to->address, to->port);
-    }
+    for (i = 1; i < r->count; i++) /* rank 0 sees those on its host at an address of no use elsewhere */
+        if (mtt__is_local(r->sites[i].address)) memcpy(r->sites[i].address, zero, sizeof(zero));
     return status;
 }
 
@@ -4451,8 +4435,10 @@ MTTDEF mtt_status mtt_ranks_connect(mtt_env *env, const mtt_ranks_desc *desc, mt
     if (r->own.sealed && (fd < 0 || read(fd, r->own.nonce, sizeof(r->own.nonce)) != sizeof(r->own.nonce)))
         status = mtt__ranks_fail(r, -1, MTT_E_ARGUMENT, "MTT_SECRET needs /dev/urandom: %s", strerror(errno));
     mtt__socket_close(&fd);
-    if (!status) status = r->rank ? mtt__join(r, address, port) : mtt__listen(r, address, port);
-    if (!status) status = mtt__gather(r);
+    r->address = address;
+    r->sites[0].port = port;
+    if (!status) status = r->rank ? mtt__join(r) : mtt__listen(r, address, port);
+    if (!status) status = mtt__meet(r, r->rank ? 1 : 0, r->rank, 1);
     mtt__socket_close(&r->listening);
     if (!r->rank && !status) status = mtt__share_sites(r);
     if (!status) return *out = r, MTT_OK;
