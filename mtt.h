@@ -172,9 +172,7 @@
 #ifndef _DEFAULT_SOURCE
 #define _DEFAULT_SOURCE /* madvise */
 #endif
-#ifndef _FILE_OFFSET_BITS
 #define _FILE_OFFSET_BITS 64 /* files of 2 GB and more on 32-bit systems */
-#endif
 #endif
 #include <math.h>
 #include <signal.h>
@@ -8056,15 +8054,9 @@ enum { MTT__ROWS = 1 };
 #elif defined(__AVX512F__)
 typedef float mtt__vector __attribute__((vector_size(64)));
 enum { MTT__ROWS = 8 };
-#define MTT__NEEDS "avx512f" /* of the processor */
 #elif defined(__AVX__)
 typedef float mtt__vector __attribute__((vector_size(32)));
 enum { MTT__ROWS = 4 };
-#ifdef __AVX2__
-#define MTT__NEEDS "avx2"
-#else
-#define MTT__NEEDS "avx"
-#endif
 #else
 typedef float mtt__vector __attribute__((vector_size(16)));
 enum { MTT__ROWS = 4 };
@@ -9068,7 +9060,8 @@ static void mtt__cpu_attention_scores_backward(const mtt_op *op, const mtt_atten
 
 /* Scores exist only for a tile of 64 queries by 64 keys at a time, so no T x T matrix is in memory. A tile of
    q, k, v or the output has its tokens as rows, MTT__MAX_HEAD apart, or, transposed, as columns. */
-enum { MTT__HEAD_TILE = MTT__TILE * MTT__MAX_HEAD, MTT__SCORE_TILE = MTT__TILE * MTT__TILE };
+typedef float mtt__tile[MTT__TILE * MTT__MAX_HEAD];
+typedef float mtt__score_tile[MTT__TILE * MTT__TILE];
 
 /* The keys [*low, *high) of a tile that a query attends, counted from the tile's first key j0. */
 static void mtt__attended(const mtt_shape *d, int64_t query, int64_t j0, int64_t *low, int64_t *high)
@@ -9099,8 +9092,8 @@ typedef struct mtt__attention_tile {
 static void mtt__attend(const mtt_op *op, const mtt__attention_tile *t)
 {
     enum { S = MTT__TILE, W = MTT__MAX_HEAD };
-    float *q = mtt__tiles(op), *k = q + MTT__HEAD_TILE, *v = k + MTT__HEAD_TILE, *o = v + MTT__HEAD_TILE;
-    float *s = o + MTT__HEAD_TILE;
+    mtt__tile *tiles = (mtt__tile *)mtt__tiles(op);
+    float *q = tiles[0], *k = tiles[1], *v = tiles[2], *o = tiles[3], *s = tiles[4];
     float row_max[S], row_sum[S], sum[W], scale = mtt__score_scale(op);
     int64_t D = op->shape->head_dim, m = t->m, rows = mtt__round_up(m, 8), across = MTT__ACROSS, j0, i, j;
     int few = m <= MTT__FEW_ROWS && across && D % across == 0 && t->v.row == D;
@@ -9219,9 +9212,8 @@ static void mtt__cpu_flash(const mtt_op *op, const mtt_flash *f)
 /* For the backward pass of a head: tiles of m queries from i0 up and n keys from j0 up, their P and dS. */
 typedef struct mtt__flash_pair {
     int64_t head, i0, m, j0, n;
-    float q[MTT__HEAD_TILE], d_out[MTT__HEAD_TILE], k[MTT__HEAD_TILE], k_t[MTT__HEAD_TILE];
-    float v_t[MTT__HEAD_TILE], p[MTT__SCORE_TILE], ds[MTT__SCORE_TILE];
-    float dk[MTT__HEAD_TILE], dv[MTT__HEAD_TILE]; /* or dq in dk's place */
+    mtt__tile q, d_out, k, k_t, v_t, dk, dv; /* dq is in dk's place */
+    mtt__score_tile p, ds;
     float delta[MTT__TILE]; /* rowsum(dO O) */
 } mtt__flash_pair;
 
@@ -9712,11 +9704,6 @@ static mtt_status mtt__cpu_open(mtt_env *env, const mtt_backend *backend, const 
     volatile float half = FLT_MIN;
     mtt__cpu *c;
     *context = NULL;
-#ifdef MTT__NEEDS
-    if (!__builtin_cpu_supports(MTT__NEEDS))
-        return mtt__fail(env, MTT_E_DEVICE, "this build is for processors with " MTT__NEEDS ", and this one has "
-                         "none: compile it here, or without -march");
-#endif
     if ((half *= 0.5f) == 0 && (policy->precision >= MTT_FP16 || policy->kept_inputs == MTT_KEPT_FP8))
         return mtt__fail(env, MTT_E_DEVICE, "this thread takes subnormal numbers for 0, and FP16 and FP8 need "
                          "them: link without -ffast-math, -Ofast and -funsafe-math-optimizations");
@@ -9769,8 +9756,7 @@ static mtt_status mtt__cpu_copy(void *context, void *to, const void *from, size_
     return MTT_OK;
 }
 
-#define mtt__cpu_all_to_all(op, o)                                                      \
-    status = mtt__exchange(c->ranks, op->transfers, op->transfer_count)
+#define mtt__cpu_all_to_all(op, o) status = mtt__exchange(c->ranks, op->transfers, op->transfer_count)
 #define mtt__cpu_all_gather(op, o) mtt__cpu_all_to_all(op, o)
 
 static mtt_status mtt__cpu_run(void *context, const mtt_op *ops, int count)

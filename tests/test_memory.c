@@ -20,6 +20,9 @@
 #include "test.h"
 #include <pthread.h>
 #include <sys/wait.h>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
 #ifdef __linux__
 #include <sys/prctl.h>
 #endif
@@ -27,18 +30,21 @@
 enum { BATCH = 8, SEQ = 128, MAX_ROWS = 2500 };
 
 static const struct {
-    const char *technique, *threads;
+    const char *technique, *threads, *limit, *value; /* a variable of the environment besides, or NULL */
 } RUNS[] = {
-    {"fp32", "2"},
-    {"fp32_flash", "2"},
-    {"fp32_flash_checkpointing_chunked", "2"},
-    {"bf16_flash_chunked", "2"},
-    {"bf16_flash_segments_chunked_compact", "2"},
-    {"bf16_flash_segments_compact_early", "2"},
-    {"bf16_window16_selective", "2"},
-    {"fp32", "8"},
-    {"fp32_flash", "8"},
-    {"stack", "2"},
+    {"fp32", "2", NULL, NULL},
+    {"fp32_flash", "2", NULL, NULL},
+    {"fp32_flash_checkpointing_chunked", "2", NULL, NULL},
+    {"bf16_flash_chunked", "2", NULL, NULL},
+    {"bf16_flash_segments_chunked_compact", "2", NULL, NULL},
+    {"bf16_flash_segments_compact_early", "2", NULL, NULL},
+    {"bf16_window16_selective", "2", NULL, NULL},
+    {"fp32", "8", NULL, NULL},
+    {"fp32_flash", "8", NULL, NULL},
+    {"stack", "2", NULL, NULL},
+    /* OpenBLAS must not wait for threads that OpenMP does not start. */
+    {"stack", "4", "OMP_THREAD_LIMIT", "1"},
+    {"stack", "2", "OMP_MAX_ACTIVE_LEVELS", "0"},
 };
 
 static mtt_env env;
@@ -89,6 +95,35 @@ static void products(void)
     for (size_t i = 0; i < sizeof(ROWS) / sizeof(ROWS[0]); i++)
         for (int way = 0; way < 12; way++)
             product(ROWS[i], 13, 11, way & 1, way >> 1 & 1, way >> 2 == 1, way >> 2 == 2);
+}
+
+/* A caller's settings of OpenMP leave fewer threads than omp_get_max_threads says, and change no bit. */
+static void limited_products(void)
+{
+#ifdef _OPENMP
+    enum { M = 300, N = 40, K = 50 };
+    static float a[M * K], b[K * N], c[4][M * N];
+    mtt_tensor ta = {.rank = 2, .shape = {M, K}, .data = a}, tb = {.rank = 2, .shape = {K, N}, .data = b};
+    mtt_op op = {.workspace = tiles()};
+    int levels = omp_get_max_active_levels(), threads = omp_get_max_threads();
+    for (int i = 0; i < M * K; i++) a[i] = (float)below(2001) / 1000 - 1;
+    for (int i = 0; i < K * N; i++) b[i] = (float)below(2001) / 1000 - 1;
+    for (int way = 0; way < 4; way++) {
+        mtt_tensor tc = {.rank = 2, .shape = {M, N}, .data = c[way]};
+        mtt__view va = mtt__matrix(&ta, 0), vb = mtt__matrix(&tb, 0), vc = mtt__matrix(&tc, 0);
+        if (way == 1) omp_set_max_active_levels(0);
+        if (way == 2) omp_set_num_threads(threads + 3), omp_set_dynamic(1);
+        alarm(600); /* ends a product that hangs */
+        op.workspace = tiles();
+#pragma omp parallel if (way == 3)
+#pragma omp single
+        mtt__gemm(&op, va, vb, vc, NULL, 0, 1);
+        alarm(0);
+        check(!memcmp(c[way], c[0], sizeof(c[0])), "limit %d of OpenMP changes a product", way);
+        check(omp_get_max_threads() == threads + (way == 2 ? 3 : 0), "a product changes the number of threads");
+        omp_set_max_active_levels(levels), omp_set_num_threads(threads), omp_set_dynamic(0);
+    }
+#endif
 }
 
 /* --------------------------------------------------------------------------------------------- memory --- */
@@ -283,7 +318,8 @@ static int small_stacks(void)
 }
 
 /* The same in a fresh process. */
-static void fresh_process(const char *self, const char *technique, const char *threads)
+static void fresh_process(const char *self, const char *technique, const char *threads, const char *limit,
+                          const char *value)
 {
     int status = -1;
     pid_t child;
@@ -292,11 +328,14 @@ static void fresh_process(const char *self, const char *technique, const char *t
     if (child == 0) {
         setenv("OMP_NUM_THREADS", threads, 1);
         setenv("OMP_STACKSIZE", "128K", 1);
+        if (limit) setenv(limit, value, 1);
+        alarm(600); /* ends one that hangs */
         execl(self, self, technique, (char *)NULL);
         _exit(127);
     }
     if (child > 0) waitpid(child, &status, 0);
-    check(status == 0, "%s with %s threads: status %d", technique, threads, status);
+    check(status == 0, "%s with %s threads%s%s: status %d", technique, threads, limit ? ", " : "",
+          limit ? limit : "", status);
 }
 
 int main(int argc, char **argv)
@@ -304,7 +343,8 @@ int main(int argc, char **argv)
     if (argc > 1) return strcmp(argv[1], "stack") ? measure(argv[1]) : small_stacks();
     if (peak() == 0) skip("the system has no /proc/self/status with VmHWM");
     for (size_t i = 0; i < sizeof(RUNS) / sizeof(RUNS[0]) && peak() > 0; i++)
-        fresh_process(argv[0], RUNS[i].technique, RUNS[i].threads);
+        fresh_process(argv[0], RUNS[i].technique, RUNS[i].threads, RUNS[i].limit, RUNS[i].value);
     products();
+    limited_products();
     return finish();
 }
