@@ -108,6 +108,11 @@ static void on_signal(int number)
     signal(number, SIG_DFL);
 }
 
+static void check_signals(void)
+{
+    if (stopped) fail(EXIT_INTERRUPTED, "stopped: %s is as it was", target);
+}
+
 static void check(mtt_status status)
 {
     if (status) fail(status == MTT_E_MEMORY ? EXIT_MEMORY : EXIT_DATA, "%s",
@@ -304,18 +309,19 @@ static void commit_files(void)
     int i;
     for (i = 0; i < FILES; i++)
         if (writers[i]) check(mtt_writer_finish(writers[i]));
+    check_signals();
     for (i = 0; i < FILES; i++)
         if (writers[i]) check(mtt_writer_commit(writers[i]));
 }
 
+/* CRC-32 as zlib's, continued from `sum`, which begins as 0. */
 static uint32_t crc_of(uint32_t sum, const void *data, size_t bytes)
 {
     static uint32_t table[256];
     const unsigned char *at = data;
     uint32_t i, k;
-    for (i = 0; i < 256 && !table[1]; i++)
-        for (table[255 - i] = 255 - i, k = 0; k < 8; k++)
-            table[255 - i] = table[255 - i] >> 1 ^ (table[255 - i] & 1 ? 0xedb88320 : 0);
+    for (i = 0; i < 256 && !table[255]; i++)
+        for (table[i] = i, k = 0; k < 8; k++) table[i] = table[i] >> 1 ^ (table[i] & 1 ? 0xedb88320 : 0);
     for (sum = ~sum; bytes; bytes--) sum = sum >> 8 ^ table[(sum ^ *at++) & 255];
     return ~sum;
 }
@@ -323,7 +329,7 @@ static uint32_t crc_of(uint32_t sum, const void *data, size_t bytes)
 /* Writes to the file of the weights. */
 static void put(const void *data, size_t bytes)
 {
-    if (stopped) fail(EXIT_INTERRUPTED, "stopped: %s is as it was", target);
+    check_signals();
     check(mtt_writer_put(writers[WEIGHTS], data, bytes));
     written += bytes;
     if (!gguf) crc = crc_of(crc, data, bytes);
