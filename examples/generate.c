@@ -61,13 +61,8 @@ static mtt_status generate(const char *path)
     mtt_status status = ids ? mtt_model_open(&env, path, &model) : MTT_E_MEMORY;
     int size, trained = 0;
     if (!status) status = folder_open(&env, path, &notes), job.stop_id_count = notes.end_count;
-    if (!status && !tokenizer_path) tokenizer_path = mtt_model_tokenizer(model);
-    if (!status && !tokenizer_path) tokenizer_path = result_find_tokenizer(path);
-    if (!status && !tokenizer_path)
-        status = MTT_E_FILE, strcpy(env.error, "there is no tokenizer beside the model: pass --tokenizer");
-    if (!status)
-        status = result_load_tokenizer(&env, tokenizer_path, &kind, mtt_model_describe(model)->vocab,
-                                       &tokenizer);
+    if (!status && !tokenizer_path) tokenizer_path = result_tokenizer_of(model, path);
+    if (!status) status = result_load_tokenizer(&env, tokenizer_path, &kind, model, &tokenizer);
     if (!status) mtt_model_training(model, &desc.window, &trained);
     if (!status && !trained) trained = mtt_model_describe(model)->max_seq;
     if (!desc.context) desc.context = trained < MOST_CONTEXT ? trained : MOST_CONTEXT;

@@ -270,15 +270,11 @@ static void read_words(mtt_slice file)
 static void load_tokenizer(void)
 {
     mtt_tokenizer_kind kind = mtt_wordpiece(NULL);
-    if (!tokenizer_file) tokenizer_file = mtt_model_tokenizer(source);
-    if (!tokenizer_file) tokenizer_file = result_find_tokenizer(origin);
+    if (!tokenizer_file) tokenizer_file = result_tokenizer_of(source, origin);
     if (!tokenizer_file)
         fail(EXIT_DATA, "there is no tokenizer beside %s: pass --tokenizer FILE, or none", origin);
     if (!strcmp(tokenizer_file, "none")) return;
-    check(mtt_tokenizer_load(&env, tokenizer_file, &kind, &tokenizer));
-    if (mtt_tokenizer_vocab(tokenizer) > model.vocab)
-        fail(EXIT_DATA, "%s has %d ids, the model %d: pass --tokenizer with that of its run", tokenizer_file,
-             mtt_tokenizer_vocab(tokenizer), model.vocab);
+    check(result_load_tokenizer(&env, tokenizer_file, &kind, source, &tokenizer));
     end_of_text = mtt_tokenizer_end_of_text(tokenizer);
     begin_of_text = mtt_tokenizer_begin_of_text(tokenizer);
     if (begin_of_text < 0) begin_of_text = end_of_text;

@@ -123,11 +123,21 @@ static inline const char *result_find_tokenizer(const char *checkpoint)
     return NULL;
 }
 
-/* Loads a tokenizer, and refuses one that has more ids than its model. */
-static inline mtt_status result_load_tokenizer(mtt_env *env, const char *path, const mtt_tokenizer_kind *kind,
-                                               int vocab, mtt_tokenizer **out)
+/* The tokenizer in a model's folder, or else beside the model; NULL if there is none. */
+static inline const char *result_tokenizer_of(const mtt_model *model, const char *path)
 {
-    mtt_status status = mtt_tokenizer_load(env, path, kind, out);
+    const char *own = mtt_model_tokenizer(model);
+    return own ? own : result_find_tokenizer(path);
+}
+
+/* Loads the tokenizer of a model, at a path or NULL, and refuses one that has more ids than the model. */
+static inline mtt_status result_load_tokenizer(mtt_env *env, const char *path, const mtt_tokenizer_kind *kind,
+                                               const mtt_model *model, mtt_tokenizer **out)
+{
+    const int vocab = mtt_model_describe(model)->vocab;
+    mtt_status status = MTT_E_FILE;
+    if (path) status = mtt_tokenizer_load(env, path, kind, out);
+    else snprintf(env->error, sizeof(env->error), "there is no tokenizer beside the model: pass --tokenizer");
     if (status || mtt_tokenizer_vocab(*out) <= vocab) return status;
     snprintf(env->error, sizeof(env->error), "%.200s has %d ids, but the model %d: use the model's tokenizer",
              path, mtt_tokenizer_vocab(*out), vocab);

@@ -339,11 +339,11 @@ static mtt_status run_open_init(run *r, mtt_model_desc *model, const char *data,
         return run_fail(r, MTT_E_ARGUMENT, "--%s has another value than the model in %s: leave it out", other,
                         r->init);
     *model = fixed;
-    found = mtt_model_tokenizer(r->model) ? mtt_model_tokenizer(r->model) : result_find_tokenizer(r->init);
+    found = result_tokenizer_of(r->model, r->init);
     if (!*tokenizer && data && !result_is_prefix(data) && !(*tokenizer = found))
         return run_fail(r, MTT_E_ARGUMENT, "there is no tokenizer beside %s: pass --tokenizer", r->init);
     if (*tokenizer && data && !result_is_prefix(data)) /* before the text is encoded, which takes long */
-        status = result_load_tokenizer(r->env, *tokenizer, &kind, fixed.vocab, &loaded);
+        status = result_load_tokenizer(r->env, *tokenizer, &kind, r->model, &loaded);
     mtt_tokenizer_destroy(loaded);
     if (status) return status;
     run_say("train: model and first weights of %s%s%s\n", r->init, *tokenizer ? ", tokenizer " : "",
