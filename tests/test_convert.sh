@@ -193,7 +193,7 @@ check "no tokenizer" [ "$(cd bare && echo *)" = "config.json generation_config.j
 expect 0 '' run.safetensors bare.gguf --tokenizer none
 check "no tokenizer in GGUF" grep -q no_vocab bare.gguf
 "$build/prepare" --input text --output big --vocab-size 310 > /dev/null 2>&1
-expect 3 'has 310 ids, the model 300' run.safetensors a.gguf --tokenizer big.tokenizer.json
+expect 3 'has 310 ids, but the model 300' run.safetensors a.gguf --tokenizer big.tokenizer.json
 "$build/prepare" --input text --output word --vocab-size 300 --tokenizer wordpiece > /dev/null 2>&1
 expect 3 "byte-level BPE only: convert to a folder" run.safetensors a.gguf --tokenizer \
   word.tokenizer.json
