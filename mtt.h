@@ -4261,10 +4261,10 @@ static int mtt__least_guest(const mtt__guest *g, int count, double now)
     return least;
 }
 
-/* Connects to the ranks from `first` up to `last`, and lets those after this one connect if it `waits`, at the
-   same time, since each may wait for others. Strangers are turned away. If all places are taken, guests lose
-   theirs, and a rank that does comes again. */
-static mtt_status mtt__meet(mtt_ranks *r, int first, int last, int waits)
+/* Connects to the ranks from `first` up to `last`. If it `waits`, it also lets those after this one connect,
+   at the same time, since each may wait for others. Strangers are turned away. If all places are taken,
+   guests lose theirs, and a rank that does comes again. */
+static mtt_status mtt__gather(mtt_ranks *r, int first, int last, int waits)
 {
     enum { GUESTS = 64 };
     int calls = last - first, unmet = calls, missing = waits ? r->count - 1 - r->rank : 0, others = -missing;
@@ -4354,7 +4354,7 @@ static mtt_status mtt__join(mtt_ranks *r)
     mtt_status status;
     int i;
     mtt__format(r->sites[0].host, sizeof(r->sites->host), "%s", r->address); /* until it says its name */
-    status = mtt__meet(r, 0, 1, 0);
+    status = mtt__gather(r, 0, 1, 0);
     if (status) return status;
     mtt__socket_name(r->peers[0].fd, 1, zero);
     r->timeout *= 1.25; /* rank 0 may wait for the timeout, in silence, and then says who is absent */
@@ -4436,7 +4436,7 @@ MTTDEF mtt_status mtt_ranks_connect(mtt_env *env, const mtt_ranks_desc *desc, mt
     r->address = address;
     r->sites[0].port = port;
     if (!status) status = r->rank ? mtt__join(r) : mtt__listen(r, address, port);
-    if (!status) status = mtt__meet(r, r->rank ? 1 : 0, r->rank, 1);
+    if (!status) status = mtt__gather(r, r->rank ? 1 : 0, r->rank, 1);
     mtt__socket_close(&r->listening);
     if (!r->rank && !status) status = mtt__share_sites(r);
     if (!status) return *out = r, MTT_OK;

@@ -1109,8 +1109,9 @@ static void test_secrets(void)
     waitpid(start_rank(&desc, agreements), NULL, 0);
     kill(tap, SIGKILL);
     waitpid(tap, NULL, 0);
-    check(shared->rank[1].status == MTT_E_RANK && strstr(shared->rank[1].error, "another program or version answers"),
-          "an echo as rank 0: %s", shared->rank[1].error);
+    check(shared->rank[1].status == MTT_E_RANK &&
+          strstr(shared->rank[1].error, "another program or version answers"), "an echo as rank 0: %s",
+          shared->rank[1].error);
     secret = NULL;
     munmap(kept, 4096);
     check(open_files() == before, "open files");
