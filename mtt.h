@@ -3952,8 +3952,8 @@ MTTDEF mtt_status mtt_ranks_fork(mtt_env *env, int ranks, double timeout, mtt_ra
     int *ends, i, all;
     *out = NULL;
     if (ranks < 1 || ranks > MTT__RANKS || !(timeout >= 0 && timeout <= 86400))
-        return mtt__fail(env, MTT_E_ARGUMENT, "ranks = %lld, timeout = %g: give 1..%d ranks and at most "
-                         "86400 seconds", (long long)ranks, timeout, MTT__RANKS);
+        return mtt__fail(env, MTT_E_ARGUMENT, "ranks = %d, timeout = %g: give 1..%d ranks and at most 86400 "
+                         "seconds", ranks, timeout, MTT__RANKS);
     status = mtt__ranks_new(env, 0, ranks, timeout > 0 ? timeout : (double)MTT__RANKS_TIMEOUT, &r);
     if (status) return status;
     all = ranks * ranks;
@@ -4407,11 +4407,11 @@ MTTDEF mtt_status mtt_ranks_connect(mtt_env *env, const mtt_ranks_desc *desc, mt
     *out = NULL;
     if (!strcmp(address, "localhost")) address = "127.0.0.1"; /* one of its two addresses, everywhere */
     if (desc->ranks < 1 || desc->ranks > MTT__RANKS || desc->rank < 0 || desc->rank >= desc->ranks)
-        return mtt__fail(env, MTT_E_ARGUMENT, "rank %lld of %lld: give 1..%d ranks, numbered from 0",
-                         (long long)desc->rank, (long long)desc->ranks, MTT__RANKS);
+        return mtt__fail(env, MTT_E_ARGUMENT, "rank %d of %d: give 1..%d ranks, numbered from 0", desc->rank,
+                         desc->ranks, MTT__RANKS);
     if (port < 1 || port > 65535 || !(seconds > 0 && seconds <= 86400) || strlen(run) >= sizeof(r->own.run))
-        return mtt__fail(env, MTT_E_ARGUMENT, "port %lld, timeout %g, run \"%s\": give a port of 1..65535, "
-                         "at most 86400 seconds, and a name below %d bytes", (long long)port, seconds, run,
+        return mtt__fail(env, MTT_E_ARGUMENT, "port %d, timeout %g, run \"%s\": give a port of 1..65535, at "
+                         "most 86400 seconds, and a name below %d bytes", port, seconds, run,
                          (int)sizeof(r->own.run));
 #ifdef MTT_MPI
     if (desc->mpi) return mtt__mpi_connect(env, desc, seconds, out);
@@ -4813,7 +4813,7 @@ MTTDEF mtt_status mtt_policy_resolve(mtt_env *env, const mtt_policy *policy, con
                  "precision is fp8: heads_kv * d_head is %d, it must be a multiple of 16",
                  model->heads_kv * model->d_head);
     mtt__require(&faults, p.ranks < 1 || (p.rank >= 0 && p.rank < p.ranks),
-                 "rank is %lld, it must be at least 0 and below ranks, %d", (long long)p.rank, p.ranks);
+                 "rank is %d, it must be at least 0 and below ranks, %d", p.rank, p.ranks);
     mtt__require(&faults, p.lora_rank % 8 == 0, "lora_rank is %d, it must be a multiple of 8", p.lora_rank);
     mtt__require(&faults, !p.lora_rank || p.precision != MTT_FP8,
                  "precision is fp8, which has no adapters: set it to bf16, or lora_rank to 0");
@@ -7468,7 +7468,7 @@ static mtt_status mtt__generation_init(mtt_schedule *s, mtt_env *env, const mtt_
                          "bf16, whatever the weights were trained in",
                          (unsigned)desc->precision > MTT_FP8 ? "?" : mtt__precisions[desc->precision].name);
     if (chunk < 1 || chunk > 1 << 20)
-        return mtt__fail(env, MTT_E_ARGUMENT, "chunk is %lld, it must be 1 to %d", (long long)chunk, 1 << 20);
+        return mtt__fail(env, MTT_E_ARGUMENT, "chunk is %d, it must be 1 to %d", chunk, 1 << 20);
     status = mtt_model_resolve(env, model, &s->model);
     s->seq_len = desc->context ? desc->context : s->model.max_seq;
     if (!status && s->model.positions == MTT_POSITIONS_LEARNED && s->seq_len > s->model.max_seq)
@@ -9796,8 +9796,8 @@ MTTDEF const mtt_backend *mtt_cpu_backend(void)
 MTTDEF mtt_status mtt_cuda_backend(mtt_env *env, int device, mtt_backend *backend)
 {
     memset(backend, 0, sizeof(*backend));
-    return mtt__fail(env, MTT_E_DEVICE, "CUDA device %lld cannot be used: this build has no CUDA; compile "
-                     "with -DMTT_CUDA and mtt_kernels.cu", (long long)device);
+    return mtt__fail(env, MTT_E_DEVICE, "CUDA device %d cannot be used: this build has no CUDA; compile with "
+                     "-DMTT_CUDA and mtt_kernels.cu", device);
 }
 #endif
 
@@ -10660,8 +10660,8 @@ MTTDEF mtt_status mtt_next_logits(mtt_trainer *t, const int32_t *tokens, int cou
     int32_t *padded;
     mtt_status status;
     if (count < 1)
-        return mtt__fail(t->env, MTT_E_ARGUMENT, "count is %lld: the next token needs at least one before it",
-                         (long long)count);
+        return mtt__fail(t->env, MTT_E_ARGUMENT, "count is %d: the next token needs at least one before it",
+                         count);
     status = mtt__check_ids(t, tokens, count, 0, "token");
     if (status) return status;
     padded = (int32_t *)mtt__alloc(t->env, (size_t)p->shape.seq_len, sizeof(*padded));
@@ -10723,7 +10723,7 @@ static const mtt__parameter *mtt__parameter_at(const mtt_trainer *t, int index)
 {
     const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
     if (index >= 0 && index < p->parameter_count) return &p->parameters[index];
-    mtt__fail(t->env, MTT_E_ARGUMENT, "there is no parameter %lld: take 0 to %d", (long long)index,
+    mtt__fail(t->env, MTT_E_ARGUMENT, "there is no parameter %d: take 0 to %d", index,
               p->parameter_count - 1);
     return NULL;
 }
@@ -13395,8 +13395,8 @@ MTTDEF mtt_status mtt_batches_next(mtt_batches *b, int32_t *tokens, int32_t *tar
     size_t row, i, length = (size_t)b->seq_len;
     mtt_status status = MTT_OK;
     if (b->rank < 0 || (uint64_t)b->rank >= ranks)
-        return mtt__fail(b->tokens->env, MTT_E_ARGUMENT, "batches of rank %lld of %d: rank must be below "
-                         "ranks", (long long)b->rank, (int)ranks);
+        return mtt__fail(b->tokens->env, MTT_E_ARGUMENT, "batches of rank %d of %d: rank must be below ranks",
+                         b->rank, (int)ranks);
     if (b->sequential && b->cursor >= b->sequences) return MTT_END;
     for (row = 0; row < (size_t)b->batch && !status; row++, tokens += length, targets += length) {
         size_t there = length;
@@ -15209,8 +15209,7 @@ MTTDEF mtt_status mtt_evaluate_tokens(mtt_trainer *trainer, const mtt_tokens *to
     mtt_status status = x ? mtt_batches_init(env, &order, tokens, batch, d->seq_len, 0, 1) : MTT_E_MEMORY;
     memset(q, 0, sizeof(*q));
     if (!status && batches < 0)
-        status = mtt__fail(env, MTT_E_ARGUMENT, "batches is %lld, it must be 1 or more, or 0 for all",
-                           (long long)batches);
+        status = mtt__fail(env, MTT_E_ARGUMENT, "batches is %d, it must be 1 or more, or 0 for all", batches);
     order.rank = d->rank;
     order.ranks = d->ranks;
     for (done = 0; !status && (!batches || done < batches); done += d->ranks) {
@@ -15363,9 +15362,9 @@ static mtt_status mtt__generation_check(mtt_env *env, const mtt_tokenizer *token
     if (tokenizer) mtt__in_range(&faults, "ids of the tokenizer", mtt_tokenizer_vocab(tokenizer), 1, vocab);
     if (faults.count) return MTT_E_ARGUMENT;
     if (g->count < 0 || g->prompt_count < 0 || g->stop_count < 0 || g->stop_id_count < 0)
-        return mtt__fail(env, MTT_E_ARGUMENT, "count is %lld, prompt_count %lld, stop_count %lld and "
-                         "stop_id_count %lld, they must not be negative", (long long)g->count,
-                         (long long)g->prompt_count, (long long)g->stop_count, (long long)g->stop_id_count);
+        return mtt__fail(env, MTT_E_ARGUMENT, "count is %d, prompt_count %d, stop_count %d and stop_id_count "
+                         "%d, they must not be negative", g->count, g->prompt_count, g->stop_count,
+                         g->stop_id_count);
     if (g->stop_count && !tokenizer)
         return mtt__fail(env, MTT_E_ARGUMENT, "stop strings need a tokenizer");
     for (i = 0; i < g->stop_count; i++)
@@ -15373,8 +15372,8 @@ static mtt_status mtt__generation_check(mtt_env *env, const mtt_tokenizer *token
             return mtt__fail(env, MTT_E_ARGUMENT, "stop string %d is empty", i);
     for (i = 0; i < g->prompt_count; i++) {
         if (g->sizes[i] < !tokenizer)
-            return mtt__fail(env, MTT_E_ARGUMENT, "prompt %d has %lld ids, it needs at least one", i,
-                             (long long)g->sizes[i]);
+            return mtt__fail(env, MTT_E_ARGUMENT, "prompt %d has %d ids, it needs at least one", i,
+                             g->sizes[i]);
         count = mtt__prompt(tokenizer, g, i, &end, &ids);
         if (count > most)
             return mtt__fail(env, MTT_E_ARGUMENT, "prompt %d has %d ids, the context %d: raise it, or let it "
@@ -15517,8 +15516,8 @@ MTTDEF mtt_status mtt_profile(mtt_trainer *t, int index, int times, double *ms)
     mtt_status status = MTT_OK;
     int i, k;
     if (index < 0 || index >= p->op_count || times < 1)
-        return mtt__fail(t->env, MTT_E_ARGUMENT, "operation %lld, %lld times: take 0 to %d, at least once",
-                         (long long)index, (long long)times, p->op_count - 1);
+        return mtt__fail(t->env, MTT_E_ARGUMENT, "operation %d, %d times: take 0 to %d, at least once", index,
+                         times, p->op_count - 1);
     op = &p->ops[index];
     for (i = 0; i < op->inputs; i++)
         for (k = op->inputs; k < op->inputs + op->outputs; k++)
@@ -15628,8 +15627,8 @@ MTTDEF mtt_status mtt_generator_load(mtt_generator *g, mtt_model *model)
 MTTDEF mtt_status mtt_generator_cut(mtt_generator *g, int sequence, int length)
 {
     if (sequence < 0 || sequence >= g->schedule.batch || length < 0)
-        return mtt__fail(g->trainer.env, MTT_E_ARGUMENT, "sequence %lld to %lld tokens: sequences are 0 to "
-                         "%d", (long long)sequence, (long long)length, g->schedule.batch - 1);
+        return mtt__fail(g->trainer.env, MTT_E_ARGUMENT, "sequence %d to %d tokens: sequences are 0 to %d",
+                         sequence, length, g->schedule.batch - 1);
     if (length < g->lengths[sequence]) g->lengths[sequence] = length;
     return MTT_OK;
 }
@@ -15664,9 +15663,8 @@ MTTDEF mtt_status mtt_generator_append(mtt_generator *g, const int32_t *const *t
     for (i = 0; i < batch && !status; i++) {
         most = counts[i] > most ? counts[i] : most;
         if (counts[i] < 0 || counts[i] > context - g->lengths[i])
-            return mtt__fail(g->trainer.env, MTT_E_ARGUMENT, "%lld tokens for sequence %d, which has %d of "
-                             "%d: raise the context, or cut it", (long long)counts[i], i, g->lengths[i],
-                             context);
+            return mtt__fail(g->trainer.env, MTT_E_ARGUMENT, "%d tokens for sequence %d, which has %d of %d: "
+                             "raise the context, or cut the sequence", counts[i], i, g->lengths[i], context);
         status = mtt__check_ids(&g->trainer, tokens[i], counts[i], 0, "token");
     }
     for (i = 0; i < batch; i++) g->last[i] = -1;
