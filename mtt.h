@@ -34,7 +34,7 @@
    >>json       a pull reader, UTF-8         >>data        corpora, splits, datasets
    >>files      atomic writing, CRC-32       >>batches     sequences in shuffled order
    >>ranks      processes that exchange      >>checkpoint  safetensors, save and resume
-                bytes, launchers             >>report      listings, JSON and tables
+                bytes                        >>report      listings, JSON and tables
    >>config     fields, defaults, checks     >>models      files of other programs
    >>tensors    tables of parameters and     >>public      evaluation, sampling, profiling
                 activations                  >>generator   a cache, passes, prompts
@@ -594,15 +594,13 @@ MTTDEF mtt_status mtt_ranks_fork(mtt_env *env, int ranks, double timeout, mtt_ra
 /* One rank of a run that a launcher has started, on one host or on several. Zero means the default. */
 typedef struct mtt_ranks_desc {
     int rank, ranks;     /* this rank, below `ranks`; their number, 1..1024 */
-    int local;           /* for the choice of a device: number of the rank on its host; -1 = unknown */
-    const char *address; /* of rank 0, a name or an IP address, default `host` */
+    const char *address; /* of rank 0, a name or an IP address, default 127.0.0.1 */
     int port;            /* where rank 0 listens, default 29501: torchrun has 29500 itself */
     const char *run;     /* a name that the ranks of a run share, below 128 bytes, default "" */
     const char *secret;  /* of all ranks, default "" = none. They prove to know it, by keyed hashes of nonces;
                             who hears these can try guesses, so take 16 random bytes or more */
     double timeout;      /* seconds, above 0, at most 86400, that a rank waits for another, default 20 */
     int mpi;             /* 1 = by MPI, whose ranks they are, and not by TCP; only with MTT_MPI */
-    char host[256];      /* the address that mtt_ranks_environment found, default 127.0.0.1 */
 } mtt_ranks_desc;
 
 /* Connects the ranks by TCP. They meet at rank 0's address in any order, within the timeout. Whoever else
@@ -613,17 +611,6 @@ typedef struct mtt_ranks_desc {
    ranks are those of MPI_COMM_WORLD, and address, port, run and secret do not matter. MPI is started if
    nobody has done so, without a timeout, and then ended by mtt_ranks_close, unless ranks are lost. */
 MTTDEF mtt_status mtt_ranks_connect(mtt_env *env, const mtt_ranks_desc *desc, mtt_ranks **out);
-
-/* Describes this rank by the variables of its launcher. The first of these that is there counts:
-      torchrun   RANK, WORLD_SIZE, LOCAL_RANK; the run is TORCHELASTIC_RUN_ID
-      mpirun     OMPI_COMM_WORLD_RANK, _SIZE and _LOCAL_RANK, or PMI_RANK, PMI_SIZE and MPI_LOCALRANKID
-      srun       SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID, if there is SLURM_STEP_ID: a batch script has the
-                 others, too, but is one process; the run is SLURM_JOB_ID
-   Without any, `ranks` is 1. The address is MASTER_ADDR, or else the first host of SLURM_STEP_NODELIST or
-   SLURM_JOB_NODELIST, where rank 0 runs. The port is MASTER_PORT + 1. The secret is MTT_SECRET. `run` and
-   `secret` point into the environment. `mpi` is set for mpirun's ranks if this build has MTT_MPI.
-   MTT_E_ARGUMENT: the error names the variable that is malformed, missing or in contradiction. */
-MTTDEF mtt_status mtt_ranks_environment(mtt_env *env, mtt_ranks_desc *desc);
 
 MTTDEF int mtt_ranks_rank(const mtt_ranks *ranks);  /* this one; 0 for NULL */
 MTTDEF int mtt_ranks_count(const mtt_ranks *ranks); /* 1 for NULL */
@@ -4398,7 +4385,7 @@ static mtt_status mtt__mpi_connect(mtt_env *env, const mtt_ranks_desc *desc, dou
 
 MTTDEF mtt_status mtt_ranks_connect(mtt_env *env, const mtt_ranks_desc *desc, mtt_ranks **out)
 {
-    const char *address = desc->address ? desc->address : desc->host[0] ? desc->host : "127.0.0.1";
+    const char *address = desc->address ? desc->address : "127.0.0.1";
     const char *run = desc->run ? desc->run : "";
     int fd, port = desc->port ? desc->port : MTT__RANKS_PORT;
     double seconds = desc->timeout != 0 ? desc->timeout : (double)MTT__RANKS_TIMEOUT;
@@ -4442,102 +4429,6 @@ MTTDEF mtt_status mtt_ranks_connect(mtt_env *env, const mtt_ranks_desc *desc, mt
     if (!status) return *out = r, MTT_OK;
     mtt__farewell(r, r->failure);
     mtt__ranks_free(r);
-    return status;
-}
-
-/* ---- launchers ---- */
-
-/* The variables by which a launcher describes a rank. `sign` is set only if it started this process. Where
-   `sign` is NULL, `rank` or `ranks` shows that. */
-typedef struct mtt__launcher {
-    const char *sign, *rank, *ranks, *local, *locals, *run, *hosts;
-    int mpi; /* 1 = an mpirun */
-} mtt__launcher;
-
-/* Launchers that srun may have started come before it. */
-static const mtt__launcher mtt__launchers[] = {
-    {NULL, "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID", "", 0},
-    {NULL, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
-     "OMPI_COMM_WORLD_LOCAL_SIZE", "PMIX_NAMESPACE", "", 1},
-    {NULL, "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "", "", 1},
-    {"SLURM_STEP_ID", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "", "SLURM_JOB_ID",
-     "SLURM_STEP_NODELIST", 0},
-};
-
-/* Reads a number of low..high. A variable that is not set leaves *value, but fails if there is a `need`: the
-   variable that is set and needs it. */
-static mtt_status mtt__variable(mtt_env *env, const char *name, const char *need, int low, int high,
-                                int *value)
-{
-    const char *text = getenv(name);
-    char *end;
-    long number;
-    if (!text && !need) return MTT_OK;
-    if (!text) return mtt__fail(env, MTT_E_ARGUMENT, "%s is not set, but %s is: set both", name, need);
-    errno = 0;
-    number = strtol(text, &end, 10);
-    if (end == text || *end || errno || number < low || number > high)
-        return mtt__fail(env, MTT_E_ARGUMENT, "%s=%s: it must be a number of %d..%d", name, text, low, high);
-    *value = (int)number;
-    return MTT_OK;
-}
-
-/* The first host of a list of SLURM's: node7,node9 is node7, and rack[03-05,9]-gpu[1,2] is rack03-gpu1. */
-static mtt_status mtt__first_host(mtt_env *env, const char *name, char *host, size_t capacity)
-{
-    const char *at = getenv(name);
-    size_t size = 0;
-    int inside = 0;
-    for (; *at && (inside || *at != ',') && size < capacity - 1; at++) {
-        if (*at == '[' || *at == ']') inside = *at == '[';
-        else if (inside && (*at == '-' || *at == ',')) at += strcspn(at, "]") - 1;
-        else host[size++] = *at;
-    }
-    host[size] = 0;
-    if (size && !inside && (!*at || *at == ',')) return MTT_OK;
-    return mtt__fail(env, MTT_E_ARGUMENT, "%s=%s does not begin with a host: set MASTER_ADDR to the host of "
-                     "rank 0", name, getenv(name));
-}
-
-/* Finds the host of rank 0. If all ranks are on this one, the default will do. */
-static mtt_status mtt__find_host(mtt_env *env, const mtt__launcher *l, mtt_ranks_desc *desc)
-{
-    const char *address = getenv("MASTER_ADDR"), *hosts = getenv(l->hosts) ? l->hosts : "SLURM_JOB_NODELIST";
-    int here = 0;
-    mtt_status status = mtt__variable(env, l->locals, NULL, 1, desc->ranks, &here);
-    if (status || (!address && here == desc->ranks)) return status;
-    if (!address && getenv(hosts)) return mtt__first_host(env, hosts, desc->host, sizeof(desc->host));
-    if (!address && !here) return MTT_OK;
-    if (!address || !*address || strlen(address) >= sizeof(desc->host))
-        return mtt__fail(env, MTT_E_ARGUMENT, "MASTER_ADDR=%s: it must be the host of rank 0, in 1..%d bytes",
-                         address ? address : "", (int)sizeof(desc->host) - 1);
-    memcpy(desc->host, address, strlen(address) + 1);
-    return MTT_OK;
-}
-
-MTTDEF mtt_status mtt_ranks_environment(mtt_env *env, mtt_ranks_desc *desc)
-{
-    const mtt__launcher *l = mtt__launchers, *end = l + MTT__LENGTH(mtt__launchers);
-    int port = MTT__RANKS_PORT - 1;
-    mtt_status status;
-    memset(desc, 0, sizeof(*desc));
-    desc->ranks = 1;
-    while (l < end && !getenv(l->sign ? l->sign : l->rank) && (l->sign || !getenv(l->ranks))) l++;
-    if (l == end) return MTT_OK;
-    status = mtt__variable(env, l->ranks, l->sign ? l->sign : l->rank, 1, MTT__RANKS, &desc->ranks);
-    if (!status) status = mtt__variable(env, l->rank, l->ranks, 0, desc->ranks - 1, &desc->rank);
-    desc->local = desc->ranks > 1 ? -1 : 0;
-    if (!status) status = mtt__variable(env, l->local, NULL, 0, desc->ranks - 1, &desc->local);
-    if (!status) status = mtt__variable(env, "MASTER_PORT", NULL, 1, 65534, &port);
-    if (!status) status = mtt__find_host(env, l, desc);
-    desc->port = port + 1;
-    desc->run = getenv(l->run);
-    desc->secret = getenv("MTT_SECRET");
-    if (!status && desc->secret && !*desc->secret)
-        status = mtt__fail(env, MTT_E_ARGUMENT, "MTT_SECRET is empty: give all ranks a secret, or unset it");
-#ifdef MTT_MPI
-    desc->mpi = l->mpi;
-#endif
     return status;
 }
 

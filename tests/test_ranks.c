@@ -82,6 +82,7 @@ static int noted_listen(int fd, int backlog);
 #undef send
 #undef recv
 #undef poll
+#include "../tools/launch.h"
 
 enum { MOST = 5 };
 static mtt_env env;
@@ -1333,49 +1334,51 @@ static void variables(const char *text) /* NAME=VALUE ..., and no others */
 static void launched(const char *text, int rank, int ranks, int local, int port, const char *host,
                      const char *name)
 {
-    mtt_ranks_desc d;
+    launch l;
+    const mtt_ranks_desc *d = &l.desc;
     variables(text);
-    check(!mtt_ranks_environment(&env, &d), "%s: %s", text, env.error);
-    check(d.rank == rank && d.ranks == ranks && d.local == local && d.port == port && !strcmp(d.host, host) &&
-          !strcmp(d.run ? d.run : "", name), "%s: rank %d of %d, local %d, port %d, host %s, run %s", text,
-          d.rank, d.ranks, d.local, d.port, d.host, d.run);
+    check(!launch_find(&env, &l), "%s: %s", text, env.error);
+    check(d->rank == rank && d->ranks == ranks && l.local == local && d->port == port &&
+          !strcmp(d->address ? d->address : "", host) && !strcmp(d->run ? d->run : "", name),
+          "%s: rank %d of %d, local %d, port %d, host %s, run %s", text, d->rank, d->ranks, l.local, d->port,
+          d->address, d->run);
     new_case();
 }
 
 static void malformed(const char *text, const char *name)
 {
-    mtt_ranks_desc d;
+    launch l;
     variables(text);
-    check(mtt_ranks_environment(&env, &d) == MTT_E_ARGUMENT && !strncmp(env.error, name, strlen(name)),
+    check(launch_find(&env, &l) == MTT_E_ARGUMENT && !strncmp(env.error, name, strlen(name)),
           "%s: \"%s\" does not begin with %s", text, env.error, name);
     new_case();
 }
 
 static void test_launchers(void)
 {
-    mtt_ranks_desc d;
+    launch l;
     launched("", 0, 1, 0, 0, "", "");
     launched("MASTER_ADDR=a", 0, 1, 0, 0, "", "");
     launched("RANK=3 WORLD_SIZE=8 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 MASTER_ADDR=node1 MASTER_PORT=1234 "
              "TORCHELASTIC_RUN_ID=abc", 3, 8, 1, 1235, "node1", "abc");
-    launched("RANK=0 WORLD_SIZE=1", 0, 1, 0, 29501, "", "");
-    launched("RANK=1 WORLD_SIZE=2 SLURM_STEP_ID=0 SLURM_PROCID=0 SLURM_NTASKS=1", 1, 2, -1, 29501, "", "");
+    launched("RANK=0 WORLD_SIZE=1", 0, 1, 0, 0, "", "");
+    launched("RANK=1 WORLD_SIZE=2 SLURM_STEP_ID=0 SLURM_PROCID=0 SLURM_NTASKS=1", 1, 2, -1, 0, "", "");
     launched("OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_RANK=1 "
-             "OMPI_COMM_WORLD_LOCAL_SIZE=4 PMIX_NAMESPACE=p@1 SLURM_JOB_NODELIST=n[1-4]", 1, 4, 1, 29501, "",
+             "OMPI_COMM_WORLD_LOCAL_SIZE=4 PMIX_NAMESPACE=p@1 SLURM_JOB_NODELIST=n[1-4]", 1, 4, 1, 0, "",
              "p@1");
     launched("OMPI_COMM_WORLD_RANK=5 OMPI_COMM_WORLD_SIZE=8 OMPI_COMM_WORLD_LOCAL_RANK=1 "
              "OMPI_COMM_WORLD_LOCAL_SIZE=4 SLURM_JOB_NODELIST=n[1-4] SLURM_STEP_ID=0 SLURM_PROCID=1 "
-             "SLURM_NTASKS=1 SLURM_STEP_NODELIST=n2", 5, 8, 1, 29501, "n1", "");
-    launched("PMI_RANK=2 PMI_SIZE=4 MPI_LOCALRANKID=0 MASTER_ADDR=10.0.0.1", 2, 4, 0, 29501, "10.0.0.1", "");
+             "SLURM_NTASKS=1 SLURM_STEP_NODELIST=n2", 5, 8, 1, 0, "n1", "");
+    launched("PMI_RANK=2 PMI_SIZE=4 MPI_LOCALRANKID=0 MASTER_ADDR=10.0.0.1", 2, 4, 0, 0, "10.0.0.1", "");
     launched("SLURM_PROCID=7 SLURM_NTASKS=16 SLURM_LOCALID=3 SLURM_JOB_ID=42 SLURM_STEP_ID=0 "
-             "SLURM_STEP_NODELIST=rack[03-05,9]-gpu[1,2],other SLURM_JOB_NODELIST=x", 7, 16, 3, 29501,
+             "SLURM_STEP_NODELIST=rack[03-05,9]-gpu[1,2],other SLURM_JOB_NODELIST=x", 7, 16, 3, 0,
              "rack03-gpu1", "42");
-    launched("SLURM_PROCID=0 SLURM_NTASKS=2 SLURM_STEP_ID=1 SLURM_JOB_NODELIST=node7,node9", 0, 2, -1, 29501,
+    launched("SLURM_PROCID=0 SLURM_NTASKS=2 SLURM_STEP_ID=1 SLURM_JOB_NODELIST=node7,node9", 0, 2, -1, 0,
              "node7", "");
     launched("SLURM_PROCID=0 SLURM_NTASKS=8 SLURM_JOB_ID=42 SLURM_JOB_NODELIST=n[1-8]", 0, 1, 0, 0, "", "");
     malformed("RANK=0 WORLD_SIZE=2 MTT_SECRET=", "MTT_SECRET is empty");
     variables("RANK=0 WORLD_SIZE=2 MTT_SECRET=hunter2");
-    check(!mtt_ranks_environment(&env, &d) && d.secret && !strcmp(d.secret, "hunter2"), "MTT_SECRET");
+    check(!launch_find(&env, &l) && l.desc.secret && !strcmp(l.desc.secret, "hunter2"), "MTT_SECRET");
     malformed("RANK=1", "WORLD_SIZE is not set, but RANK is");
     malformed("WORLD_SIZE=2", "RANK is not set, but WORLD_SIZE is");
     malformed("RANK=2 WORLD_SIZE=2", "RANK=2: it must be a number of 0..1");

@@ -21,6 +21,7 @@
 #include <sys/statvfs.h>
 #include <time.h>
 #include "curves.h"
+#include "launch.h"
 
 enum { RUN_NAME = 200 }; /* letters: with an ending, a name in a folder has at most 255 */
 
@@ -165,24 +166,24 @@ static void run_guard_streams(void)
    than there are. Then the policy has their count and this rank. */
 static mtt_status run_join(run *r, mtt_env *env, mtt_policy *policy)
 {
-    mtt_ranks_desc here;
-    mtt_status status = mtt_ranks_environment(env, &here);
-    int ranks = policy->ranks;
+    launch here;
+    mtt_status status = launch_find(env, &here);
+    int ranks = policy->ranks, launched = here.desc.ranks;
     r->env = env;
     run_guard_streams();
     r->has_adapters = policy->lora_rank > 0;
-    here.timeout = (double)r->timeout;
-    if (!status && here.ranks > 1 && ranks && ranks != here.ranks)
+    here.desc.timeout = (double)r->timeout;
+    if (!status && launched > 1 && ranks && ranks != launched)
         return run_fail(r, MTT_E_ARGUMENT, "--ranks is %d, but the launcher has started %d: leave it out",
-                        ranks, here.ranks);
+                        ranks, launched);
     fflush(NULL);
-    if (!status && here.ranks > 1) status = mtt_ranks_connect(env, &here, &r->ranks);
+    if (!status && launched > 1) status = mtt_ranks_connect(env, &here.desc, &r->ranks);
     else if (!status && ranks > 1) status = mtt_ranks_fork(env, ranks, (double)r->timeout, &r->ranks);
     policy->ranks = mtt_ranks_count(r->ranks);
     policy->rank = run_rank = mtt_ranks_rank(r->ranks);
-    r->local = here.ranks > 1 && here.local >= 0 ? here.local : run_rank;
-    if (!r->ranks && here.ranks > 1) run_rank = here.rank; /* it could not connect */
-    r->first = !run_rank || (here.ranks > 1 && here.local <= 0);
+    r->local = launched > 1 && here.local >= 0 ? here.local : run_rank;
+    if (!r->ranks && launched > 1) run_rank = here.desc.rank; /* it could not connect */
+    r->first = !run_rank || (launched > 1 && here.local <= 0);
     if (!run_rank) option_note_threads();
     return status;
 }
