@@ -89,7 +89,8 @@ for cc in gcc clang; do
   symbols $cc
   programs $cc
 done
-none "$(grep -nE '(mtt|MTT)__' examples/*.c tools/*.c tools/{curves,folder,launch,options,results,run,speak,explorer}.h)" \
+headers=(tools/{curves,folder,launch,options,results,run,speak,explorer}.h)
+none "$(grep -nE '(mtt|MTT)__' examples/*.c tools/*.c "${headers[@]}")" \
   "a program uses a private name"
 none "$(sed -n '/^#ifdef MTT_IMPLEMENTATION/,$p' mtt.h | sed 's/"[^"]*"//g; s,/\*.*\*/,,' |
   grep -nE '\b(exit|abort|printf|puts|assert)\s*\(')" "mtt.h prints or exits"
