@@ -11816,13 +11816,12 @@ static void mtt__vocab_keys(mtt__vocab_file *f, const char *part, int depth)
         if (mtt__vocab_value(f, k.path).at) mtt__json_fail(j, "a key occurs twice");
         mark = mtt_json_peek(j);
         k.value.at = j->at;
-        if (!*part && mark >= '0' && mark <= '9')
-            mtt__json_fail(j, "a vocabulary without its merges: pass vocab.bpe (merges.txt) instead");
         if (*k.path && ((mark == '{' && !*part) || (deep && (mark == '{' || mark == '['))))
             mtt__vocab_keys(f, k.path, depth + 1);
         else mtt_json_skip(j);
         k.value.size = (size_t)(j->at - k.value.at);
-        if (f->key_count == MTT__LENGTH(f->keys)) mtt__json_fail(j, "more than 192 keys");
+        if (f->key_count == MTT__LENGTH(f->keys))
+            mtt__json_fail(j, *part ? "more than 192 keys" : "this is a vocabulary: pass vocab.bpe");
         else f->keys[f->key_count++] = k;
     }
 }

@@ -11,9 +11,9 @@ usage: oracle_tokenizer.py PATH/TO/test_tokenizer [DATA [families]]     DATA is 
 4. WordPiece trained by both, compared piece by piece. Hugging Face numbers the ##characters in the order of a hash
    table and breaks ties by these numbers. So it gets our alphabet, in our order, as special tokens. It also reads what
    we save.
-5. The families: tokenizer.json in the forms of GPT-2 (two), SmolLM, Llama 3 and Qwen, trained for the test. 30,000
-   random strings and 3 MB of each of three texts, with and without special tokens: ours, transformers' and tokenizers',
-   which also reads what we save. Qwen's normalizer NFC gets 10,000 more random strings, of what it changes.
+5. The families: tokenizer.json in the forms of GPT-2 (two), SmolLM, Llama 3, Qwen and cl100k_base, trained for the
+   test. 30,000 random strings and 3 MB of each of three texts, with and without special tokens: ours, transformers' and
+   tokenizers', which also reads what we save. Qwen's normalizer NFC gets 10,000 more random strings, of what it changes.
 6. The same texts by .tiktoken files with three patterns: GPT-2's, and one whose tokens come before their parts.
 With the word families it does 5 and 6 alone.
 tiktoken and Hugging Face may know an older Unicode: code points of which they have another class are listed and left
@@ -169,6 +169,10 @@ MODERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|DIGITS"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+LATER = (  # cl100k_base today; tokenizers read {1,3}+ as any number of digits
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s*[\r\n]"
+    r"|\s+(?!\S)|\s"
+)
 LLAMA3, QWEN = MODERN.replace("DIGITS", r"\p{N}{1,3}"), MODERN.replace("DIGITS", r"\p{N}")
 HARDER = HARD + [
     "\r", "\n\n", " \n ", "\t\n", "'Ll", "'VE", "'RE", "'ſ", "'ſa", "'sS", "''s", "12345", " 7", "½½½½", "!\n\n", " ?\r\n", "\t!", "_a",
@@ -224,12 +228,13 @@ def form(name, samples):
         "smollm": pre.Sequence([pre.Digits(individual_digits=True), byte_level(True)]),
         "llama3": split(LLAMA3),
         "qwen": split(QWEN),
+        "later": split(LATER),
     }[name]
     hf.decoder = tokenizers.decoders.ByteLevel()
     hf.post_processor = processors.ByteLevel(trim_offsets=False)
     if name == "qwen":
         hf.normalizer = normalizers.NFC()
-    special = ["<|endoftext|>"] if name.startswith("gpt2") or name == "smollm" else []  # in the vocabulary
+    special = ["<|endoftext|>"] if name in ("gpt2", "gpt2 split", "smollm", "later") else []  # in the vocabulary
     hf.train_from_iterator(
         samples,
         trainers.BpeTrainer(
@@ -272,7 +277,7 @@ def families(binary, data, folder):
         with open(f"{data}/{name}", encoding="utf-8", newline="") as file:
             samples.append(file.read(3_000_000))
     learned = [s[:1_000_000] for s in samples] + every[:2000]
-    for name in ("qwen", "gpt2", "gpt2 split", "smollm", "llama3"):
+    for name in ("later", "qwen", "gpt2", "gpt2 split", "smollm", "llama3"):
         texts = every + loose if name == "qwen" else every
         path, old = f"{folder}/{name}.json", f"{folder}/{name}.old.json"
         hf = form(name, learned)

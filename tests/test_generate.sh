@@ -72,12 +72,12 @@ expect 0 . alone.safetensors --tokenizer results/text.txt.tokenizer.json --count
 
 # a tokenizer of another vocabulary than the model's 300 ids
 for size in 400 260; do "$build/prepare" --input text.txt --output v$size --vocab-size $size > out 2>&1; done
-expect 3 'v400.tokenizer.json has 400 ids, but the model 300: use' $model --tokenizer v400.tokenizer.json
+expect 3 'v400.tokenizer.json has 345 ids, but the model 300: use' $model --tokenizer v400.tokenizer.json
 check "nothing is written before it is refused" [ ! -s out ]
 expect 0 . $model --tokenizer v260.tokenizer.json --count 20 --temperature 3
 "$build/train" --init $model --data text.txt --tokenizer v400.tokenizer.json --results-dir other --steps 1 \
   > out 2> err; code=$?
-check "training on refuses a larger tokenizer" eval '[ $code = 3 ] && says err "400 ids, but the model 300"'
+check "training on refuses a larger tokenizer" eval '[ $code = 3 ] && says err "345 ids, but the model 300"'
 check "before the text is encoded" eval 'not says err encoding && [ ! -e other/text.txt.train.tokens ]'
 
 # a folder of other programs

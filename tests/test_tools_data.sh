@@ -54,6 +54,19 @@ prepare 2 '3 ids cannot hold' --input text.txt --output o --vocab-size 3
 prepare 2 '20 ids cannot hold the characters.*ask for [0-9]+ or more' --input text.txt --output o \
   --tokenizer wordpiece --vocab-size 20
 prepare 3 'no field "missing"' --input text.jsonl --output o --field missing
+prepare 2 'text.txt is plain text, which has no field "text": leave out' --input text.txt --output o \
+  --field text
+prepare 3 'absent/: cannot find this folder' --input text.txt --output absent/o
+check "no hidden file is named" not says err '\.tmp'
+printf '{"text":""}\n%.0s' {1..60} > empty.jsonl
+prepare 3 'empty.jsonl has no text' --input empty.jsonl --output o
+{ cat text.txt; printf '\0'; } > nul.txt
+prepare 3 "nul.txt is not text, .*first is at byte $(wc -c < text.txt)\)" --input nul.txt --output o
+gzip -c text.jsonl > packed.jsonl.gz; prepare 3 'by gzip -dc' --input packed.jsonl.gz --output o
+prepare 3 'packed.jsonl.gz is not UTF-8 text' --input text.txt --output o --tokenizer packed.jsonl.gz
+awk 'BEGIN { printf "{"; for (i = 0; i < 300; i++) printf "\"t%d\": %d, ", i, i; print "\"x\": 300}" }' > \
+  encoder.json
+prepare 3 'this is a vocabulary: pass vocab.bpe' --input text.txt --output o --tokenizer encoder.json
 check "what fails leaves no files" [ -z "$(find . -name 'o.*')" ]
 if [ -c /dev/full ]; then
   for command in prepare\ --help schedule "profile --device cpu --layers 1 --steps 2 --only-step"; do
@@ -71,6 +84,8 @@ check "the splits add up" \
   awk '$1 ~ /train|valid|test/ { d += $2; t += $4 } $1 == "all" { exit !(d == $2 && t == $4 && d > 0) }' out
 check "tokens of the report are those of the file" \
   [ "$(awk '$1 == "train" { print 64 + 2 * $4 }' out)" = "$(wc -c < bpe.train.tokens)" ]
+check "it says that the text is plain" \
+  says out "^plain text, $(awk '$1 == "all" { print $2 }' out) documents$"
 cp out first.report; files=$(stat -c %i bpe.*)
 prepare 0 'bpe is up to date' --input text.txt --output bpe --vocab-size 300
 check "the second time nothing is made" [ "$(stat -c %i bpe.*)" = "$files" ]
@@ -99,11 +114,37 @@ check "--strip-accents leaves l with a stroke alone" \
 prepare 0 vocabulary --input text.jsonl --output body --field body --tokenizer wordpiece --vocab-size 40 \
   --seed 4
 check "--field takes another text" grep -q '"other"' body.tokenizer.json
+{ printf '\357\273\277\r\n \t\n'; sed 's/$/\r\n/' text.jsonl; } > blank.jsonl
+for options in "" "--field body"; do
+  prepare 0 "^60 JSONL documents, field $([ -z "$options" ] && echo text || echo body)$" --input blank.jsonl \
+    --output blank --vocab-size 270 $options
+done
+printf '\n"Well", he said.\n%s\n\n' $(seq 2000) > spoken.txt
+prepare 0 '^plain text, [234][0-9] documents$' --input spoken.txt --output spoken --vocab-size 270
+{ cat text.txt; printf 'za\277\363\263\346\n'; } > latin2.txt
+prepare 0 "4 bytes are not UTF-8, the first at byte $(($(wc -c < text.txt) + 2)) .*iconv -f ISO-8859-2 -t" \
+  --input latin2.txt --output latin2 --vocab-size 270
+check "the warning is on standard error" says err '^prepare: warning: latin2.txt: '
+if command -v python3 > /dev/null; then
+  python3 -c "
+import base64
+for i in range(256): print(base64.b64encode(bytes([i])).decode(), i, end='\r\n')" > own.tiktoken
+  prepare 2 'own.tiktoken does not name its pattern: pass gpt2, smollm, llama3 or qwen .prepare --pattern' \
+    --input text.txt --output o --tokenizer own.tiktoken
+  for pattern in gpt2 qwen; do
+    prepare 0 '^vocabulary 257,' --input text.txt --output own --tokenizer own.tiktoken --pattern $pattern
+  done
+fi
 printf '%s\n' '[PAD]' '[UNK]' '[CLS]' '[SEP]' '[MASK]' a '##l' '##a' > vocab.txt
+printf '\357\273\277%s\r\n' '[PAD]' > windows.txt; tail -n +2 vocab.txt | sed 's/$/\r/' >> windows.txt
 prepare 0 '^vocabulary 8,' --input text.txt --output list --tokenizer vocab.txt --lowercase
 prepare 0 '^vocabulary 8,' --input text.txt --output again --tokenizer wordpiece --vocab-file vocab.txt \
   --lowercase
 check "a vocab.txt by either option" same list again
+prepare 0 '^vocabulary 8,' --input text.txt --output again --tokenizer windows.txt --lowercase
+check "a vocab.txt with Windows line ends and a mark" same list again
+prepare 3 'expected a tokenizer.json, a vocab.bpe, a .tiktoken file' --input text.txt --output o --tokenizer \
+  text.txt
 printf '[PAD]\n[UNK]\n[UNK]\n' > twice.txt
 prepare 3 'twice.txt:3: ' --input text.txt --output o --tokenizer twice.txt
 model="--layers 1 --d-model 32 --heads 2 --seq-len 32 --batch-size 4 --steps 3"

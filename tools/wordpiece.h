@@ -476,8 +476,8 @@ static mtt_status mtt__words_load_list(mtt_tokenizer *t, mtt__vocab_file *f)
     }
     if (!status && !fault) fault = mtt__words_finish(t);
     if (status || !fault) return status;
-    return mtt__fail(t->env, MTT_E_FORMAT, "%s:%u: %s: download the vocab.txt of a BERT model again", f->path,
-                     (unsigned)line, fault);
+    return mtt__fail(t->env, MTT_E_FORMAT, "%s:%u: %s: expected a tokenizer.json, a vocab.bpe, a .tiktoken "
+                     "file or BERT's vocab.txt", f->path, (unsigned)line, fault);
 }
 
 static mtt_status mtt__words_load(mtt_tokenizer *t, mtt__vocab_file *f)
