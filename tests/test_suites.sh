@@ -289,7 +289,7 @@ unusable "an old driver" 'echo "Field compute_cap is not valid"; exit 2' 'is its
 unusable "no device" 'echo "No devices were found"; exit 6' 'is its driver loaded'
 made() { # OPTION CAPABILITY...: nvcc's option
   local option=$1; shift
-  fake_smi "printf '%%s, GPU\\\\n' $*"
+  fake_smi "printf '%s, GPU\\n' $*"
   check "capabilities $*: $(arch), not $option" [ "$(arch)" = "$option" ]
 }
 made -arch=native 8.0; made -arch=native 8.0 9.0; made -arch=native 12.0; made -arch=sm_86 7.5 8.6
