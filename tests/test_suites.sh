@@ -289,7 +289,7 @@ unusable "an old driver" 'echo "Field compute_cap is not valid"; exit 2' 'is its
 unusable "no device" 'echo "No devices were found"; exit 6' 'is its driver loaded'
 made() { # OPTION CAPABILITY...: nvcc's option
   local option=$1; shift
-  fake_smi "printf '%%s, GPU\\\\n' $*"
+  fake_smi "printf '%s, GPU\\n' $*"
   check "capabilities $*: $(arch), not $option" [ "$(arch)" = "$option" ]
 }
 made -arch=native 8.0; made -arch=native 8.0 9.0; made -arch=native 12.0; made -arch=sm_86 7.5 8.6
@@ -473,10 +473,9 @@ bf16_chunked_compact same same
 CELLS
 check "nobody is named the fastest" not says out 'fastest'
 check "it says how noisy the times are" says out 'took 20 to 30 ms, 40 % apart by chance\. .* 2 of the'
-sed -i 's/"ms": \([0-9.]*\)/"ms": \1e2/' rounds/x_round*_fp32_bs8.jsonl
-"$report" --results-dir rounds --brief > slow
-check "long times have no exponent" says slow 'took 2000 to 3000 ms, '
-sed -i 's/e2\>//' rounds/x_round*_fp32_bs8.jsonl
+cp -r rounds slow; sed -i 's/"ms": \([0-9.]*\)/"ms": \1e2/' slow/x_round*_fp32_bs8.jsonl
+"$report" --results-dir slow --brief > slow.out
+check "long times have no exponent" says slow.out "took 2000 to 3000 ms, "
 check "the smallest" says out '^- bf16_chunked_compact trains the same model in 20 of 100 MiB'
 check "100 columns" [ -z "$(awk 'length > 100' out)" ]
 check "in the whole report, too" says rounds/comparison.md '^- bf16_flash: .* the same speed'

@@ -16,7 +16,7 @@
 enum { QUOTA_PATH = 4096 };
 
 /* Reads one or two whole numbers of a file. Returns how many there are. */
-static int quota_read(const char *folder, const char *file, long long *first, long long *second)
+static inline int quota_read(const char *folder, const char *file, long long *first, long long *second)
 {
     char path[2 * QUOTA_PATH];
     FILE *f = NULL;
@@ -28,7 +28,7 @@ static int quota_read(const char *folder, const char *file, long long *first, lo
 }
 
 /* The least limit of a group and of those above it, up to the folder `top`. */
-static double quota_of(const char *top, const char *group)
+static inline double quota_of(const char *top, const char *group)
 {
     char folder[2 * QUOTA_PATH - 64];
     double least = HUGE_VAL;
@@ -46,7 +46,7 @@ static double quota_of(const char *top, const char *group)
 }
 
 /* CPUs that this process may use, perhaps a fraction; HUGE_VAL: no limit is known. */
-static double quota_cpus(void)
+static inline double quota_cpus(void)
 {
     const char *root = getenv("MTT_SYSTEM_ROOT") ? getenv("MTT_SYSTEM_ROOT") : "";
     char line[QUOTA_PATH], top[QUOTA_PATH], kinds[QUOTA_PATH + 2];
