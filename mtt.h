@@ -149,11 +149,10 @@
       MTT_SEPARATE_ALLOCS   here        a block for each tensor instead of the arena, for sanitizers
       MTT_DOCUMENT_BYTES    here        least bytes of a document cut from plain text, default 4096
       MTT_DOCUMENT_LIMIT    here        most bytes of a line of JSONL, default 2^30
-   -fopenmp makes it parallel; OMP_NUM_THREADS is the number of threads. They, and any thread that calls mtt,
-   need a stack of 128 KB. Begin main with mtt_wait_passively(argv): it is much faster beside other work. It
-   restarts the program once, so nothing should come before it.
-   -ffast-math and -Ofast are refused. Linked with them, a program takes subnormal numbers for 0: then FP32 and
-   BF16 differ in last bits, and FP16 and FP8 are refused.
+   -fopenmp makes it parallel, with OMP_NUM_THREADS threads. They, and threads that call mtt, need a stack of
+   128 KB. Begin main with mtt_wait_passively(argv), which is much faster beside other work. It restarts the
+   program once. -ffast-math and -Ofast are refused; linked with them, programs take subnormal numbers for 0:
+   FP32 and BF16 then differ in last bits, and FP16 and FP8 are refused.
    stb_sprintf.h must be found, as stb_sprintf.h or stb/stb_sprintf.h; it stays private.
 
    FAILURES
@@ -239,7 +238,7 @@ typedef struct mtt_env {
     char error[1024];                         /* the last failure in words, and its remedy */
 } mtt_env;
 
-/* Receives text. `user` is the caller's. It must return: an exception or longjmp past mtt leaks its memory. */
+/* Receives text. `user` is the caller's. It must return: exceptions and longjmp leak memory of mtt. */
 typedef void (*mtt_write_fn)(void *user, const char *text, size_t bytes);
 
 /* ---------------------------------------------------------------------------------- model and policy ---- */
@@ -2015,7 +2014,6 @@ MTTDEF const char *mtt_op_name(mtt_op_kind kind);
 
 #include <errno.h>
 #include <fcntl.h>
-#include <float.h>
 #include <limits.h>
 #include <netdb.h>
 #include <netinet/in.h>
@@ -2113,12 +2111,12 @@ MTTDEF const char *mtt_op_name(mtt_op_kind kind);
 #define MTT__OMP(directive) _Pragma(#directive)
 static int mtt__threads(void) { return omp_get_max_threads(); }
 static int mtt__thread(void) { return omp_get_thread_num(); }
-MTT__INLINE void mtt__one_thread(void) { omp_set_num_threads(1); }
+static MTT__UNUSED void mtt__one_thread(void) { omp_set_num_threads(1); }
 #else
 #define MTT__OMP(directive)
 static int mtt__threads(void) { return 1; }
 static int mtt__thread(void) { return 0; }
-MTT__INLINE void mtt__one_thread(void) {}
+static MTT__UNUSED void mtt__one_thread(void) {}
 #endif
 
 #define MTT__STRING(name, text) text,
@@ -7671,7 +7669,7 @@ MTT__INLINE mtt_counters *mtt__counters(const mtt_tensor *t) { return (mtt_count
 
 /* e^x within 2 ulp, without a branch or a call, so that loops over it become vectors: 2^n times a polynomial
    on [-ln2/2, ln2/2] (Cephes' expf). Saturates near 0 below -87 and near FLT_MAX above 88. Adding 1.5 * 2^23
-   rounds to an integer. Setting bits that are set keeps compilers that may reorder sums from cancelling it. */
+   rounds to an integer. Setting bits that are set keeps compilers that reorder sums from cancelling it. */
 MTT__INLINE float mtt__exp(float x)
 {
     float clamped = x < -87.0f ? -87.0f : x > 88.0f ? 88.0f : x;
@@ -8018,8 +8016,11 @@ static void mtt__store_block(mtt__view v, int64_t i0, int64_t m, int64_t j0, int
 #elif defined(__x86_64__) && defined(__GNUC__) && defined(__FMA__)
 #define MTT__MULTIPLY_ADD(sum, x, y)                                                                         \
     (mtt__vector) _mm256_fmadd_ps(_mm256_set1_ps(x), (__m256)(y), (__m256)(sum))
+#elif defined(__i386__) && defined(__GNUC__) && !defined(__AVX__) /* x87 makes x * y a long double */
+#define MTT__MULTIPLY_ADD(sum, x, y)                                                                         \
+    __extension__({ const float x_ = x; mtt__vector v_ = {x_, x_, x_, x_}; (sum) + v_ * (y); })
 #else
-#define MTT__MULTIPLY_ADD(sum, x, y) ((sum) + (float)(x) * (y)) /* x87 has products of long doubles */
+#define MTT__MULTIPLY_ADD(sum, x, y) ((sum) + (x) * (y))
 #endif
 
 /* C += A B for an m x k and a k x n block, in whole multiples of 8 rows and 32 columns, as mtt__load_block
@@ -8191,9 +8192,8 @@ static void mtt__product_tile(const mtt__product *g, int64_t tile)
 
 /* C = scale A B + bias, or C += scale A B where `add` is set, by a BLAS. 1 = done, 0 = not in FP32 or no
    BLAS. Each thread calls it for tiles of its own. It has no threads inside: OpenBLAS's sums, and thus the
-   bits, would depend on their number. Where OpenMP gives this region a single thread, OpenBLAS would start
-   omp_get_max_threads() and wait for ever for those that it does not get. So that is 1 for the region's
-   threads; the caller's number is as before. */
+   bits, would depend on their number. If OpenMP makes this region serial, OpenBLAS would wait for threads
+   that it does not get, for ever, if omp_get_max_threads were not 1 in the region. */
 static int mtt__blas_gemm(mtt__view a, mtt__view b, mtt__view c, const mtt_tensor *bias, int add, float scale)
 {
 #ifdef MTT_CBLAS
@@ -9592,12 +9592,12 @@ static void mtt__cpu_close(void *context)
 static mtt_status mtt__cpu_open(mtt_env *env, const mtt_backend *backend, const mtt_policy *policy,
                                 void **context)
 {
-    volatile float half = FLT_MIN;
+    volatile float half = 1.17549435e-38f; /* the least that is not subnormal */
     mtt__cpu *c;
     *context = NULL;
     if ((half *= 0.5f) == 0 && (policy->precision >= MTT_FP16 || policy->kept_inputs == MTT_KEPT_FP8))
-        return mtt__fail(env, MTT_E_DEVICE, "this thread takes subnormal numbers for 0, and FP16 and FP8 need "
-                         "them: link without -ffast-math, -Ofast and -funsafe-math-optimizations");
+        return mtt__fail(env, MTT_E_DEVICE, "this thread takes subnormal numbers for 0, and FP16 and FP8 "
+                         "need them: link without -ffast-math, -Ofast and -funsafe-math-optimizations");
     c = (mtt__cpu *)mtt__alloc(env, 1, sizeof(*c));
     if (!c) return MTT_E_MEMORY;
     c->env = env;
@@ -14078,7 +14078,7 @@ static mtt_status mtt__checkpoint_values(const mtt__checkpoint *c)
     for (i = 0; i < c->count; i++) {
         const mtt__st_entry *e = &c->tensors[i];
         const float *x = (const float *)(uintptr_t)e->data;
-        const float least = i == c->kept || c->kinds[i] % MTT__KEPT_KINDS == MTT__SECOND ? 0.0f : -FLT_MAX;
+        const float least = i == c->kept || c->kinds[i] % MTT__KEPT_KINDS == MTT__SECOND ? 0.0f : -INFINITY;
         for (k = 0; k < e->bytes / sizeof(float); k++)
             if (!mtt__finite((double)x[k]) || x[k] < least ||
                 (i == c->kept && x[k] != (x[0] > 0 ? mtt__power_of_two(x[k]) : 0.0f)))

@@ -101,7 +101,7 @@ static void products(void)
 static void limited_products(void)
 {
 #ifdef _OPENMP
-    enum { M = 300, N = 40, K = 50 };
+    enum { M = 300, N = 40, K = 200 };
     static float a[M * K], b[K * N], c[4][M * N];
     mtt_tensor ta = {.rank = 2, .shape = {M, K}, .data = a}, tb = {.rank = 2, .shape = {K, N}, .data = b};
     mtt_op op = {.workspace = tiles()};
@@ -120,7 +120,7 @@ static void limited_products(void)
         mtt__gemm(&op, va, vb, vc, NULL, 0, 1);
         alarm(0);
         check(!memcmp(c[way], c[0], sizeof(c[0])), "limit %d of OpenMP changes a product", way);
-        check(omp_get_max_threads() == threads + (way == 2 ? 3 : 0), "a product changes the number of threads");
+        check(omp_get_max_threads() == threads + (way == 2 ? 3 : 0), "it changes the number of threads");
         omp_set_max_active_levels(levels), omp_set_num_threads(threads), omp_set_dynamic(0);
     }
 #endif

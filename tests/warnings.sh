@@ -102,6 +102,89 @@ done
 for tag in $(sed -n 's/^ *>>\([a-z]*\) .*/\1/p' mtt.h); do
   grep -qE "^ *>>$tag\$" mtt.h; tell $? "the table of contents names >>$tag, which is not there"
 done
+# Other systems and processors. zig, of PyPI's ziglang, brings their headers.
+header="-x c -std=c99 -DMTT_IMPLEMENTATION"
+refuses() { # NAME PATTERN COMMAND...: the compiler must fail and say so
+  local name=$1 pattern=$2; shift 2
+  "$@" 2>&1 | grep -q "$pattern"; tell $? "$name"
+}
+refuses "a big-endian processor" "little-endian processors only" \
+  gcc $header -w -U__BYTE_ORDER__ -D__BYTE_ORDER__=__ORDER_BIG_ENDIAN__ -fsyntax-only mtt.h
+stb=$(echo '#include <stb/stb_sprintf.h>' | gcc -E - | sed -n 's/^# 1 "\(.*stb_sprintf.h\)".*/\1/p' | head -1)
+cp "$stb" mtt.h "$build/"
+check "gcc, stb_sprintf.h beside mtt.h" gcc $header -Wall -Wextra -Werror -fsyntax-only "$build/mtt.h"
+if echo '#include <stdio.h>' | gcc -m32 -x c -fsyntax-only - 2> /dev/null; then
+  printf '#include "../../mtt.h"\nint large[sizeof(off_t) == 8 ? 1 : -1];\n' > "$build/offset.c"
+  check "gcc -m32, x87, files of 2 GB" gcc $header -m32 -fsyntax-only "$build/offset.c"
+else
+  skip "gcc -m32 has no headers: apt-get install gcc-multilib"
+fi
+if python3 -m ziglang version > /dev/null 2>&1; then
+  for target in aarch64-macos x86_64-freebsd x86_64-openbsd x86_64-netbsd; do
+    check "$target" python3 -m ziglang cc -target $target $header -Wall -Wextra -Werror -I"$build" \
+      -c "$build/mtt.h" -o "$build/$target.o"
+  done
+else
+  skip "python3 has no ziglang, which compiles for macOS and BSD: pip install ziglang"
+fi
+
+# No function has more than half of the 128 KB of stack that the manual asks of a thread.
+for options in "-O2" "-O3 -march=x86-64-v3 -DMTT_CBLAS" "-O3 -march=x86-64-v4"; do
+  case $options in *CBLAS*) echo '#include <cblas.h>' | gcc -x c -fsyntax-only - 2> /dev/null ||
+    { skip "cblas.h is missing: apt-get install libopenblas-openmp-dev"; continue; };; esac
+  check "stack, $options" gcc $header -fopenmp $options -Werror -Wstack-usage=65536 -c mtt.h \
+    -o "$build/stack.o"
+done
+
+# Options for fast arithmetic keep the losses, or are refused.
+cat > "$build/loss.c" << 'C'
+#include <stdio.h>
+#define MTT_IMPLEMENTATION
+#include "../../mtt.h"
+int main(void)
+{
+    static int32_t tokens[4 * 64], targets[4 * 64];
+    static float broken[32 * 96];
+    mtt_env env = {0};
+    mtt_model_desc model = {.layers = 2, .heads = 2, .d_model = 32, .vocab = 64};
+    mtt_policy policy = {.attention = MTT_ATTENTION_FLASH};
+    mtt_optim_desc optim = {.lr = 1e-2f};
+    mtt_trainer *trainer;
+    mtt_step_info info;
+    int64_t shape[2];
+    int status, i = 0;
+    for (int k = 0; k < 4 * 64; k++) tokens[k] = k * k % 61, targets[k] = (k + 1) * (k + 1) % 61;
+    if (mtt_trainer_create(&env, &model, &policy, &optim, mtt_cpu_backend(), 4, 64, &trainer)) return 1;
+    for (int step = 0; step < 20; step++) {
+        if (mtt_train_step(trainer, tokens, targets, &info)) return 2;
+        printf("%.7f\n", info.loss);
+    }
+    while (strcmp(mtt_parameter(trainer, i, shape), "h.0.attn.c_attn.weight")) i++;
+    for (int k = 0; k < 32 * 96; k++) broken[k] = (float)HUGE_VAL;
+    mtt_parameter_set(trainer, i, broken);
+    status = mtt_train_step(trainer, tokens, targets, &info);
+    mtt_trainer_destroy(trainer);
+    return status == MTT_E_NUMBERS ? 0 : 3;
+}
+C
+losses() { # NAME COMMAND...: those of gcc -O3, within 1e-5, and an infinite weight is noticed
+  local name=$1; shift
+  "$@" -std=gnu99 -w "$build/loss.c" -o "$build/loss" -lm && "$build/loss" > "$build/loss.txt" &&
+    paste "$build/loss.txt" "$build/losses.txt" |
+    awk '($1 - $2) ^ 2 > 1e-10 || $2 == "" {bad = 1} END {exit bad || NR != 20}'
+  tell $? "$name trains otherwise"
+}
+gcc -O3 -std=gnu99 "$build/loss.c" -o "$build/loss" -lm; "$build/loss" > "$build/losses.txt"
+tell $? "an infinite weight is noticed"
+for options in "gcc -fassociative-math -fno-signed-zeros -fno-trapping-math" "gcc -freciprocal-math" \
+  "gcc -funsafe-math-optimizations" "clang -funsafe-math-optimizations" "clang -fno-honor-nans"; do
+  type ${options%% *} > /dev/null 2>&1 && losses "$options" $options -O3
+done
+for options in "gcc -Ofast" "gcc -ffast-math" "gcc -ffinite-math-only" "clang -Ofast" \
+  "clang -ffp-model=fast" "clang -ffinite-math-only"; do
+  type ${options%% *} > /dev/null 2>&1 &&
+    refuses "$options" "compile without -ffast-math" $options $header -fsyntax-only mtt.h
+done
 awk '/^```c$/ {on = 1; next} /^```$/ {on = 0} on' README.md > "$build/readme.c"
 printf '#include <stdio.h>\n#define MTT_IMPLEMENTATION\n#include "mtt.h"\n' > "$build/late.c"
 cc -std=c99 -I. -fsyntax-only "$build/late.c" 2>&1 | grep -q 'include mtt.h before other headers'
