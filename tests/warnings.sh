@@ -128,6 +128,14 @@ else
   skip "python3 has no ziglang, which compiles for macOS and BSD: pip install ziglang"
 fi
 
+if command -v qemu-x86_64 > /dev/null; then
+  gcc -std=gnu99 -O1 -march=x86-64-v3 examples/schedule.c -o "$build/newer" -lm &&
+    qemu-x86_64 -cpu Westmere "$build/newer" 2>&1 | grep -q "compiled for a newer processor"
+  tell $? "a processor without AVX is told why"
+else
+  skip "qemu-x86_64 is missing: apt-get install qemu-user"
+fi
+
 # No function has more than half of the 128 KB of stack that the manual asks of a thread.
 for options in "-O2" "-O3 -march=x86-64-v3 -DMTT_CBLAS" "-O3 -march=x86-64-v4"; do
   case $options in *CBLAS*) echo '#include <cblas.h>' | gcc -x c -fsyntax-only - 2> /dev/null ||

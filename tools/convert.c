@@ -126,13 +126,20 @@ static void *allocate(size_t count, size_t size)
     return block;
 }
 
+static void *resize(void *block, size_t size)
+{
+    void *other = realloc(block, size);
+    if (!other) fail(EXIT_MEMORY, "out of memory");
+    return other;
+}
+
 static void append(void *to, const char *at, size_t size)
 {
     text *t = to;
     if (t->room - t->size < size + 1) {
-        t->room = 2 * (t->size + size + 1);
-        t->at = realloc(t->at, t->room);
-        if (!t->at) fail(EXIT_MEMORY, "out of memory");
+        size_t room = 2 * (t->size + size + 1);
+        t->at = resize(t->at, room);
+        t->room = room;
     }
     memcpy(t->at + t->size, at, size);
     t->size += size;
@@ -199,8 +206,7 @@ static void add_piece(const mtt_form_tensor *t)
     if (piece_count) p.offset = padded(pieces[piece_count - 1].offset + pieces[piece_count - 1].bytes);
     parameter_count += p.rows * p.length;
     if (!(piece_count & (piece_count + 1))) /* 0, 1, 3, 7, ...: the room is full */
-        pieces = realloc(pieces, (2 * piece_count + 1) * sizeof(*pieces));
-    if (!pieces) fail(EXIT_MEMORY, "out of memory");
+        pieces = resize(pieces, (2 * piece_count + 1) * sizeof(*pieces));
     pieces[piece_count++] = p;
 }
 

@@ -24,6 +24,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include "processor.h"
 #include "quota.h"
 #ifdef _OPENMP
 #include <omp.h>
