@@ -31,7 +31,7 @@ __attribute__((constructor, target("arch=x86-64"))) static void processor_check(
 #ifdef __AVX512VL__
     can &= __builtin_cpu_supports("avx512vl") != 0;
 #endif
-    if (!can) _exit(write(2, text, sizeof(text) - 1) < 0 ? 1 : 6); /* 6: as for a device that lacks something */
+    if (!can) _exit(write(2, text, sizeof(text) - 1) < 0 ? 1 : 6); /* 6: as for a device */
 }
 #endif
 #endif
