@@ -1759,11 +1759,13 @@ static lock_step bind_lock_step(const setup *s, mtt_schedule *host, mtt_schedule
     return l;
 }
 
-/* Patterns that fit no parameter are refused. */
+/* Patterns that fit no parameter are refused: leaves out those of norms that the model lacks. */
 static void freeze_what_is_there(setup *s)
 {
-    const char *norms = s->policy.freeze ? strstr(s->policy.freeze, "*q_norm*,") : NULL;
-    if (norms && !s->model.qk_norm) s->policy.freeze = norms + strlen("*q_norm*,");
+    const char *at = s->policy.freeze;
+    if (at && !strcmp(at, "*ln_1.*,*q_norm*,wte.*") && !s->model.qk_norm) at = "*ln_1.*,wte.*";
+    if (at && !strncmp(at, "*ln_", 4) && s->model.norm_place == MTT_NORM_NONE) at = strchr(at, ',') + 1;
+    s->policy.freeze = at;
 }
 
 static lock_step open_lock_step(const setup *s)
@@ -2769,7 +2771,7 @@ enum { SMALL_SETUPS = 1280 };
 static setup small_setup(int number)
 {
     static const char *const frozen[] = {NULL, "wte.*", NULL, "*c_*.weight", "h.0.*", NULL,
-                                         "*ln_*,w*", "*q_norm*,*ln_1.*,wte.*", "*c_attn*,wte.*", NULL,
+                                         "*ln_*,w*", "*ln_1.*,*q_norm*,wte.*", "*c_attn*,wte.*", NULL,
                                          "*ln_*.weight,w*"};
     static const int lengths[] = {1, 31, 33, 97};
     setup s = random_setup(number);
