@@ -944,6 +944,9 @@ MTTDEF int mtt_json_end(mtt_json *j);                   /* 1 = nothing follows a
    itself. A lone surrogate becomes U+FFFD. */
 MTTDEF size_t mtt_json_unescape(mtt_slice string, char *out);
 MTTDEF int mtt_slice_is(mtt_slice string, const char *text); /* 1 = the bytes are the same */
+/* Replaces by '?' what could command a terminal or reorder its text: control characters (also those of U+0080
+   to U+009F), marks of direction, ends of line, malformed UTF-8. All texts of mtt_env.error are such. */
+MTTDEF void mtt_make_printable(char *text);
 
 /* --------------------------------------------------------------------------------------------- files ---- */
 
@@ -2211,9 +2214,7 @@ MTT__INLINE uint32_t mtt__utf8_get(const unsigned char *at, const unsigned char 
     return c;
 }
 
-/* Replaces by '?' what could command a terminal or reorder its text: control characters (also those of U+0080
-   to U+009F), marks of direction, ends of line, malformed UTF-8. */
-static void mtt__disarm(char *text)
+MTTDEF void mtt_make_printable(char *text)
 {
     unsigned char *at = (unsigned char *)text, *end = at + strlen(text);
     int size;
@@ -2235,7 +2236,7 @@ MTT__PRINTF(3, 4) static mtt_status mtt__fail(mtt_env *env, mtt_status status, c
         va_start(args, format);
         mtt__text_init(&text, env->error, sizeof(env->error));
         mtt__print_va(&text, format, args);
-        mtt__disarm(env->error);
+        mtt_make_printable(env->error);
         va_end(args);
     }
     return status;
@@ -9592,10 +9593,10 @@ static void mtt__cpu_close(void *context)
 static mtt_status mtt__cpu_open(mtt_env *env, const mtt_backend *backend, const mtt_policy *policy,
                                 void **context)
 {
-    volatile float half = 1.17549435e-38f; /* the least that is not subnormal */
+    volatile float least = 1.17549435e-38f, half = least * 0.5f; /* half is subnormal */
     mtt__cpu *c;
     *context = NULL;
-    if ((half *= 0.5f) == 0 && (policy->precision >= MTT_FP16 || policy->kept_inputs == MTT_KEPT_FP8))
+    if (half == 0 && (policy->precision >= MTT_FP16 || policy->kept_inputs == MTT_KEPT_FP8))
         return mtt__fail(env, MTT_E_DEVICE, "this thread takes subnormal numbers for 0, and FP16 and FP8 "
                          "need them: link without -ffast-math, -Ofast and -funsafe-math-optimizations");
     c = (mtt__cpu *)mtt__alloc(env, 1, sizeof(*c));

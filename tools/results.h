@@ -190,7 +190,7 @@ static inline void result_write_text(void *file, const char *text, size_t bytes)
         character[size++] = *text;
         character[size] = 0;
         if (size < (*first >= 0xf0 ? 4 : *first >= 0xe0 ? 3 : *first >= 0xc0 ? 2 : 1)) continue;
-        if (*first != '\n' && *first != '\t') mtt__disarm(character);
+        if (*first != '\n' && *first != '\t') mtt_make_printable(character);
         fputs(character, (FILE *)file);
         size = 0;
     }
