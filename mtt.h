@@ -12629,8 +12629,10 @@ MTTDEF mtt_status mtt_corpus_open(mtt_env *env, const char *path, const char *fi
     c->name = strcmp(path, "-") == 0 ? "standard input" : c->path;
     c->fd = c->name == c->path ? mtt__open_retry(path, O_RDONLY) : 0;
     if (c->fd < 0 || fstat(c->fd, &info)) status = mtt__file_fail(env, c->name, "open it", errno);
-    else if (S_ISDIR(info.st_mode) || S_ISCHR(info.st_mode) || S_ISBLK(info.st_mode))
-        status = mtt__fail(env, MTT_E_FILE, "%s is a folder or a device: name a file or a pipe", c->name);
+    else if (S_ISDIR(info.st_mode))
+        status = mtt__fail(env, MTT_E_FILE, "%s is a folder: name a file in it", path);
+    else if (S_ISCHR(info.st_mode) || S_ISBLK(info.st_mode))
+        status = mtt__fail(env, MTT_E_FILE, "%s is a device: name a file or a pipe", c->name);
     if (!status) status = mtt__reserve(env, (void **)&c->buffer, &c->capacity, (size_t)1 << 20, 1);
     if (!status) status = mtt__corpus_detect(c, field != NULL);
     if (status) mtt_corpus_close(c);
