@@ -272,8 +272,8 @@ printf '#!/bin/sh\n' > fake_bin/nvcc; chmod +x fake_bin/nvcc
 arch() { PATH=$work/fake_bin:$PATH "$root/tools/arch.sh" "$@" 2> err; }
 real_make=$(command -v make) # not the one in fake_bin
 tests_of_make() { # its variables
-  (cd "$root" && PATH=$work/fake_bin:$PATH "$real_make" -pn) > made 2> /dev/null
-  grep -q "^CUDA :=" made
+  (cd "$root" && PATH=$work/fake_bin:$PATH "$real_make" -pn) > make_says 2> /dev/null
+  grep -q "^CUDA :=" make_says
 }
 unusable() { # NAME COMMANDS PATTERN
   fake_smi "$2"
@@ -285,7 +285,7 @@ unusable() { # NAME COMMANDS PATTERN
   check "$1: no GPU is named" [ -z "$(arch gpu)" ]
   check "$1: the reason is" says err "$3"
   check "$1: make builds no test for it" eval \
-    'tests_of_make && ! grep -q "^CUDA.*test_cuda" made'
+    'tests_of_make && ! grep -q "^CUDA.*test_cuda" make_says'
 }
 unusable "a T4" 'echo "7.5, Tesla T4"' 'Tesla T4. has compute capability 7.5, below 8.0: the CPU is used'
 unusable "no driver" 'echo "NVIDIA-SMI has failed because it could not communicate with the driver"; exit 9' \
@@ -303,7 +303,7 @@ made -gencode=arch=compute_90a,code=sm_90a 9.0 7.0
 fake_smi 'echo "7.5, Old"; echo "8.9, New"'
 check "a usable one is named beside an old one" [ "$(arch gpu)" = New ]
 fake_smi 'echo "8.0, A100"'
-check "make builds tests for a GPU that can be used" eval 'tests_of_make && grep -q "^CUDA.*test_cuda" made'
+check "make builds tests for a usable GPU" eval 'tests_of_make && grep -q "^CUDA.*test_cuda" make_says'
 rm fake_bin/nv*
 check "make CFLAGS=-O1 keeps the other flags" eval \
   '(cd "$root" && make -Bn CFLAGS=-O1 build/schedule) | grep -q -- "-O1 -std=gnu99 -Wall -Wextra -fopenmp"'
