@@ -2952,6 +2952,7 @@ struct mtt_writer {
 static int mtt__is_named(int fd, const char *path)
 {
     struct stat mine, named;
+    memset(&named, 0, sizeof(named)); /* MemorySanitizer does not know lstat */
     return !fstat(fd, &mine) && !lstat(path, &named) && mine.st_ino == named.st_ino &&
            mine.st_dev == named.st_dev;
 }
