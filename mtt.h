@@ -171,7 +171,9 @@
 #ifndef _DEFAULT_SOURCE
 #define _DEFAULT_SOURCE /* madvise */
 #endif
+#if !defined(_FILE_OFFSET_BITS) && !defined(__LP64__)
 #define _FILE_OFFSET_BITS 64 /* files of 2 GB and more on 32-bit systems */
+#endif
 #endif
 #include <math.h>
 #include <signal.h>
@@ -2952,7 +2954,6 @@ struct mtt_writer {
 static int mtt__is_named(int fd, const char *path)
 {
     struct stat mine, named;
-    memset(&named, 0, sizeof(named)); /* MemorySanitizer does not know lstat */
     return !fstat(fd, &mine) && !lstat(path, &named) && mine.st_ino == named.st_ino &&
            mine.st_dev == named.st_dev;
 }

@@ -151,12 +151,3 @@ int fileno(FILE *stream)
     *(void **)&call = real("fileno");
     return call(stream);
 }
-
-/* What programs call that ask for 64-bit offsets, as mtt.h does: the same functions on 64-bit systems. */
-#define ALSO(name) extern __typeof__(name) name##64 __attribute__((alias(#name)));
-ALSO(open)
-ALSO(fopen)
-ALSO(pread)
-ALSO(pwrite)
-ALSO(ftruncate)
-ALSO(mmap)
