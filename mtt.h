@@ -9578,11 +9578,13 @@ static mtt_status mtt__cpu_tiles(mtt__cpu *c)
     if (bytes <= c->tiles.bytes) return MTT_OK;
     mtt__free(c->env, c->block);
     c->block = mtt__alloc_raw(c->env, mtt__add(bytes, line));
-    c->tiles.bytes = c->block ? bytes : 0;
+    c->tiles.bytes = 0;
+    if (!c->block) return MTT_E_MEMORY;
+    c->tiles.bytes = bytes;
     c->tiles.data = (char *)c->block + (line - (uintptr_t)c->block % line) % line;
     c->tiles.rank = 1;
     c->tiles.shape[0] = (int64_t)(row / sizeof(float));
-    return c->block ? MTT_OK : MTT_E_MEMORY;
+    return MTT_OK;
 }
 
 static void mtt__cpu_close(void *context)
