@@ -12014,7 +12014,7 @@ static void mtt__bpe_find_bytes(mtt_tokenizer *t, mtt_json *j)
 
 /* A .tiktoken file: on each line a token in base64, a space and its id. The empty token, "=", is in no text.
    The file says neither how to cut words nor what ends a document. Published vocabularies are known by their
-   number of tokens and CRC-32; MTT_PATTERN_COUNT stands for a pattern that mtt lacks. */
+   number of tokens and CRC-32; MTT_PATTERN_COUNT means a pattern that mtt lacks. */
 static mtt_status mtt__vocab_tiktoken(mtt_tokenizer *t, mtt__vocab_file *f)
 {
     static const struct {

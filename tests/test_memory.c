@@ -298,7 +298,7 @@ static void *on_a_small_stack(void *unused)
     return unused;
 }
 
-/* All that a program does, in a thread with a stack of 128 KB. Those of OpenMP have no more. */
+/* Runs every part of a program in a thread with a stack of 128 KB. OpenMP's threads have the same. */
 static int small_stacks(void)
 {
     static char text[60000];

@@ -131,7 +131,7 @@ fi
 if command -v qemu-x86_64 > /dev/null; then
   gcc -std=gnu99 -O1 -march=x86-64-v3 examples/schedule.c -o "$build/newer" -lm &&
     qemu-x86_64 -cpu Westmere "$build/newer" 2>&1 | grep -q "compiled for a newer processor"
-  tell $? "a processor without AVX is told why"
+  tell $? "a program for a newer processor says so"
 else
   skip "qemu-x86_64 is missing: apt-get install qemu-user"
 fi
