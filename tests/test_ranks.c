@@ -1026,7 +1026,7 @@ static pid_t start_echo(int port)
     _exit(0);
 }
 
-/* One who has another secret, or none, comes first as the last rank. It hears the reason, and the run starts. */
+/* One who has another secret, or none, comes first as the last rank. It hears why, and the run starts. */
 static void impostor(const char *name, const char *right, const char *wrong, const char *told)
 {
     int port = next_port(), i;
