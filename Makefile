@@ -19,7 +19,7 @@ BLAS := -DMTT_CBLAS -L$(BLAS_DIR) -lopenblas -Wl,-rpath,$(BLAS_DIR)
 endif
 # With a GPU and nvcc the tests run there, too.
 CUDA := $(and $(shell command -v nvcc),$(shell tools/arch.sh gpu 2>/dev/null),test_cuda test_together_cuda)
-TESTS    := $(addprefix test_,tokenizer files ranks plan model models generate together memory)
+TESTS    := $(addprefix test_,tokenizer files ranks identity plan model models generate together memory)
 TESTS    += $(if $(BLAS),test_model_blas test_memory_blas) $(CUDA)
 PROGRAMS := train hello generate schedule prepare report profile convert
 HEADERS  := mtt.h $(wildcard tools/*.h tests/*.h)

@@ -54,7 +54,7 @@ CHANGES
 # The tests that concern a room, the cheapest first.
 tests_of() {
   case $1 in
-    interface | config | tensors | schedule | plan) echo test_plan test_model;;
+    interface | config | tensors | schedule | plan) echo test_identity test_plan test_model;;
     tokenizer) echo test_tokenizer test_model;;
     json | files | data | batches) echo test_files test_model;;
     base | checkpoint) echo test_files test_model;;
@@ -64,7 +64,7 @@ tests_of() {
     *) echo test_model;; # numbers, cpu, trainer, public
   esac
 }
-ALL="test_plan test_files test_tokenizer test_ranks test_models test_model"
+ALL="test_identity test_plan test_files test_tokenizer test_ranks test_models test_model"
 
 # Every place: LINE, COLUMN, LENGTH, ROOM, NEW. Comments, strings and tables of numbers are passed over.
 # Operators: a constant off by one or by 1 %, a comparison turned, + for -, && for ||, a `!` or a statement
