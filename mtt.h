@@ -584,6 +584,8 @@ MTTDEF void mtt_schedule_json(const mtt_schedule *schedule, mtt_write_fn write, 
    connections of its own, which know no secret. */
 typedef struct mtt_ranks mtt_ranks;
 
+#ifndef MTT_NO_RANKS
+
 /* On one host: makes `ranks` processes, 1..1024, of the caller, which becomes rank 0. All of them return from
    the call, each with its own handle. They are connected before they start, so two runs cannot meet, and
    nothing is left on disk. Call it before OpenMP's first parallel region and before the first use of CUDA,
@@ -633,6 +635,7 @@ MTTDEF void mtt_ranks_fail(mtt_ranks *ranks, const char *reason);
    rank 0 then waits up to the timeout for its children to exit, or up to 5 seconds if the handle has failed,
    and kills those left. */
 MTTDEF void mtt_ranks_close(mtt_ranks *ranks);
+#endif
 
 /* ------------------------------------------------------------------------------------------- trainer ---- */
 
@@ -2020,27 +2023,29 @@ MTTDEF const char *mtt_op_name(mtt_op_kind kind);
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
-#include <netdb.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
-#include <poll.h>
 #include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/file.h>
 #include <sys/mman.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
-#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 #ifndef O_CLOEXEC
 #error "include mtt.h before other headers, or compile with -std=gnu99"
 #endif
+#ifndef MTT_NO_RANKS
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
 #ifdef MTT_MPI
 #include <mpi.h>
+#endif
 #endif
 #ifdef MTT_CBLAS
 #include <cblas.h>
@@ -3150,1287 +3155,6 @@ static uint32_t mtt__crc32(const mtt__crc_table *table, uint32_t crc, const void
     }
     for (; bytes; bytes--) crc = crc >> 8 ^ t[0][(crc ^ *at++) & 255];
     return ~crc;
-}
-
-/* -----------------------------------------------------------------------------------------------------------
-   >>ranks
-   -------------------------------------------------------------------------------------------------------- */
-
-/* Every pair of ranks has a stream socket. On it travel frames: a head, then data. Data frames belong to an
-   exchange; the others are notes. Sockets never block. Each wait is a poll of all of them, so a rank that
-   fails is noticed at once, whoever is waited for. */
-
-enum { MTT__RANKS = 1024, MTT__RANKS_TIMEOUT = 20, MTT__RANKS_PORT = 29501, MTT__BACKLOG = 4096 };
-
-enum {
-    MTT__FRAME_DATA = 0x4d545401, /* a number, after "MTT" */
-    MTT__FRAME_WAITING,           /* I take part, and wait for somebody myself */
-    MTT__FRAME_BUSY,              /* wait for me without a limit */
-    MTT__FRAME_STOP               /* my last frame: a normal end, or a text that says why */
-};
-
-typedef struct mtt__frame {
-    uint32_t kind;
-    uint32_t number; /* of data frames: 0, 1, 2, ...; of a stop: a status to pass on, or 0 */
-    uint64_t bytes;  /* that follow */
-} mtt__frame;
-
-/* One direction of a socket. */
-typedef struct mtt__flow {
-    mtt__frame head;
-    char *data;      /* of the frame under way */
-    size_t done;     /* bytes of it, with its head's, that were sent or received */
-    int at;          /* the next transfer */
-    uint32_t number; /* of the next data frame */
-} mtt__flow;
-
-typedef struct mtt__peer {
-    int fd;            /* -1: this rank itself, or one that has ended */
-    int busy, waiting; /* 1 = it has said so, and has sent no data since */
-    int stopped;       /* 1 = it has sent its last frame */
-    uint32_t note;     /* kind of a frame to send before further data, or 0 */
-    double since;      /* ms: when data last moved, it first said that it waits, or the exchange began */
-    double heard;      /* ms: when its last frame came */
-    mtt__flow in, out;
-    char reason[512];  /* text of its stop */
-} mtt__peer;
-
-/* The name of a rank's host, and where it listens; rank 0 sends these to all. */
-typedef struct mtt__site {
-    char host[64], address[64];
-    int32_t port;
-} mtt__site;
-
-/* What a rank that connects, the guest, and the one it comes to, the host, say to each other: first without a
-   proof that they know the secret, then with it. */
-typedef struct mtt__hello {
-    char magic[8];                 /* with a version */
-    int32_t rank, ranks, port;
-    int32_t sealed, taken;         /* 1 = it has a secret; 1 = the guest's rank has come, from host `other` */
-    char run[128], host[64], other[64];
-    unsigned char nonce[32], proof[32];
-} mtt__hello;
-
-struct mtt_ranks {
-    mtt_env *env;
-    mtt__pool pool;
-    int rank, count;
-    int busy;        /* 1 = this rank has told the others */
-    int busy_peers;  /* so many have told this rank */
-    double timeout;  /* ms */
-    double told;     /* ms: when this rank last said that it waits for its device */
-    mtt_status status;             /* of the first failure */
-    char failure[512];             /* its text */
-    mtt__frame stop;               /* the head of this rank's last frame */
-    const char *stop_text;
-    mtt__peer *peers;              /* these five by rank */
-    mtt__site *sites;
-    struct pollfd *polls;
-    uint64_t *words;               /* of a collective */
-    pid_t *children;               /* NULL but in the process that called mtt_ranks_fork */
-    mtt_transfer *all;             /* room for one with each rank */
-    const mtt_transfer *transfers; /* of the exchange under way */
-    int transfer_count;
-    mtt__hello own;                /* as it is not sent: its nonce is the key of those that are */
-    uint64_t nonces;
-    const char *secret;            /* until all have met; "": none, and proofs prove nothing */
-    int listening;
-    const char *address;           /* of rank 0 */
-    char refused[512];             /* why the last rank was turned away */
-#ifdef MTT_MPI
-    int by_mpi, starts_mpi; /* 1 = this handle has started MPI */
-    int clean;              /* 1 = all ranks have come to a normal end */
-    MPI_Comm world;
-    struct mtt__message_under_way *under_way; /* messages of the exchange */
-    size_t capacity;
-    mtt__frame notes[2];           /* what this rank says: it waits, it is busy */
-#endif
-};
-
-/* Records the first failure, and returns it or the earlier one. The text begins with a rank, if not -1. */
-MTT__PRINTF(4, 5)
-static mtt_status mtt__ranks_fail(mtt_ranks *r, int rank, mtt_status status, const char *format, ...)
-{
-    if (!r->status) {
-        mtt__text text;
-        va_list args;
-        va_start(args, format);
-        mtt__text_init(&text, r->failure, sizeof(r->failure));
-        if (rank >= 0) mtt__print(&text, "rank %d (host %s) ", rank, r->sites[rank].host);
-        mtt__print_va(&text, format, args);
-        va_end(args);
-        r->status = status;
-    }
-    return mtt__fail(r->env, r->status, "%s", r->failure);
-}
-
-static void mtt__socket_close(int *fd)
-{
-    if (*fd >= 0) close(*fd);
-    *fd = -1;
-}
-
-/* A peer has ended without a last frame. `error` is 0 if its socket was closed, as at a death. */
-static mtt_status mtt__lost(mtt_ranks *r, int rank, int error)
-{
-    mtt__socket_close(&r->peers[rank].fd);
-    if (!error || error == ECONNRESET || error == EPIPE)
-        return mtt__ranks_fail(r, rank, MTT_E_RANK, "ended: see its own output");
-    return mtt__ranks_fail(r, rank, MTT_E_RANK, "is lost: %s; check the network", strerror(error));
-}
-
-/* The next transfer of the exchange that sends to a rank, or receives from it; NULL after the last. */
-static const mtt_transfer *mtt__due(mtt_ranks *r, int rank, int receive)
-{
-    int *at = receive ? &r->peers[rank].in.at : &r->peers[rank].out.at;
-    for (; *at < r->transfer_count; ++*at) {
-        const mtt_transfer *t = &r->transfers[*at];
-        if (t->peer == rank && (receive ? t->receive_bytes : t->send_bytes)) return t;
-    }
-    return NULL;
-}
-
-/* What is left of a frame's head, then of its data. */
-static char *mtt__flow_rest(mtt__flow *flow, size_t *left)
-{
-    size_t head = sizeof(flow->head);
-    *left = flow->done < head ? head - flow->done : (size_t)flow->head.bytes - (flow->done - head);
-    if (*left > 1u << 30) *left = 1u << 30; /* some systems refuse more at once */
-    return flow->done < head ? (char *)&flow->head + flow->done : flow->data + (flow->done - head);
-}
-
-/* Checks a head that is complete. */
-static mtt_status mtt__frame_begin(mtt_ranks *r, int rank)
-{
-    mtt__peer *p = &r->peers[rank];
-    const mtt__frame *head = &p->in.head;
-    p->in.data = p->reason;
-    if (head->kind == MTT__FRAME_DATA ? head->bytes && head->number == p->in.number
-        : head->kind == MTT__FRAME_STOP ? head->bytes < sizeof(p->reason)
-        : !head->bytes && (head->kind == MTT__FRAME_WAITING || head->kind == MTT__FRAME_BUSY)) return MTT_OK;
-    return mtt__ranks_fail(r, rank, MTT_E_MISMATCH, "sent what no rank of this version sends: run the same "
-                           "program everywhere");
-}
-
-/* Acts on a frame that is complete. */
-static mtt_status mtt__frame_end(mtt_ranks *r, int rank)
-{
-    mtt__peer *p = &r->peers[rank];
-    const mtt__frame *head = &p->in.head;
-    p->in.done = 0;
-    p->heard = mtt__now_ms();
-    if (!p->waiting) p->since = p->heard;
-    r->busy_peers += (head->kind == MTT__FRAME_BUSY) - p->busy;
-    p->busy = head->kind == MTT__FRAME_BUSY;
-    p->waiting = head->kind == MTT__FRAME_WAITING;
-    if (head->kind == MTT__FRAME_DATA) p->in.at++, p->in.number++;
-    if (head->kind != MTT__FRAME_STOP) return MTT_OK;
-    p->stopped = 1;
-    mtt__socket_close(&p->fd);
-    p->reason[head->bytes] = 0;
-    if (!head->bytes) return MTT_OK;
-    if (!head->number || head->number >= MTT_STATUS_COUNT)
-        return mtt__ranks_fail(r, rank, MTT_E_STOPPED, "stopped: %s", p->reason);
-    return mtt__ranks_fail(r, -1, (mtt_status)head->number, "%s", p->reason);
-}
-
-/* Takes what has come from a peer. Data that this exchange does not expect stays in the socket. */
-static mtt_status mtt__peer_receive(mtt_ranks *r, int rank)
-{
-    mtt__peer *p = &r->peers[rank];
-    mtt__flow *in = &p->in;
-    mtt_status status = MTT_OK;
-    while (p->fd >= 0 && !status) {
-        size_t left;
-        ptrdiff_t n;
-        char *at;
-        if (in->done >= sizeof(in->head) && in->head.kind == MTT__FRAME_DATA) {
-            const mtt_transfer *t = mtt__due(r, rank, 1);
-            if (!t) break;
-            if (t->receive_bytes != in->head.bytes)
-                return mtt__ranks_fail(r, rank, MTT_E_MISMATCH, "sends %llu bytes, but rank %d expects %llu: "
-                                       "run the same program with the same settings everywhere",
-                                       (unsigned long long)in->head.bytes, r->rank,
-                                       (unsigned long long)t->receive_bytes);
-            in->data = (char *)t->receive;
-        }
-        at = mtt__flow_rest(in, &left);
-        n = recv(p->fd, at, left, 0);
-        if (n < 0 && errno == EINTR) continue;
-        if (n < 0 && errno == EAGAIN) break;
-        if (n <= 0) return mtt__lost(r, rank, n ? errno : 0);
-        in->done += (size_t)n;
-        if (in->done > sizeof(in->head)) p->since = mtt__now_ms();
-        if (in->done == sizeof(in->head)) status = mtt__frame_begin(r, rank);
-        if (!status && in->done >= sizeof(in->head) && in->done - sizeof(in->head) == in->head.bytes)
-            status = mtt__frame_end(r, rank);
-    }
-    return status;
-}
-
-/* 1 = a frame to a peer is under way, or there is a next one, which is now prepared: a note, or data. */
-static int mtt__outgoing(mtt_ranks *r, int rank)
-{
-    mtt__peer *p = &r->peers[rank];
-    mtt__flow *out = &p->out;
-    const mtt_transfer *t = p->note ? NULL : mtt__due(r, rank, 0);
-    if (out->done) return 1;
-    if (!p->note && !t) return 0;
-    memset(&out->head, 0, sizeof(out->head));
-    out->head.kind = t ? (uint32_t)MTT__FRAME_DATA : p->note;
-    if (t) out->head.number = out->number, out->head.bytes = t->send_bytes;
-    if (p->note == MTT__FRAME_STOP) out->head = r->stop;
-    out->data = (char *)(t ? t->send : r->stop_text);
-    return 1;
-}
-
-#ifdef MSG_NOSIGNAL
-enum { MTT__NO_SIGNAL = MSG_NOSIGNAL };
-#else
-enum { MTT__NO_SIGNAL = 0 }; /* SO_NOSIGPIPE does it */
-#endif
-
-/* Sends to a peer what its socket takes. If the peer has closed it, its last words may still be there. */
-static mtt_status mtt__peer_send(mtt_ranks *r, int rank)
-{
-    mtt__peer *p = &r->peers[rank];
-    mtt__flow *out = &p->out;
-    while (p->fd >= 0 && mtt__outgoing(r, rank)) {
-        size_t left;
-        const char *at = mtt__flow_rest(out, &left);
-        ptrdiff_t n = send(p->fd, at, left, MTT__NO_SIGNAL);
-        if (n < 0 && errno == EINTR) continue;
-        if (n < 0 && errno == EAGAIN) break;
-        if (n < 0) {
-            int error = errno;
-            mtt_status status = mtt__peer_receive(r, rank);
-            return status ? status : mtt__lost(r, rank, error);
-        }
-        if (!out->done && out->head.kind != MTT__FRAME_DATA) p->note = 0;
-        out->done += (size_t)n;
-        if (out->head.kind == MTT__FRAME_DATA) p->since = mtt__now_ms();
-        if (out->done < sizeof(out->head) + out->head.bytes) continue;
-        out->done = 0;
-        if (out->head.kind == MTT__FRAME_DATA) out->at++, out->number++;
-    }
-    return MTT_OK;
-}
-
-/* Waits up to 50 ms until a socket can do something. */
-static void mtt__ranks_poll(mtt_ranks *r)
-{
-    int i;
-    for (i = 0; i < r->count; i++) {
-        mtt__peer *p = &r->peers[i];
-        int held = p->in.done >= sizeof(p->in.head) && !mtt__due(r, i, 1);
-        r->polls[i].events = (short)((held ? 0 : POLLIN) | (mtt__outgoing(r, i) ? POLLOUT : 0));
-        r->polls[i].fd = r->polls[i].events ? p->fd : -1;
-        r->polls[i].revents = 0;
-    }
-    poll(r->polls, (nfds_t)r->count, 50);
-}
-
-/* Fails because a rank has been silent for too long. */
-static mtt_status mtt__silent(mtt_ranks *r, int rank, double ms)
-{
-    return mtt__ranks_fail(r, rank, MTT_E_RANK, "has been silent for %g seconds: check its host, or raise "
-                           "the timeout", ms / 1e3);
-}
-
-/* Fails if a peer was waited for too long. One that itself waits, and goes on saying so, gets twice the time,
-   and while any rank is busy its time does not run. So the culprit is named by those who wait for it, before
-   others name them. */
-static mtt_status mtt__patience(mtt_ranks *r, int rank, double now)
-{
-    mtt__peer *p = &r->peers[rank];
-    double limit = p->waiting && now - p->heard <= r->timeout ? 2 * r->timeout : r->timeout;
-    if (p->busy || (p->waiting && r->busy_peers)) p->since = now;
-    if (p->stopped)
-        return mtt__ranks_fail(r, rank, MTT_E_RANK, "has ended its run, but rank %d goes on: give all the "
-                               "same settings", r->rank);
-    if (now - p->since <= limit) return MTT_OK;
-    return mtt__silent(r, rank, limit);
-}
-
-#ifdef MTT_MPI
-/* The same by MPI, for ranks that mpirun has started. Notes and data have tags of their own. MPI does not
-   report the death of a rank. mpirun then ends the others. */
-enum { MTT__TAG_DATA = 1, MTT__TAG_NOTE = 2 };
-
-typedef struct mtt__message_under_way {
-    MPI_Request request;
-    int peer, bytes; /* to be received; -1: sent */
-} mtt__message_under_way;
-
-static mtt_status mtt__mpi_checked(mtt_ranks *r, int result)
-{
-    char text[MPI_MAX_ERROR_STRING] = "";
-    int length;
-    if (result == MPI_SUCCESS) return MTT_OK;
-    MPI_Error_string(result, text, &length);
-    return mtt__ranks_fail(r, -1, MTT_E_RANK, "MPI: %.300s", text);
-}
-
-/* Takes the notes that have come. */
-static mtt_status mtt__mpi_notes(mtt_ranks *r)
-{
-    mtt_status status = MTT_OK;
-    MPI_Status from;
-    int some = 1;
-    while (!status && some) {
-        char text[sizeof(mtt__frame) + sizeof(r->failure)] = "";
-        mtt__peer *p;
-        status = mtt__mpi_checked(r, MPI_Iprobe(MPI_ANY_SOURCE, MTT__TAG_NOTE, r->world, &some, &from));
-        if (status || !some) break;
-        p = &r->peers[from.MPI_SOURCE];
-        status = mtt__mpi_checked(r, MPI_Recv(text, (int)sizeof(text) - 1, MPI_BYTE, from.MPI_SOURCE,
-                                              MTT__TAG_NOTE, r->world, &from));
-        memcpy(&p->in.head, text, sizeof(p->in.head));
-        if (!status) status = mtt__frame_begin(r, from.MPI_SOURCE);
-        if (!status) memcpy(p->reason, text + sizeof(p->in.head), (size_t)p->in.head.bytes);
-        if (!status) status = mtt__frame_end(r, from.MPI_SOURCE);
-    }
-    return status;
-}
-
-/* Starts all sends and receives, in pieces whose bytes an int counts. */
-static mtt_status mtt__mpi_start(mtt_ranks *r, int *count)
-{
-    const size_t most = 1u << 30;
-    size_t pieces = 0, at;
-    int i, receives;
-    mtt_status status;
-    *count = 0;
-    for (i = 0; i < r->transfer_count; i++)
-        pieces += r->transfers[i].send_bytes / most + r->transfers[i].receive_bytes / most + 2;
-    status = mtt__reserve(r->env, (void **)&r->under_way, &r->capacity, pieces, sizeof(*r->under_way));
-    for (i = 0; i < 2 * r->transfer_count; i++) {
-        const mtt_transfer *t = &r->transfers[i / 2];
-        size_t bytes = (receives = !(i % 2)) ? t->receive_bytes : t->send_bytes;
-        for (at = 0; at < bytes && !status; at += most) {
-            mtt__message_under_way *m = &r->under_way[(*count)++];
-            int n = (int)(bytes - at < most ? bytes - at : most);
-            m->peer = t->peer;
-            m->bytes = receives ? n : -1;
-            if (receives)
-                status = mtt__mpi_checked(r, MPI_Irecv((char *)t->receive + at, n, MPI_BYTE, t->peer,
-                                                       MTT__TAG_DATA, r->world, &m->request));
-            else
-                status = mtt__mpi_checked(r, MPI_Isend((const char *)t->send + at, n, MPI_BYTE, t->peer,
-                                                       MTT__TAG_DATA, r->world, &m->request));
-        }
-    }
-    return status;
-}
-
-/* Looks whether a message has arrived or left, and has the size that was expected. */
-static mtt_status mtt__mpi_test(mtt_ranks *r, mtt__message_under_way *m, int *ended)
-{
-    MPI_Status state;
-    int bytes;
-    mtt_status status = mtt__mpi_checked(r, MPI_Test(&m->request, ended, &state));
-    if (status || !*ended) return status;
-    r->peers[m->peer].since = mtt__now_ms();
-    if (m->bytes < 0) return MTT_OK;
-    status = mtt__mpi_checked(r, MPI_Get_count(&state, MPI_BYTE, &bytes));
-    if (status || bytes == m->bytes) return status;
-    return mtt__ranks_fail(r, m->peer, MTT_E_MISMATCH, "sends %d bytes, but rank %d expects %d: run the same "
-                           "program with the same settings everywhere", bytes, r->rank, m->bytes);
-}
-
-static void mtt__mpi_note_all(mtt_ranks *r, uint32_t note)
-{
-    mtt__frame *frame = &r->notes[note == MTT__FRAME_BUSY];
-    int i;
-    frame->kind = note;
-    for (i = 0; i < r->count; i++) {
-        MPI_Request request;
-        if (i == r->rank || r->peers[i].stopped) continue;
-        if (MPI_Isend(frame, (int)sizeof(*frame), MPI_BYTE, i, MTT__TAG_NOTE, r->world, &request)) continue;
-        MPI_Request_free(&request);
-    }
-}
-
-static mtt_status mtt__mpi_transfer_all(mtt_ranks *r)
-{
-    double now = mtt__now_ms(), told = now;
-    int count, i;
-    mtt_status status = mtt__mpi_start(r, &count);
-    for (i = 0; i < r->count; i++) r->peers[i].since = now;
-    for (; !status && count; now = mtt__now_ms()) {
-        status = mtt__mpi_notes(r); /* first: the data of a peer that has ended came before its last note */
-        for (i = 0; i < count && !status; i++) {
-            int ended = 0;
-            status = mtt__mpi_test(r, &r->under_way[i], &ended);
-            if (ended) r->under_way[i--] = r->under_way[--count];
-        }
-        for (i = 0; i < count && !status; i++) status = mtt__patience(r, r->under_way[i].peer, now);
-        if (now - told > r->timeout / 8) told = now, mtt__mpi_note_all(r, MTT__FRAME_WAITING);
-        if (count) sched_yield(); /* ranks may share a processor */
-    }
-    return status;
-}
-
-/* Says the last word, and waits for those of the others. At a normal end it has the patience of an exchange:
-   mpirun counts a rank that ends without MPI_Finalize as failed, and kills the others. MPI_Finalize waits for
-   all ranks without a limit. So the barrier shows first that none hangs after its last word. */
-static void mtt__mpi_farewell(mtt_ranks *r, const char *text, double end)
-{
-    char note[sizeof(mtt__frame) + sizeof(r->failure)];
-    int left, busy, lost = 0, bytes = (int)(sizeof(r->stop) + r->stop.bytes), i;
-    MPI_Request barrier;
-    memcpy(note, &r->stop, sizeof(r->stop));
-    memcpy(note + sizeof(r->stop), text, (size_t)r->stop.bytes);
-    for (i = 0; i < r->count; i++)
-        if (i != r->rank) lost |= MPI_Send(note, bytes, MPI_BYTE, i, MTT__TAG_NOTE, r->world);
-    if (!r->stop.number && !r->stop.bytes) end = mtt__now_ms() + r->timeout;
-    do {
-        mtt__mpi_notes(r);
-        for (i = left = busy = 0; i < r->count; i++) {
-            left += i != r->rank && !r->peers[i].stopped;
-            busy |= r->peers[i].busy;
-        }
-        poll(NULL, 0, left ? 1 : 0);
-    } while (left && (busy || mtt__now_ms() < end));
-    r->clean = !left && !lost && !r->stop.number;
-    if (!r->clean || MPI_Ibarrier(r->world, &barrier)) return;
-    for (r->clean = 0, end = mtt__now_ms() + r->timeout; !r->clean && mtt__now_ms() < end; poll(NULL, 0, 1))
-        if (MPI_Test(&barrier, &r->clean, MPI_STATUS_IGNORE)) return;
-}
-
-static mtt_status mtt__mpi_watch(mtt_ranks *r, double now)
-{
-    mtt_status status;
-    int i;
-    for (i = 0; i < r->count; i++) r->peers[i].waiting = 0;
-    status = mtt__mpi_notes(r);
-    for (i = 0; i < r->count && !status; i++) {
-        mtt__peer *p = &r->peers[i];
-        if (p->busy) p->since = now;
-        if (i == r->rank || now - p->since <= r->timeout) continue;
-        status = p->stopped ? mtt__patience(r, i, now) : mtt__silent(r, i, r->timeout);
-    }
-    return status;
-}
-#endif
-
-static void mtt__note_all(mtt_ranks *r, uint32_t note)
-{
-    int i;
-#ifdef MTT_MPI
-    if (r->by_mpi) {
-        mtt__mpi_note_all(r, note);
-        return;
-    }
-#endif
-    for (i = 0; i < r->count; i++) r->peers[i].note = note;
-}
-
-/* Until all is sent and received. A rank that waits for long says so, again and again, because data that it
-   sends afterwards takes it back. Then it tries all sockets: if it was stopped itself, the others have said
-   so, and it must not blame them. */
-static mtt_status mtt__transfer_all(mtt_ranks *r)
-{
-    double now = mtt__now_ms(), told = now;
-    int i;
-#ifdef MTT_MPI
-    if (r->by_mpi) return mtt__mpi_transfer_all(r);
-#endif
-    for (i = 0; i < r->count; i++) {
-        r->peers[i].in.at = r->peers[i].out.at = 0;
-        r->peers[i].since = now;
-        r->polls[i].revents = POLLIN; /* try all of them first */
-    }
-    for (;; now = mtt__now_ms()) {
-        mtt_status status = MTT_OK;
-        int owed = 0, late = now - told > r->timeout / 8;
-        if (late) told = now, mtt__note_all(r, MTT__FRAME_WAITING);
-        for (i = 0; i < r->count && !status; i++) {
-            if (!late && !r->polls[i].revents) continue;
-            status = mtt__peer_send(r, i);
-            if (!status) status = mtt__peer_receive(r, i);
-        }
-        for (i = 0; i < r->count && !status; i++)
-            if (mtt__due(r, i, 0) || mtt__due(r, i, 1)) owed = 1, status = mtt__patience(r, i, now);
-        if (status || !owed) return status;
-        mtt__ranks_poll(r);
-    }
-}
-
-/* Ends the frames under way, says the last word to all peers, and closes the sockets. Closing a socket with
-   unread bytes in it may destroy what was sent last. So input is thrown away until the peer closes its end,
-   for at most 2 seconds. */
-static void mtt__farewell(mtt_ranks *r, const char *text)
-{
-    double end = mtt__now_ms() + (r->timeout < 2000 ? r->timeout : 2000);
-    mtt_env *env = r->env;
-    char waste[4096];
-    int i, live;
-    if (r->stop.kind) return; /* it has been said */
-    r->env = NULL; /* `text` may be its error, which stays */
-    r->stop.kind = MTT__FRAME_STOP;
-    r->stop.number = (uint32_t)r->status;
-    r->stop.bytes = strlen(text) < sizeof(r->failure) ? strlen(text) : sizeof(r->failure) - 1;
-    r->stop_text = text;
-    r->transfer_count = 0;
-#ifdef MTT_MPI
-    if (r->by_mpi) {
-        mtt__mpi_farewell(r, text, end);
-        r->env = env;
-        return;
-    }
-#endif
-    mtt__note_all(r, MTT__FRAME_STOP);
-    for (;; mtt__ranks_poll(r)) {
-        for (i = live = 0; i < r->count; i++) {
-            mtt__peer *p = &r->peers[i];
-            ptrdiff_t n = 1;
-            mtt__peer_send(r, i);
-            p->in.done = 0;
-            if (p->fd >= 0 && !mtt__outgoing(r, i)) shutdown(p->fd, SHUT_WR);
-            while (p->fd >= 0 && n > 0) n = recv(p->fd, waste, sizeof(waste), 0);
-            if (!n || (n < 0 && errno != EAGAIN && errno != EINTR)) mtt__socket_close(&p->fd);
-            live |= p->fd >= 0;
-        }
-        if (!live || mtt__now_ms() >= end) break;
-    }
-    for (i = 0; i < r->count; i++) mtt__socket_close(&r->peers[i].fd);
-    r->env = env;
-}
-
-/* Performs all transfers at once. Those with one peer go in order, and the peer lists matching ones. Those
-   with several peers may be listed in any order. A failure is passed on to all ranks. */
-static mtt_status mtt__exchange(mtt_ranks *r, const mtt_transfer *transfers, int count)
-{
-    mtt_status status;
-    if (!r) return MTT_OK;
-    if (r->status) return mtt__fail(r->env, r->status, "%s", r->failure);
-    if (r->busy && count) mtt__note_all(r, MTT__FRAME_WAITING), r->busy = 0;
-    r->transfers = transfers;
-    r->transfer_count = count;
-    status = mtt__transfer_all(r);
-    if (status) mtt__farewell(r, r->failure);
-    r->transfer_count = 0;
-    return status;
-}
-
-/* A socket whose other end is closed, whether or not there are bytes to read before the end. */
-#ifdef __linux__
-enum { MTT__CLOSED = POLLHUP | POLLERR | 0x2000 }; /* POLLRDHUP, which POSIX does not have */
-#else
-enum { MTT__CLOSED = POLLHUP | POLLERR };
-#endif
-
-/* Reads what a peer says while this rank waits for its device. Any frame shows that the peer lives. A peer
-   that has sent data waits for this rank. Its later frames are behind the data, which stay in the socket, but
-   a closed socket is seen. For a timeout after its normal end, the device may work for this rank alone. */
-static mtt_status mtt__watch_peer(mtt_ranks *r, int rank, double now)
-{
-    mtt__peer *p = &r->peers[rank];
-    struct pollfd polled;
-    mtt_status status;
-    if (p->fd < 0) return p->stopped && now - p->since > r->timeout ? mtt__patience(r, rank, now) : MTT_OK;
-    polled.fd = p->fd;
-    polled.events = MTT__CLOSED & ~(POLLHUP | POLLERR);
-    p->waiting = 0;
-    status = mtt__peer_send(r, rank);
-    if (!status) status = mtt__peer_receive(r, rank);
-    if (status || p->fd < 0) return status;
-    if (p->in.done < sizeof(p->in.head)) {
-        if (p->busy) p->since = now;
-        return now - p->since > r->timeout ? mtt__silent(r, rank, r->timeout) : MTT_OK;
-    }
-    return poll(&polled, 1, 0) > 0 && (polled.revents & MTT__CLOSED) ? mtt__lost(r, rank, 0) : MTT_OK;
-}
-
-/* See mtt_backend. Says every now and then that this rank waits. */
-static mtt_status mtt__watch(mtt_ranks *r, int begins)
-{
-    double now = mtt__now_ms();
-    mtt_status status = MTT_OK;
-    int i;
-    if (!r) return MTT_OK;
-    if (r->status) return mtt__fail(r->env, r->status, "%s", r->failure);
-    if (begins) r->told = now;
-    for (i = 0; i < r->count && begins; i++) r->peers[i].since = now;
-    if (now - r->told > r->timeout / 8) r->told = now, mtt__note_all(r, MTT__FRAME_WAITING);
-#ifdef MTT_MPI
-    if (r->by_mpi) status = mtt__mpi_watch(r, now);
-#endif
-    for (i = 0; i < r->count && !status; i++) status = mtt__watch_peer(r, i, now);
-    if (status) mtt__farewell(r, r->failure);
-    return status;
-}
-
-/* Collects a word of each rank, or its lowest byte. */
-static mtt_status mtt__collect(mtt_ranks *r, uint64_t word, size_t bytes)
-{
-    int i, count = 0;
-    for (i = 0; r && i < r->count; i++) {
-        mtt_transfer *t = &r->all[count];
-        r->words[i] = i == r->rank ? word : 0;
-        if (i == r->rank) continue;
-        t->peer = i;
-        t->send = &r->words[r->rank];
-        t->receive = &r->words[i];
-        t->send_bytes = t->receive_bytes = bytes;
-        count++;
-    }
-    return mtt__exchange(r, r ? r->all : NULL, count);
-}
-
-MTTDEF int mtt_ranks_rank(const mtt_ranks *ranks)
-{
-    return ranks ? ranks->rank : 0;
-}
-
-MTTDEF int mtt_ranks_count(const mtt_ranks *ranks)
-{
-    return ranks ? ranks->count : 1;
-}
-
-MTTDEF mtt_status mtt_ranks_agree(mtt_ranks *ranks, const char *what, uint64_t value)
-{
-    mtt_status status = mtt__collect(ranks, value, sizeof(value));
-    int i;
-    for (i = 1; i < mtt_ranks_count(ranks) && !status; i++)
-        if (ranks->words[i] != ranks->words[0])
-            status = mtt__ranks_fail(ranks, i, MTT_E_MISMATCH, "differs from rank 0 (host %s) in %s: %llu, "
-                                     "not %llu; start all ranks with the same program, files and settings",
-                                     ranks->sites[0].host, what, (unsigned long long)ranks->words[i],
-                                     (unsigned long long)ranks->words[0]);
-    return status;
-}
-
-MTTDEF mtt_status mtt_ranks_any(mtt_ranks *ranks, int *flag)
-{
-    mtt_status status = mtt__collect(ranks, *flag != 0, 1);
-    int i, any = *flag != 0;
-    for (i = 0; ranks && i < ranks->count; i++) any |= ranks->words[i] != 0;
-    if (!status) *flag = any;
-    return status;
-}
-
-MTTDEF mtt_status mtt_ranks_busy(mtt_ranks *ranks)
-{
-    if (ranks && !ranks->status) mtt__note_all(ranks, MTT__FRAME_BUSY), ranks->busy = 1;
-    return mtt__exchange(ranks, NULL, 0);
-}
-
-/* Waits for the children, and kills those that have not exited after `ms`. */
-static void mtt__reap(mtt_ranks *r, double ms)
-{
-    double end = mtt__now_ms() + ms;
-    int i;
-    for (i = 1; i < r->count && r->children; i++) {
-        pid_t child = r->children[i], ended;
-        while (child > 0 && (ended = waitpid(child, NULL, WNOHANG)) != child) {
-            if (ended < 0 && errno != EINTR) break;
-            if (mtt__now_ms() >= end) kill(child, SIGKILL);
-            poll(NULL, 0, 2);
-        }
-    }
-}
-
-/* ---- connecting ---- */
-
-static void mtt__ranks_free(mtt_ranks *r)
-{
-    int i;
-    for (i = 0; i < r->count && r->peers; i++) mtt__socket_close(&r->peers[i].fd);
-#ifdef MTT_MPI
-    if (r->clean) MPI_Comm_free(&r->world);
-    if (r->clean && r->starts_mpi) MPI_Finalize();
-    mtt__free(r->env, r->under_way);
-#endif
-    mtt__pool_free(r->env, &r->pool);
-    mtt__free(r->env, r);
-}
-
-MTTDEF void mtt_ranks_fail(mtt_ranks *ranks, const char *reason)
-{
-    mtt_env *env = ranks ? ranks->env : NULL;
-    if (!ranks || ranks->status) return;
-    mtt__farewell(ranks, reason);
-    ranks->env = NULL; /* its error stays: it says why */
-    mtt__ranks_fail(ranks, ranks->rank, MTT_E_STOPPED, "stopped: %s", reason);
-    ranks->env = env;
-}
-
-MTTDEF void mtt_ranks_close(mtt_ranks *ranks)
-{
-    double patience = ranks ? ranks->timeout : 0;
-    if (!ranks) return;
-    if (ranks->status && patience > 5000) patience = 5000; /* a device takes seconds to close */
-    mtt__farewell(ranks, ranks->status ? ranks->failure : "");
-    mtt__reap(ranks, patience);
-    mtt__ranks_free(ranks);
-}
-
-static mtt_status mtt__ranks_new(mtt_env *env, int rank, int count, double seconds, mtt_ranks **out)
-{
-    mtt_ranks *r = (mtt_ranks *)mtt__alloc(env, 1, sizeof(*r));
-    size_t n = (size_t)count;
-    int i;
-    *out = NULL;
-    if (!r) return MTT_E_MEMORY;
-    r->env = env;
-    r->rank = rank;
-    r->count = count;
-    r->timeout = seconds * 1e3;
-    r->peers = (mtt__peer *)mtt__pool_take(env, &r->pool, n * sizeof(*r->peers));
-    r->sites = (mtt__site *)mtt__pool_take(env, &r->pool, n * sizeof(*r->sites));
-    r->polls = (struct pollfd *)mtt__pool_take(env, &r->pool, n * sizeof(*r->polls));
-    r->words = (uint64_t *)mtt__pool_take(env, &r->pool, n * sizeof(*r->words));
-    r->all = (mtt_transfer *)mtt__pool_take(env, &r->pool, n * sizeof(*r->all));
-    for (i = 0; i < count && r->peers; i++) r->peers[i].fd = -1;
-    if (!r->peers || !r->sites || !r->polls || !r->words || !r->all) return mtt__ranks_free(r), MTT_E_MEMORY;
-    if (gethostname(r->sites[rank].host, sizeof(r->sites->host) - 1)) r->sites[rank].host[0] = '?';
-    *out = r;
-    return MTT_OK;
-}
-
-/* Closed on exec, never blocking, no SIGPIPE. The rest is TCP's, and fails for other sockets: small frames go
-   at once, and a host that is gone is noticed after a minute, even if its rank is busy. */
-static void mtt__socket_prepare(int fd)
-{
-    int on = 1;
-    fcntl(fd, F_SETFD, FD_CLOEXEC);
-    fcntl(fd, F_SETFL, O_NONBLOCK);
-#ifdef SO_NOSIGPIPE
-    setsockopt(fd, SOL_SOCKET, SO_NOSIGPIPE, &on, sizeof(on));
-#endif
-    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
-    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
-#ifdef TCP_KEEPIDLE
-    on = 15;
-    setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &on, sizeof(on));
-    setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &on, sizeof(on));
-    on = 3;
-    setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &on, sizeof(on));
-#endif
-}
-
-/* Makes rank `rank` and its sockets to rank 0 and to the ranks after it; those before it have made theirs.
-   ends[i * count + j] is rank i's end of its socket to rank j. Returns in the child, too. */
-static mtt_status mtt__fork_one(mtt_ranks *r, int *ends, int rank)
-{
-    int i, pair[2], error = 0, n = r->count;
-    pid_t child = -1;
-    for (i = 0; i < n && !error; i++) {
-        if (i == rank || ends[rank * n + i] >= 0) continue;
-        if (socketpair(AF_UNIX, SOCK_STREAM, 0, pair)) error = errno;
-        else ends[rank * n + i] = pair[0], ends[i * n + rank] = pair[1];
-        if (!error) mtt__socket_prepare(pair[0]), mtt__socket_prepare(pair[1]);
-    }
-    if (!error && (child = fork()) < 0) error = errno;
-    if (error)
-        return mtt__fail(r->env, MTT_E_ARGUMENT, "cannot start rank %d of %d: %s; use fewer ranks, or raise "
-                         "the limits of files and processes (ulimit -n, -u)", rank, n, strerror(error));
-    if (child) r->children[rank] = child;
-    else r->rank = rank, r->children = NULL;
-    for (i = 0; i < n && child; i++) mtt__socket_close(&ends[rank * n + i]);
-    return MTT_OK;
-}
-
-MTTDEF mtt_status mtt_ranks_fork(mtt_env *env, int ranks, double timeout, mtt_ranks **out)
-{
-    mtt_ranks *r;
-    mtt_status status;
-    int *ends, i, all;
-    *out = NULL;
-    if (ranks < 1 || ranks > MTT__RANKS || !(timeout >= 0 && timeout <= 86400))
-        return mtt__fail(env, MTT_E_ARGUMENT, "ranks = %d, timeout = %g: give 1..%d ranks and at most 86400 "
-                         "seconds", ranks, timeout, MTT__RANKS);
-    status = mtt__ranks_new(env, 0, ranks, timeout > 0 ? timeout : (double)MTT__RANKS_TIMEOUT, &r);
-    if (status) return status;
-    all = ranks * ranks;
-    ends = (int *)mtt__alloc(env, (size_t)all, sizeof(*ends));
-    r->children = (pid_t *)mtt__pool_take(env, &r->pool, (size_t)ranks * sizeof(*r->children));
-    if (!ends || !r->children) status = MTT_E_MEMORY;
-    for (i = 0; i < all && ends; i++) ends[i] = -1;
-    for (i = 1; i < ranks; i++) memcpy(r->sites[i].host, r->sites[0].host, sizeof(r->sites->host));
-    for (i = 1; i < ranks && !r->rank && !status; i++) status = mtt__fork_one(r, ends, i);
-    for (i = 0; i < all && ends; i++) {
-        if (status || i / ranks != r->rank) mtt__socket_close(&ends[i]);
-        else r->peers[i % ranks].fd = ends[i];
-    }
-    mtt__free(env, ends);
-#ifdef _OPENMP
-    if (!status && !getenv("OMP_NUM_THREADS"))
-        omp_set_num_threads(mtt__threads() > ranks ? mtt__threads() / ranks : 1);
-#endif
-    if (!status) return *out = r, MTT_OK;
-    mtt__reap(r, 0);
-    mtt__ranks_free(r);
-    return status;
-}
-
-static uint32_t mtt__rotations(uint32_t x, int a, int b, int c) /* to the right */
-{
-    return (x >> a | x << (32 - a)) ^ (x >> b | x << (32 - b)) ^ (x >> c | x << (32 - c));
-}
-
-/* SHA-256 (FIPS 180-4) of `head` bytes of a block and of data after them. `out` may be the data. */
-static void mtt__sha256(const unsigned char *block, size_t head, const unsigned char *data, size_t bytes,
-                        unsigned char *out)
-{
-    static const uint32_t k[64] = {
-        0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4, 0xab1c5ed5,
-        0xd807aa98, 0x12835b01, 0x243185be, 0x550c7dc3, 0x72be5d74, 0x80deb1fe, 0x9bdc06a7, 0xc19bf174,
-        0xe49b69c1, 0xefbe4786, 0x0fc19dc6, 0x240ca1cc, 0x2de92c6f, 0x4a7484aa, 0x5cb0a9dc, 0x76f988da,
-        0x983e5152, 0xa831c66d, 0xb00327c8, 0xbf597fc7, 0xc6e00bf3, 0xd5a79147, 0x06ca6351, 0x14292967,
-        0x27b70a85, 0x2e1b2138, 0x4d2c6dfc, 0x53380d13, 0x650a7354, 0x766a0abb, 0x81c2c92e, 0x92722c85,
-        0xa2bfe8a1, 0xa81a664b, 0xc24b8b70, 0xc76c51a3, 0xd192e819, 0xd6990624, 0xf40e3585, 0x106aa070,
-        0x19a4c116, 0x1e376c08, 0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f, 0x682e6ff3,
-        0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2};
-    uint32_t v[8], w[64] = {0}, hash[8] = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
-                                           0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
-    size_t end = head + bytes, all = (end + 72) / 64 * 64, at = 0, i; /* with a bit and 8 bytes of length */
-    while (at < all) {
-        for (i = 0; i < 64; i++, at++)
-            w[i / 4] = w[i / 4] << 8 | (at < head ? block[at] : at < end ? data[at - head] : at == end ? 128
-                                        : at + 8 < all ? 0 : (uint64_t)end * 8 >> 8 * (all - 1 - at) & 255);
-        memcpy(v, hash, sizeof(v));
-        for (i = 0; i < 64; i++) {
-            uint32_t t, u = (v[0] & v[1]) ^ (v[0] & v[2]) ^ (v[1] & v[2]);
-            if (i >= 16)
-                w[i] = w[i - 16] + (mtt__rotations(w[i - 15], 7, 18, 3) ^ w[i - 15] << 29) +
-                       w[i - 7] + (mtt__rotations(w[i - 2], 17, 19, 10) ^ w[i - 2] << 22);
-            t = v[7] + k[i] + w[i] + mtt__rotations(v[4], 6, 11, 25) + ((v[4] & v[5]) ^ (~v[4] & v[6]));
-            u += t + mtt__rotations(v[0], 2, 13, 22);
-            memmove(v + 1, v, 7 * sizeof(*v));
-            v[4] += t;
-            v[0] = u;
-        }
-        for (i = 0; i < 8; i++) hash[i] += v[i];
-    }
-    for (i = 0; i < 32; i++) out[i] = (unsigned char)(hash[i / 4] >> (24 - 8 * (i % 4)));
-}
-
-/* HMAC-SHA-256 (RFC 2104), 32 bytes. */
-static void mtt__hmac(const void *key, size_t size, const void *data, size_t bytes, unsigned char *out)
-{
-    unsigned char inner[64] = {0}, outer[64];
-    int i;
-    if (size > sizeof(inner)) mtt__sha256(NULL, 0, (const unsigned char *)key, size, inner);
-    else memcpy(inner, key, size);
-    for (i = 0; i < 64; i++) outer[i] = inner[i] ^ 0x5c, inner[i] ^= 0x36;
-    mtt__sha256(inner, sizeof(inner), (const unsigned char *)data, bytes, out);
-    mtt__sha256(outer, sizeof(outer), out, 32, out);
-}
-
-/* A connection that is not yet one to a rank: of a guest, or of this rank as the guest of another. */
-typedef struct mtt__guest {
-    int fd, answered, host;     /* host: the rank whose guest this one is; -1: none */
-    size_t got;                 /* bytes of `hello` */
-    double since;               /* ms: when it was accepted, or answered */
-    char address[64];
-    mtt__hello hello, own;      /* of the other side; of this one */
-} mtt__guest;
-
-/* This rank's hello with a nonce that is used for one connection. */
-static mtt__hello mtt__fresh_hello(mtt_ranks *r)
-{
-    mtt__hello hello = r->own;
-    r->nonces++;
-    mtt__hmac(r->own.nonce, sizeof(r->own.nonce), &r->nonces, sizeof(r->nonces), hello.nonce);
-    return hello;
-}
-
-/* Makes the proof of one who has said `own` and heard `other`, or only checks it, in a time that does not
-   depend on where it differs. A hello is said by one side, so no side can repeat the other's proof. */
-static int mtt__prove(const mtt_ranks *r, mtt__hello *own, const mtt__hello *other, int checks)
-{
-    mtt__hello both[2];
-    unsigned char proof[32];
-    int differ = 0, i;
-    both[0] = *own, both[1] = *other;
-    for (i = 0; i < 2; i++) memset(both[i].proof, 0, sizeof(proof));
-    mtt__hmac(r->secret, strlen(r->secret), both, sizeof(both), proof);
-    for (i = 0; i < 32; i++) differ |= proof[i] ^ own->proof[i];
-    if (!checks) memcpy(own->proof, proof, sizeof(proof));
-    return !differ;
-}
-
-/* Returns 1 if a guest and a host belong together. Otherwise notes why not, on both sides in the same way. */
-static int mtt__fits(mtt_ranks *r, mtt__hello *guest, mtt__hello *host, int proven)
-{
-    const char *why;
-    char twin[192];
-    guest->run[127] = host->run[127] = guest->host[63] = host->host[63] = host->other[63] = 0;
-    why = strcmp(guest->run, host->run) ? "give each run a port of its own"
-        : guest->ranks != host->ranks ? "start all with the same number of ranks"
-        : guest->sealed > host->sealed ? "the second has no MTT_SECRET, the first has one: give all the same"
-        : guest->sealed < host->sealed ? "the first has no MTT_SECRET, the second has one: give all the same"
-        : !proven ? "they have different secrets: give all ranks the same MTT_SECRET"
-        : host->taken ? mtt__format(twin, sizeof(twin), "two processes are the first, the other one on host "
-                                    "%s: give each a number of its own, and each run a port", host->other)
-        : NULL;
-    if (why)
-        mtt__format(r->refused, sizeof(r->refused), "rank %d of %d of run \"%s\" (host %s) came to rank %d "
-                    "of %d of run \"%s\" (host %s): %s", guest->rank, guest->ranks, guest->run, guest->host,
-                    host->rank, host->ranks, host->run, host->host, why);
-    return !why;
-}
-
-static int mtt__is_local(const char *address)
-{
-    return !strncmp(address, "127.", 4) || !strcmp(address, "::1");
-}
-
-/* Writes the numeric address of one end of a connection to 64 bytes, without the prefix of IPv4 in IPv6.
-   Returns its port. */
-static int mtt__socket_name(int fd, int peer, char *address)
-{
-    struct sockaddr_storage name;
-    socklen_t bytes = sizeof(name);
-    char port[16] = "0";
-    memset(address, 0, 64);
-    if (!(peer ? getpeername : getsockname)(fd, (struct sockaddr *)&name, &bytes))
-        getnameinfo((struct sockaddr *)&name, bytes, address, 64, port, sizeof(port),
-                    NI_NUMERICHOST | NI_NUMERICSERV);
-    if (!strncmp(address, "::ffff:", 7)) memmove(address, address + 7, 64 - 7);
-    return atoi(port);
-}
-
-static int mtt__resolve(const char *address, int port, int family, struct addrinfo **list)
-{
-    struct addrinfo hints;
-    char service[16];
-    memset(&hints, 0, sizeof(hints));
-    hints.ai_family = family;
-    hints.ai_socktype = SOCK_STREAM;
-    hints.ai_flags = address ? 0 : AI_PASSIVE;
-    mtt__format(service, sizeof(service), "%d", port);
-    *list = NULL;
-    return getaddrinfo(address, service, &hints, list);
-}
-
-/* Opens the socket for ranks after this one, at a port (0: a free one) of `address` alone if that is one
-   address of this host, and otherwise of all, for IPv6 and IPv4. A name that means loopback here may mean
-   another address elsewhere, and so opens all. */
-static mtt_status mtt__listen(mtt_ranks *r, const char *address, int port)
-{
-    static const int family[] = {AF_UNSPEC, AF_INET6, AF_INET};
-    int fd = -1, on = 1, off = 0, error = EADDRNOTAVAIL, local = mtt__is_local(address), k;
-    char name[64];
-    for (k = 0; k < (local ? 1 : 3) && fd < 0 && error != EADDRINUSE; k++) {
-        struct addrinfo *list;
-        if (mtt__resolve(k ? NULL : address, port, family[k], &list)) continue;
-        errno = error = EADDRNOTAVAIL;
-        if (k || !list->ai_next) fd = socket(list->ai_family, SOCK_STREAM, 0);
-        if (fd >= 0) {
-            mtt__socket_prepare(fd);
-            setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)); /* a run may just have ended here */
-            if (list->ai_family == AF_INET6) setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off));
-        }
-        if (fd < 0 || bind(fd, list->ai_addr, list->ai_addrlen) || listen(fd, MTT__BACKLOG)) error = errno;
-        else if ((r->own.port = mtt__socket_name(fd, 0, name)) && (local || !mtt__is_local(name))) error = 0;
-        if (error) mtt__socket_close(&fd);
-        freeaddrinfo(list);
-    }
-    r->listening = fd;
-    if (fd >= 0) return MTT_OK;
-    return mtt__ranks_fail(r, r->rank, MTT_E_ARGUMENT, "cannot listen at port %d: %s; if another run has it, "
-                           "give each a port of its own (MASTER_PORT)", port, strerror(error));
-}
-
-/* Connects to one address within `ms`; -1 with errno set. */
-static int mtt__connect_to(const struct addrinfo *to, int ms)
-{
-    struct pollfd writable;
-    socklen_t size = sizeof(int);
-    int error = 0, fd = socket(to->ai_family, to->ai_socktype, to->ai_protocol);
-    if (fd < 0) return -1;
-    mtt__socket_prepare(fd);
-    writable.fd = fd;
-    writable.events = POLLOUT;
-    if (connect(fd, to->ai_addr, to->ai_addrlen)) error = errno;
-    if (error == EINPROGRESS || error == EINTR) {
-        error = ETIMEDOUT;
-        if (poll(&writable, 1, ms) > 0 && getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size)) error = errno;
-    }
-    if (error) mtt__socket_close(&fd);
-    errno = error;
-    return fd;
-}
-
-/* Sends the first bytes on a socket, which are so few that its buffer takes them. */
-static int mtt__say(int fd, const void *data, size_t bytes)
-{
-    ptrdiff_t n = 0;
-    size_t done = 0;
-    for (; done < bytes && (n >= 0 || errno == EINTR); done += n > 0 ? (size_t)n : 0)
-        n = send(fd, (const char *)data + done, bytes - done, MTT__NO_SIGNAL);
-    return done == bytes;
-}
-
-/* Fails if a rank that has connected ends before all have: the missing ones may never come. */
-static mtt_status mtt__watch_connected(mtt_ranks *r)
-{
-    double now = mtt__now_ms();
-    mtt_status status = MTT_OK;
-    int i;
-    for (i = 0; i < r->count && !status; i++) {
-        r->peers[i].since = now; /* it may be silent for as long as this rank waits */
-        status = mtt__watch_peer(r, i, now);
-    }
-    return status;
-}
-
-/* Connects to the host of a guest, and says hello. Returns what keeps them from meeting. */
-static const char *mtt__call(mtt_ranks *r, mtt__guest *g, double left)
-{
-    const char *reason = "it says nothing", *address = g->host ? r->sites[g->host].address : r->address;
-    struct addrinfo *list, *to;
-    int error = mtt__resolve(address, r->sites[g->host].port, AF_UNSPEC, &list);
-    char here[64];
-    if (error) reason = gai_strerror(error);
-    for (to = list; to && g->fd < 0; to = to->ai_next) {
-        g->fd = mtt__connect_to(to, left < 5000 ? (int)left : 5000);
-        reason = g->fd < 0 ? strerror(errno) : "it says nothing";
-    }
-    if (list) freeaddrinfo(list);
-    if (g->fd >= 0 && r->listening < 0) { /* others reach this rank as rank 0 does */
-        mtt__socket_name(g->fd, 0, here);
-        mtt__listen(r, mtt__is_local(here) ? address : here, 0);
-    }
-    g->since = mtt__now_ms();
-    g->own = mtt__fresh_hello(r);
-    g->got = 0;
-    g->answered = 0;
-    if (g->fd >= 0 && !mtt__say(g->fd, &g->own, sizeof(g->own))) mtt__socket_close(&g->fd);
-    return reason;
-}
-
-/* Reads what the other side says, and answers. Returns 1 if it is now a peer. Closes the socket if it is
-   refused, and fails if this rank is. */
-static int mtt__receive_guest(mtt_ranks *r, mtt__guest *g)
-{
-    mtt__hello *h = &g->hello, *own = &g->own;
-    ptrdiff_t n = recv(g->fd, (char *)h + g->got, sizeof(*h) - g->got, 0);
-    int rank, proven, fits, calls = g->host >= 0, ended = !n || (n < 0 && errno != EAGAIN && errno != EINTR);
-    if (n > 0) g->got += (size_t)n;
-    if (ended || memcmp(h, &r->own, g->got < sizeof(h->magic) ? g->got : sizeof(h->magic)))
-        mtt__socket_close(&g->fd);
-    if (g->got < sizeof(*h) || g->fd < 0) return 0;
-    g->got = 0;
-    rank = calls ? g->host : h->rank < 0 || h->rank >= r->count ? 0 : h->rank;
-    if (calls && h->rank != rank) return mtt__socket_close(&g->fd), 0; /* TCP may connect one to itself */
-    proven = g->answered && mtt__prove(r, h, own, 1);
-    if (!calls && !g->answered) *own = mtt__fresh_hello(r);
-    if (!calls) own->taken = rank <= r->rank || r->peers[rank].fd >= 0;
-    if (own->taken) memcpy(own->other, r->sites[rank].host, sizeof(own->other));
-    if (calls ? !g->answered : proven) mtt__prove(r, own, h, 0);
-    fits = mtt__fits(r, calls ? own : h, calls ? h : own, !g->answered || proven);
-    if (!fits && calls) mtt__ranks_fail(r, -1, MTT_E_MISMATCH, "%s", r->refused);
-    if (!(calls && (g->answered || !fits)) && !mtt__say(g->fd, own, sizeof(*own))) fits = 0;
-    if (!fits) return mtt__socket_close(&g->fd), 0;
-    g->since = mtt__now_ms();
-    if (!g->answered++) return 0;
-    if (!calls) memcpy(r->sites[rank].address, g->address, sizeof(g->address)), r->sites[rank].port = h->port;
-    memcpy(r->sites[rank].host, h->host, sizeof(h->host));
-    r->peers[rank].fd = g->fd;
-    return g->fd = -1, 1;
-}
-
-/* The guest that loses its place to the next: one that was not answered before one that was, of the address
-   with most places, the oldest. -1 = all were answered just now: a rank needs time to prove. */
-static int mtt__least_guest(const mtt__guest *g, int count, double now)
-{
-    int i, k, weight, most = 0, least = -1;
-    for (i = 0; i < count; i++) {
-        for (weight = g[i].answered ? 0 : count, k = 0; k < count; k++)
-            weight += !strcmp(g[k].address, g[i].address);
-        if (g[i].answered && now - g[i].since < 100) continue;
-        if (weight > most || (weight == most && g[i].since < g[least].since)) most = weight, least = i;
-    }
-    return least;
-}
-
-/* Connects to the ranks from `first` up to `last`. If it `waits`, it also lets those after this one connect,
-   at the same time, since each may wait for others. Strangers are turned away. If all places are taken,
-   guests lose theirs, and a rank that does comes again. */
-static mtt_status mtt__gather(mtt_ranks *r, int first, int last, int waits)
-{
-    enum { GUESTS = 64 };
-    int calls = last - first, unmet = calls, missing = waits ? r->count - 1 - r->rank : 0, others = -missing;
-    mtt__guest *all = (mtt__guest *)mtt__alloc(r->env, (size_t)(calls + GUESTS), sizeof(*all));
-    struct pollfd *polls = (struct pollfd *)mtt__alloc(r->env, (size_t)(calls + GUESTS + 1), sizeof(*polls));
-    double start = mtt__now_ms(), now = start, watched = now;
-    const char *reason = "";
-    int i, fd, comes, full = 0, count = calls;
-    char absent[64];
-    mtt__text names;
-    if (!all || !polls) mtt__ranks_fail(r, -1, MTT_E_MEMORY, "out of host memory");
-    for (i = 0; i < calls && !r->status; i++) all[i].fd = -1, all[i].host = first + i;
-    for (; missing + unmet && !r->status && now - start < r->timeout; now = mtt__now_ms()) {
-        for (i = 0; i < calls && !r->status; i++)
-            if (all[i].fd < 0 && all[i].answered < 2 && now - all[i].since > 50)
-                reason = mtt__call(r, &all[i], r->timeout - (now - start));
-        for (i = 0; i <= count; i++) {
-            polls[i].fd = i < count ? all[i].fd : waits ? r->listening : -1;
-            polls[i].events = POLLIN;
-        }
-        poll(polls, (nfds_t)count + 1, 50);
-        comes = polls[count].revents;
-        for (i = count - 1; i >= 0; i--) {
-            int met = polls[i].fd >= 0 && polls[i].revents && mtt__receive_guest(r, &all[i]);
-            if (i < calls && polls[i].fd > all[i].fd && !met) reason = "another program or version answers";
-            if (i < calls) unmet -= met;
-            else missing -= met;
-            if (i >= calls && all[i].fd < 0) all[i] = all[--count];
-        }
-        if (comes && (full || count == calls + GUESTS)) {
-            i = mtt__least_guest(all + calls, count - calls, now);
-            if (i < 0) poll(NULL, 0, 10);
-            else mtt__socket_close(&all[calls + i].fd), all[calls + i] = all[--count];
-        }
-        for (; waits && count < calls + GUESTS && (fd = accept(r->listening, NULL, NULL)) >= 0; others++) {
-            memset(&all[count], 0, sizeof(*all));
-            mtt__socket_prepare(fd);
-            mtt__socket_name(fd, 1, all[count].address);
-            all[count].since = mtt__now_ms();
-            all[count].host = -1;
-            all[count++].fd = fd;
-        }
-        full = waits && count < calls + GUESTS && (errno == EMFILE || errno == ENFILE);
-        if (missing + unmet && !r->status && now - watched > 50) watched = now, mtt__watch_connected(r);
-        if (missing && full && count == calls && !r->status)
-            mtt__ranks_fail(r, r->rank, MTT_E_ARGUMENT, "cannot open %d sockets: raise the limit of open "
-                            "files (ulimit -n)", r->count - 1);
-    }
-    for (i = 0; i < count && all; i++) mtt__socket_close(&all[i].fd);
-    for (i = 0; i < calls && all && all[i].answered == 2;) i++;
-    mtt__free(r->env, all);
-    mtt__free(r->env, polls);
-    if (!(missing + unmet) || r->status) return r->status;
-    if (unmet)
-        return mtt__ranks_fail(r, -1, MTT_E_RANK, "rank %d does not answer at %s, port %d, within %g "
-                               "seconds: %s; start it, and check address, port and firewall", first + i,
-                               first + i ? r->sites[first + i].address : r->address, r->sites[first + i].port,
-                               r->timeout / 1e3, reason);
-    mtt__text_init(&names, absent, sizeof(absent));
-    for (i = r->rank + 1; i < r->count; i++)
-        if (r->peers[i].fd < 0) mtt__print(&names, "%s%d", names.size ? ", " : "", i);
-    return mtt__ranks_fail(r, r->rank, MTT_E_RANK, "waited %g seconds at port %d for %d of %d ranks: %s%s; "
-                           "start them, and check address, port and firewall. Connections of others: %d%s%s",
-                           r->timeout / 1e3, r->own.port, missing, r->count, absent,
-                           names.size == sizeof(absent) - 1 ? "..." : "", others + missing,
-                           *r->refused ? ". Turned away: " : "", r->refused);
-}
-
-/* Sends rank 0's table of sites to all. */
-static mtt_status mtt__share_sites(mtt_ranks *r)
-{
-    size_t bytes = (size_t)r->count * sizeof(*r->sites);
-    int i, count = r->rank ? 1 : r->count;
-    mtt_status status;
-    memset(r->all, 0, (size_t)r->count * sizeof(*r->all));
-    for (i = 1; i < count; i++) r->all[i].peer = i, r->all[i].send = r->sites, r->all[i].send_bytes = bytes;
-    if (r->rank) r->all[0].receive = r->sites, r->all[0].receive_bytes = bytes;
-    status = mtt__exchange(r, r->all, count);
-    for (i = 0; i < r->count; i++) r->sites[i].host[63] = r->sites[i].address[63] = 0;
-    return status;
-}
-
-/* Connects a rank other than 0 to rank 0, which says where all are. */
-static mtt_status mtt__join(mtt_ranks *r)
-{
-    char zero[64];
-    mtt_status status;
-    int i;
-    mtt__format(r->sites[0].host, sizeof(r->sites->host), "%s", r->address); /* until it says its name */
-    status = mtt__gather(r, 0, 1, 0);
-    if (status) return status;
-    mtt__socket_name(r->peers[0].fd, 1, zero);
-    r->timeout *= 1.25; /* rank 0 may wait for the timeout, in silence, and then says who is absent */
-    status = mtt__share_sites(r);
-    r->timeout /= 1.25;
-    for (i = 1; i < r->count; i++) /* rank 0 sees those on its host at an address of no use elsewhere */
-        if (mtt__is_local(r->sites[i].address)) memcpy(r->sites[i].address, zero, sizeof(zero));
-    return status;
-}
-
-#ifdef MTT_MPI
-/* The ranks of MPI_COMM_WORLD. */
-static mtt_status mtt__mpi_connect(mtt_env *env, const mtt_ranks_desc *desc, double seconds, mtt_ranks **out)
-{
-    int started = 0, rank = 0, count = 0, level = MPI_THREAD_FUNNELED;
-    mtt_ranks *r;
-    mtt_status status;
-    if (MPI_Initialized(&started) ||
-        (!started && MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &level)) ||
-        level < MPI_THREAD_FUNNELED || MPI_Comm_rank(MPI_COMM_WORLD, &rank) ||
-        MPI_Comm_size(MPI_COMM_WORLD, &count))
-        return mtt__fail(env, MTT_E_RANK, "MPI does not start, or knows no MPI_THREAD_FUNNELED: start the "
-                         "program by the mpirun of the MPI that it was compiled with");
-    if (rank != desc->rank || count != desc->ranks)
-        return mtt__fail(env, MTT_E_ARGUMENT, "rank %d of %d is rank %d of %d for MPI: start it by the "
-                         "mpirun of the MPI that it was compiled with", desc->rank, desc->ranks, rank, count);
-    status = mtt__ranks_new(env, rank, count, seconds, &r);
-    if (status) return status;
-    r->by_mpi = 1;
-    r->starts_mpi = !started;
-    status = mtt__mpi_checked(r, MPI_Comm_dup(MPI_COMM_WORLD, &r->world));
-    if (!status) status = mtt__mpi_checked(r, MPI_Comm_set_errhandler(r->world, MPI_ERRORS_RETURN));
-    if (!status)
-        status = mtt__mpi_checked(r, MPI_Allgather(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, r->sites,
-                                                   (int)sizeof(*r->sites), MPI_BYTE, r->world));
-    if (!status) *out = r;
-    else mtt__ranks_free(r);
-    return status;
-}
-#endif
-
-MTTDEF mtt_status mtt_ranks_connect(mtt_env *env, const mtt_ranks_desc *desc, mtt_ranks **out)
-{
-    const char *address = desc->address ? desc->address : "127.0.0.1";
-    const char *run = desc->run ? desc->run : "";
-    int fd, port = desc->port ? desc->port : MTT__RANKS_PORT;
-    double seconds = desc->timeout != 0 ? desc->timeout : (double)MTT__RANKS_TIMEOUT;
-    mtt_ranks *r;
-    mtt_status status;
-    *out = NULL;
-    if (!strcmp(address, "localhost")) address = "127.0.0.1"; /* one of its two addresses, everywhere */
-    if (desc->ranks < 1 || desc->ranks > MTT__RANKS || desc->rank < 0 || desc->rank >= desc->ranks)
-        return mtt__fail(env, MTT_E_ARGUMENT, "rank %d of %d: give 1..%d ranks, numbered from 0", desc->rank,
-                         desc->ranks, MTT__RANKS);
-    if (port < 1 || port > 65535 || !(seconds > 0 && seconds <= 86400) || strlen(run) >= sizeof(r->own.run))
-        return mtt__fail(env, MTT_E_ARGUMENT, "port %d, timeout %g, run \"%s\": give a port of 1..65535, at "
-                         "most 86400 seconds, and a name below %d bytes", port, seconds, run,
-                         (int)sizeof(r->own.run));
-#ifdef MTT_MPI
-    if (desc->mpi) return mtt__mpi_connect(env, desc, seconds, out);
-#else
-    if (desc->mpi)
-        return mtt__fail(env, MTT_E_ARGUMENT, "mpi is 1, but this build has no MPI: compile with -DMTT_MPI");
-#endif
-    status = mtt__ranks_new(env, desc->rank, desc->ranks, seconds, &r);
-    if (status || r->count == 1) return *out = r, status;
-    memcpy(r->own.magic, "mttrank2", sizeof(r->own.magic));
-    memcpy(r->own.run, run, strlen(run));
-    memcpy(r->own.host, r->sites[r->rank].host, sizeof(r->own.host));
-    r->own.rank = r->rank;
-    r->own.ranks = r->count;
-    r->secret = desc->secret ? desc->secret : "";
-    r->own.sealed = *r->secret != 0;
-    r->listening = -1;
-    fd = r->own.sealed ? open("/dev/urandom", O_RDONLY | O_CLOEXEC) : -1;
-    if (r->own.sealed && (fd < 0 || read(fd, r->own.nonce, sizeof(r->own.nonce)) != sizeof(r->own.nonce)))
-        status = mtt__ranks_fail(r, -1, MTT_E_ARGUMENT, "MTT_SECRET needs /dev/urandom: %s", strerror(errno));
-    mtt__socket_close(&fd);
-    r->address = address;
-    r->sites[0].port = port;
-    if (!status) status = r->rank ? mtt__join(r) : mtt__listen(r, address, port);
-    if (!status) status = mtt__gather(r, r->rank ? 1 : 0, r->rank, 1);
-    mtt__socket_close(&r->listening);
-    if (!r->rank && !status) status = mtt__share_sites(r);
-    if (!status) return *out = r, MTT_OK;
-    mtt__farewell(r, r->failure);
-    mtt__ranks_free(r);
-    return status;
 }
 
 /* -----------------------------------------------------------------------------------------------------------
@@ -9566,6 +8290,7 @@ static void mtt__cpu_rescale(const mtt_op *op, const mtt_rescale *o)
 typedef struct mtt__cpu {
     mtt_env *env;
     mtt_ranks *ranks;
+    mtt_status (*exchange)(mtt_ranks *ranks, const mtt_transfer *transfers, int count);
     void *block;
     mtt_tensor tiles; /* in the block; its shape is a row, for one thread */
 } mtt__cpu;
@@ -9607,6 +8332,7 @@ static mtt_status mtt__cpu_open(mtt_env *env, const mtt_backend *backend, const 
     if (!c) return MTT_E_MEMORY;
     c->env = env;
     c->ranks = backend->ranks;
+    c->exchange = backend->exchange;
     if (!mtt__cpu_tiles(c)) *context = c;
     else mtt__cpu_close(c);
     return *context ? MTT_OK : MTT_E_MEMORY;
@@ -9652,7 +8378,7 @@ static mtt_status mtt__cpu_copy(void *context, void *to, const void *from, size_
     return MTT_OK;
 }
 
-#define mtt__cpu_all_to_all(op, o) status = mtt__exchange(c->ranks, op->transfers, op->transfer_count)
+#define mtt__cpu_all_to_all(op, o) status = c->exchange(c->ranks, op->transfers, op->transfer_count)
 #define mtt__cpu_all_gather(op, o) mtt__cpu_all_to_all(op, o)
 
 static mtt_status mtt__cpu_run(void *context, const mtt_op *ops, int count)
@@ -9710,13 +8436,6 @@ MTTDEF mtt_status mtt_cuda_backend(mtt_env *env, int device, mtt_backend *backen
 /* Elements that pass at a time: whole groups of the compact state. */
 enum { MTT__STAGING = 65536 };
 
-/* What ranks tell each other before they go on. */
-typedef struct mtt__message {
-    int64_t number;
-    int32_t status;
-    char error[500];
-} mtt__message;
-
 struct mtt_trainer {
     mtt_env *env;
     mtt_backend backend;
@@ -9729,9 +8448,9 @@ struct mtt_trainer {
     void *arena;
     float *staging;     /* MTT__STAGING floats: a piece in the device's types */
     float *values;      /* as many floats: a piece of initial values */
-    mtt_transfer *transfers; /* one for each rank */
-    mtt__message *messages;  /* and as many */
-    mtt_transfer *travels;   /* of all operations */
+    struct mtt__message *messages; /* of ranks to each other, */
+    mtt_transfer *transfers;       /* one with each of them, */
+    mtt_transfer *travels;         /* and those of all operations */
     int64_t step, micro_batch;
     int opened;         /* 1 = the backend's context exists */
     int measured;       /* 1 = scales of 8-bit tensors are those of a step */
@@ -9739,12 +8458,65 @@ struct mtt_trainer {
     size_t free_before; /* the device's free bytes before the arena was taken */
 };
 
+/* ---- other ranks: >>ranks does this for a trainer that has some ---- */
+
+typedef struct mtt__rank_calls {
+    mtt_status (*exchange)(mtt_ranks *ranks, const mtt_transfer *transfers, int count); /* see mtt_backend */
+    mtt_status (*watch)(mtt_ranks *ranks, int begins);
+    mtt_status (*start)(mtt_trainer *t); /* refuses ranks that would train different models */
+    mtt_status (*bind)(mtt_trainer *t);  /* lists what operations transfer, once tensors have addresses */
+    mtt_status (*agree)(mtt_trainer *t, mtt_status status, int64_t *number);
+    mtt_status (*spread)(mtt_trainer *t, int from, void *values, size_t bytes);
+    mtt_status (*same)(mtt_ranks *ranks, const char *what, uint64_t value);
+    mtt_status (*busy)(mtt_ranks *ranks);
+    void (*fail)(mtt_ranks *ranks, const char *reason);
+} mtt__rank_calls;
+
+/* A handle begins with these. NULL, one rank, needs no calls. */
+#define MTT__RANKS_HEAD                                                                 \
+    const mtt__rank_calls *calls;                                                       \
+    int rank, count
+typedef struct mtt__ranks_head {
+    MTT__RANKS_HEAD;
+} mtt__ranks_head;
+
+static const mtt__ranks_head *mtt__others(const mtt_trainer *t)
+{
+    return (const mtt__ranks_head *)(const void *)t->backend.ranks;
+}
+
 /* Passes on the outcome of a call of the backend. A failure is this rank's alone, and the others would wait
    for it: they are told why. */
 static mtt_status mtt__told(mtt_trainer *t, mtt_status status)
 {
-    if (status) mtt_ranks_fail(t->backend.ranks, t->env ? t->env->error : mtt_status_string(status));
+    const mtt__ranks_head *r = mtt__others(t);
+    if (status && r) r->calls->fail(t->backend.ranks, t->env ? t->env->error : mtt_status_string(status));
     return status;
+}
+
+/* All ranks go on, or none: where one has failed, the others fail with its words. *number, if there is one,
+   becomes the sum over all ranks. */
+static mtt_status mtt__all_agree(mtt_trainer *t, mtt_status status, int64_t *number)
+{
+    return mtt__others(t) ? mtt__others(t)->calls->agree(t, status, number) : status;
+}
+
+/* Fails on all ranks if a value differs between them. */
+static mtt_status mtt__all_same(mtt_trainer *t, const char *what, uint64_t value)
+{
+    return mtt__others(t) ? mtt__others(t)->calls->same(t->backend.ranks, what, value) : MTT_OK;
+}
+
+/* Sends values to all other ranks, or receives them from the rank that has them. */
+static mtt_status mtt__spread(mtt_trainer *t, int from, void *values, size_t bytes)
+{
+    return mtt__others(t) ? mtt__others(t)->calls->spread(t, from, values, bytes) : MTT_OK;
+}
+
+/* Says that this rank does something long, such as writing a file. */
+static mtt_status mtt__stay_busy(mtt_trainer *t)
+{
+    return mtt__others(t) ? mtt__others(t)->calls->busy(t->backend.ranks) : MTT_OK;
 }
 
 /* ---- values in and out ---- */
@@ -9824,22 +8596,6 @@ static mtt_status mtt__move_mine(mtt_trainer *t, int way, const mtt__parameter *
     if (mine) status = mtt__move(t, way, kept, q->part.first + at - q->part.begin, count, values);
     if (status || way == MTT__GET || kind != MTT__MASTER) return status;
     return mtt__move(t, way, q->weight, at, count, values);
-}
-
-/* Sends values to all other ranks, or receives them from the rank that has them. */
-static mtt_status mtt__spread(mtt_trainer *t, int from, void *values, size_t bytes)
-{
-    int ranks = t->schedule->policy.ranks, rank = t->schedule->policy.rank, peer, count = 0;
-    for (peer = 0; peer < ranks; peer++) {
-        mtt_transfer *x = &t->transfers[count];
-        if (peer == rank || (rank != from && peer != from)) continue;
-        x->peer = peer;
-        x->send = x->receive = values;
-        x->send_bytes = rank == from ? bytes : 0;
-        x->receive_bytes = rank == from ? 0 : bytes;
-        count++;
-    }
-    return mtt__exchange(t->backend.ranks, t->transfers, count);
 }
 
 /* The same for values in the shares of any ranks. All ranks get them from the one that has them. */
@@ -10061,109 +8817,6 @@ enum { MTT__SEPARATE = 1 };
 enum { MTT__SEPARATE = 0 };
 #endif
 
-/* What goes to a rank and comes from it: of each parameter its share and mine. */
-static int mtt__parameter_transfers(const mtt_op *op, int peer, mtt_transfer *t)
-{
-    const mtt_all_gather *o = MTT_OPERANDS_OF(all_gather, op);
-    int rank = op->shape->rank, p;
-    for (p = 0; p < op->parameters; p++, t++) {
-        const mtt_tensor *whole = op->sums ? op->sums[p] : op->weights ? op->weights[p] : o->squares;
-        int64_t bytes = mtt__gathered_bytes(op, p), mine, theirs;
-        t->send_bytes = (size_t)(mtt__gathered(op, p, rank, &mine) * bytes);
-        t->receive_bytes = (size_t)(mtt__gathered(op, p, peer, &theirs) * bytes);
-        t->send = (char *)whole->data + mine * bytes;
-        t->receive = (char *)whole->data + theirs * bytes;
-    }
-    return op->parameters;
-}
-
-/* The same for gradients: to a rank goes its share, and mine comes. */
-static int mtt__gradient_transfers(const mtt_op *op, int peer, mtt_transfer *t)
-{
-    const mtt_tensor *received = MTT_OPERANDS_OF(all_to_all, op)->received;
-    int rank = op->shape->rank, p;
-    char *row = (char *)received->data + (peer - (peer > rank)) * received->shape[1];
-    for (p = 0; p < op->parameters; p++, t++) {
-        int64_t bytes = (int64_t)mtt__dtype_bytes[op->gradients[p]->dtype], theirs, mine;
-        t->send_bytes = (size_t)(mtt__share(&op->parts[p], peer, &theirs) * bytes);
-        t->receive_bytes = (size_t)(mtt__share(&op->parts[p], rank, &mine) * bytes);
-        t->send = (char *)op->gradients[p]->data + theirs * bytes;
-        t->receive = row;
-        row += t->receive_bytes;
-    }
-    return op->parameters;
-}
-
-/* The same for rows. */
-static int mtt__row_transfers(const mtt_op *op, int peer, mtt_transfer *t)
-{
-    const mtt_all_gather *o = MTT_OPERANDS_OF(all_gather, op);
-    t->send = o->row->data;
-    t->receive = (char *)o->rows->data + (size_t)peer * o->row->bytes;
-    t->send_bytes = t->receive_bytes = o->row->bytes;
-    return 1;
-}
-
-/* Adds a transfer to the one before it in the list, if it goes on where that ends; otherwise returns 0. The
-   peer does the same, since squares have the same places on all ranks. */
-static int mtt__extend_transfer(mtt_transfer *a, const mtt_transfer *b)
-{
-    int sends = !a->send_bytes || !b->send_bytes || (const char *)a->send + a->send_bytes == b->send;
-    int receives = !a->receive_bytes || !b->receive_bytes ||
-                   (const char *)a->receive + a->receive_bytes == b->receive;
-    if (!sends || !receives || a->peer != b->peer) return 0;
-    if (!a->send_bytes) a->send = b->send;
-    if (!a->receive_bytes) a->receive = b->receive;
-    a->send_bytes += b->send_bytes;
-    a->receive_bytes += b->receive_bytes;
-    return 1;
-}
-
-/* Lists what an operation transfers, without what is empty. Returns the end of the list. */
-static mtt_transfer *mtt__list_transfers(mtt_op *op, mtt_transfer *list)
-{
-    mtt_transfer *end = list, *t;
-    int squares = op->kind == MTT_OP_all_gather && op->parameters && !op->sums && !op->weights;
-    int peer, count, i;
-    for (peer = 0; peer < op->shape->ranks; peer++) {
-        if (peer == op->shape->rank) continue;
-        if (op->kind == MTT_OP_all_to_all) count = mtt__gradient_transfers(op, peer, end);
-        else if (MTT_OPERANDS_OF(all_gather, op)->row) count = mtt__row_transfers(op, peer, end);
-        else count = mtt__parameter_transfers(op, peer, end);
-        for (i = 0, t = end; i < count; i++, t++) {
-            t->peer = peer;
-            if (squares && end > list && mtt__extend_transfer(end - 1, t)) continue;
-            if (t->send_bytes || t->receive_bytes) *end++ = *t;
-        }
-    }
-    op->transfers = list;
-    op->transfer_count = (int)(end - list);
-    return end;
-}
-
-/* The transfers of the training program, whose tensors have addresses now. */
-static mtt_status mtt__bind_transfers(mtt_trainer *t)
-{
-    mtt__program *p = &t->schedule->programs[MTT__TRAIN];
-    size_t others = (size_t)t->schedule->policy.ranks - 1, most = 0;
-    mtt_transfer *end;
-    int i;
-    for (i = 0; i < p->op_count; i++)
-        if (mtt__is_transfer(&p->ops[i])) most += others * (size_t)(p->ops[i].parameters + 1);
-    if (!most) return MTT_OK;
-    t->travels = end = (mtt_transfer *)mtt__alloc(t->env, most, sizeof(*end));
-    if (!end) return MTT_E_MEMORY;
-    for (i = 0; i < p->op_count; i++) {
-        mtt_op *op = &p->ops[i];
-        if (!mtt__is_transfer(op)) continue;
-        end = mtt__list_transfers(op, end);
-        if (!p->later_ops || i >= p->step_begin) continue;
-        p->later_ops[i].transfers = op->transfers;
-        p->later_ops[i].transfer_count = op->transfer_count;
-    }
-    return MTT_OK;
-}
-
 /* Gives every tensor an address: its offset in the arena, or a block of its own, where a sanitizer sees
    overruns. All programs share the state. */
 static mtt_status mtt__bind(mtt_trainer *t)
@@ -10180,7 +8833,8 @@ static mtt_status mtt__bind(mtt_trainer *t)
             else status = t->backend.alloc(t->context, tensor->bytes ? tensor->bytes : 1, &tensor->data);
             if (tensor->entry >= 0) tensor->scale = (mtt_scale *)first->scales->data + tensor->entry;
         }
-    return status ? status : mtt__bind_transfers(t);
+    if (!status && mtt__others(t)) status = mtt__others(t)->calls->bind(t);
+    return status;
 }
 
 static void mtt__unbind(mtt_trainer *t)
@@ -10240,60 +8894,6 @@ MTTDEF void mtt_trainer_destroy(mtt_trainer *t)
     mtt__free(t->env, t);
 }
 
-/* All ranks go on, or none: where one has failed, the others fail with its words. *number, if there is one,
-   becomes the sum over all ranks. */
-static mtt_status mtt__all_agree(mtt_trainer *t, mtt_status status, int64_t *number)
-{
-    int ranks = t->schedule->policy.ranks, rank = t->schedule->policy.rank, peer, count = 0;
-    mtt__message *mine;
-    mtt_status sent;
-    if (ranks == 1) return status;
-    mine = &t->messages[rank];
-    memset(mine, 0, sizeof(*mine));
-    mine->status = (int32_t)status;
-    if (number) mine->number = *number;
-    if (status && t->env) memcpy(mine->error, t->env->error, sizeof(mine->error) - 1);
-    for (peer = 0; peer < ranks; peer++) {
-        mtt_transfer *x = &t->transfers[count];
-        if (peer == rank) continue;
-        x->peer = peer;
-        x->send = mine;
-        x->receive = &t->messages[peer];
-        x->send_bytes = x->receive_bytes = sizeof(*mine);
-        count++;
-    }
-    sent = mtt__exchange(t->backend.ranks, t->transfers, count);
-    if (status) return mtt__fail(t->env, status, "%s", mine->error);
-    if (number) *number = 0;
-    for (peer = 0; peer < ranks && !sent; peer++) {
-        mtt__message *theirs = &t->messages[peer];
-        if (number) *number += theirs->number;
-        theirs->error[sizeof(theirs->error) - 1] = 0;
-        if (theirs->status)
-            sent = mtt__fail(t->env, MTT_E_STOPPED, "rank %d (host %s) stopped: %s", peer,
-                             t->backend.ranks->sites[peer].host, theirs->error);
-    }
-    return sent;
-}
-
-/* Names the first field of a descriptor that is not the same on all ranks. */
-static mtt_status mtt__agree_fields(mtt_ranks *r, const void *desc, const mtt_field *f)
-{
-    mtt_status status = MTT_OK;
-    uint64_t word;
-    int i;
-    for (; f->name && !status; f++) {
-        double value = mtt__field_get(desc, f);
-        memcpy(&word, &value, sizeof(word));
-        status = mtt__collect(r, word, sizeof(word));
-        for (i = 1; i < r->count && !status; i++)
-            if (r->words[i] != r->words[0])
-                status = mtt__ranks_fail(r, i, MTT_E_MISMATCH, "differs from rank 0 (host %s) in %s; start "
-                                         "all ranks with the same settings", r->sites[0].host, f->name);
-    }
-    return status;
-}
-
 /* Gives each parameter the rates of its group. */
 static void mtt__assign_groups(mtt_trainer *t)
 {
@@ -10321,32 +8921,13 @@ static void mtt__assign_groups(mtt_trainer *t)
     o->groups = NULL; /* the caller's */
 }
 
-/* Ranks that would train different models must not begin. */
-static mtt_status mtt__check_ranks(mtt_trainer *t)
-{
-    const mtt_schedule *s = t->schedule;
-    const struct { const char *what; uint64_t value; } same[] = {
-        {"version of mtt", MTT_VERSION},
-        {"groups of parameters", t->groups},
-        {"seed", t->optim.seed},
-        {"batch", (uint64_t)s->batch},
-        {"seq_len", (uint64_t)s->seq_len},
-    };
-    mtt_status status = MTT_OK;
-    size_t i;
-    for (i = 0; i < MTT__LENGTH(same) && !status; i++)
-        status = mtt_ranks_agree(t->backend.ranks, same[i].what, same[i].value);
-    if (!status) status = mtt__agree_fields(t->backend.ranks, &s->model, mtt__model_field);
-    if (!status) status = mtt__agree_fields(t->backend.ranks, &s->policy, mtt__policy_field);
-    return status ? status : mtt__agree_fields(t->backend.ranks, &t->optim, mtt__optim_field);
-}
-
 MTTDEF mtt_status mtt_trainer_create(mtt_env *env, const mtt_model_desc *model, const mtt_policy *policy,
                                      const mtt_optim_desc *optim, const mtt_backend *backend, int batch,
                                      int seq_len, mtt_trainer **out)
 {
     mtt_trainer *t = (mtt_trainer *)mtt__alloc(env, 1, sizeof(*t));
     mtt_policy p = *policy;
+    const mtt__ranks_head *others;
     size_t all_bytes;
     mtt_status status = MTT_OK;
     *out = NULL;
@@ -10354,15 +8935,14 @@ MTTDEF mtt_status mtt_trainer_create(mtt_env *env, const mtt_model_desc *model, 
     t->env = env;
     t->lr = -1;
     t->backend = *backend;
-    t->backend.exchange = mtt__exchange;
-    t->backend.watch = mtt__watch;
+    others = mtt__others(t);
     p.device = backend->device;
-    if (policy->ranks > 1 && policy->ranks != mtt_ranks_count(backend->ranks))
+    p.ranks = others ? others->count : 1;
+    p.rank = others ? others->rank : 0;
+    if (others) t->backend.exchange = others->calls->exchange, t->backend.watch = others->calls->watch;
+    if (policy->ranks > 1 && policy->ranks != p.ranks)
         status = mtt__fail(env, MTT_E_ARGUMENT, "the policy has %d ranks, the backend %d: set its `ranks` to "
-                           "what mtt_ranks_fork or mtt_ranks_connect gives", policy->ranks,
-                           mtt_ranks_count(backend->ranks));
-    p.ranks = mtt_ranks_count(backend->ranks);
-    p.rank = mtt_ranks_rank(backend->ranks);
+                           "what mtt_ranks_fork or mtt_ranks_connect gives", policy->ranks, p.ranks);
     if (!status) status = mtt_optim_resolve(env, optim, &t->optim);
     if (!status && policy->early_update && t->optim.clip > 0)
         status = mtt__fail(env, MTT_E_ARGUMENT, "early_update is 1, but to clip at %g needs the norm of all "
@@ -10371,12 +8951,8 @@ MTTDEF mtt_status mtt_trainer_create(mtt_env *env, const mtt_model_desc *model, 
     if (!status && !(t->staging = (float *)mtt__alloc(env, 2 * MTT__STAGING, sizeof(float))))
         status = MTT_E_MEMORY;
     if (!status) t->values = t->staging + MTT__STAGING;
-    if (!status && !(t->transfers = (mtt_transfer *)mtt__alloc(env, (size_t)p.ranks, sizeof(*t->transfers))))
-        status = MTT_E_MEMORY;
-    if (!status && !(t->messages = (mtt__message *)mtt__alloc(env, (size_t)p.ranks, sizeof(*t->messages))))
-        status = MTT_E_MEMORY;
     if (!status) mtt__assign_groups(t);
-    if (!status && p.ranks > 1) status = mtt__check_ranks(t);
+    if (!status && p.ranks > 1) status = others->calls->start(t);
     if (!status) status = mtt__told(t, backend->open(env, &t->backend, &t->schedule->policy, &t->context));
     t->opened = !status;
     if (!status) status = backend->memory(t->context, &t->free_before, &all_bytes);
@@ -13968,7 +12544,7 @@ static mtt_status mtt__checkpoint_read(void *user, size_t index, size_t offset, 
     status = mtt__move_kept(t, MTT__GET, q, c->kinds[index] % MTT__KEPT_KINDS, at, count, (float *)buffer);
     if (!status && c->merged) status = mtt__add_adapter(t, q, at, count, (float *)buffer);
     if (!status && !t->schedule->policy.rank)
-        status = mtt_ranks_busy(t->backend.ranks); /* it may take long before it reads on */
+        status = mtt__stay_busy(t); /* it may take long before it reads on */
     return status;
 }
 
@@ -14011,7 +12587,7 @@ static mtt_status mtt__save(mtt_trainer *t, const char *path, const mtt_batches 
     mtt__checkpoint c;
     mtt_status status = mtt__checkpoint_init(&c, t, batches, merged), rest = MTT_OK;
     if (!status) status = mtt__move_counters(t, MTT__GET, &c.counters);
-    if (!status && policy->rank == 0) status = mtt_ranks_busy(t->backend.ranks);
+    if (!status && policy->rank == 0) status = mtt__stay_busy(t);
     if (!status && policy->rank == 0)
         status = mtt__st_save(t->env, path, c.tensors, c.count, mtt__checkpoint_print(&c, metadata),
                               mtt__checkpoint_read, &c);
@@ -14112,7 +12688,7 @@ MTTDEF mtt_status mtt_resume(mtt_trainer *t, const char *path, mtt_batches *batc
     if (!status) status = mtt__checkpoint_values(&c);
     status = mtt__all_agree(t, status, NULL);
     if (!status) /* the metadata have the checksums of all tensors */
-        status = mtt_ranks_agree(t->backend.ranks, "the checkpoint", st.metadata_crc);
+        status = mtt__all_same(t, "the checkpoint", st.metadata_crc);
     for (i = 0; i < c.kept && !status; i++) /* the trainer changes from here on */
         status = mtt__move_kept(t, MTT__PUT, &p->parameters[c.kinds[i] / MTT__KEPT_KINDS],
                                 c.kinds[i] % MTT__KEPT_KINDS, 0,
@@ -14796,7 +13372,7 @@ MTTDEF mtt_status mtt_trainer_load(mtt_trainer *t, mtt_model *m)
                 crc = mtt__crc32(&table, crc, values, (size_t)mtt__parameter_elements(q) * sizeof(*values));
         }
         if (!setting) status = mtt__all_agree(t, status, NULL);
-        if (!setting && !status) status = mtt_ranks_agree(t->backend.ranks, "the first weights", crc);
+        if (!setting && !status) status = mtt__all_same(t, "the first weights", crc);
         if (!setting && !status && !t->schedule->chunk) status = mtt__fill_state(t);
     }
     if (!status) t->step = t->micro_batch = t->measured = 0, t->positions = m->seq_len;
@@ -14923,7 +13499,7 @@ MTTDEF mtt_status mtt_adapter_save(mtt_trainer *t, const char *folder)
     if (!tensors) return MTT_E_MEMORY;
     entries = (mtt__st_entry *)(void *)(tensors + most);
     count = mtt__peft_list(t, tensors, entries, &status);
-    if (!status && t->schedule->policy.rank == 0) status = mtt_ranks_busy(t->backend.ranks);
+    if (!status && t->schedule->policy.rank == 0) status = mtt__stay_busy(t);
     if (!status && t->schedule->policy.rank == 0)
         status = mtt__peft_write(t, folder, tensors, count, entries);
     for (i = 0; i < count; i++) mtt__free(t->env, tensors[i].values);
@@ -15636,6 +14212,1498 @@ MTTDEF mtt_status mtt_generator_run(mtt_generator *g, const mtt_tokenizer *token
     mtt__free(env, logits);
     return status;
 }
+
+#ifndef MTT_NO_RANKS
+/* -----------------------------------------------------------------------------------------------------------
+   >>ranks
+   -------------------------------------------------------------------------------------------------------- */
+
+/* Every pair of ranks has a stream socket. On it travel frames: a head, then data. Data frames belong to an
+   exchange; the others are notes. Sockets never block. Each wait is a poll of all of them, so a rank that
+   fails is noticed at once, whoever is waited for. */
+
+enum { MTT__RANKS = 1024, MTT__RANKS_TIMEOUT = 20, MTT__RANKS_PORT = 29501, MTT__BACKLOG = 4096 };
+
+enum {
+    MTT__FRAME_DATA = 0x4d545401, /* a number, after "MTT" */
+    MTT__FRAME_WAITING,           /* I take part, and wait for somebody myself */
+    MTT__FRAME_BUSY,              /* wait for me without a limit */
+    MTT__FRAME_STOP               /* my last frame: a normal end, or a text that says why */
+};
+
+typedef struct mtt__frame {
+    uint32_t kind;
+    uint32_t number; /* of data frames: 0, 1, 2, ...; of a stop: a status to pass on, or 0 */
+    uint64_t bytes;  /* that follow */
+} mtt__frame;
+
+/* One direction of a socket. */
+typedef struct mtt__flow {
+    mtt__frame head;
+    char *data;      /* of the frame under way */
+    size_t done;     /* bytes of it, with its head's, that were sent or received */
+    int at;          /* the next transfer */
+    uint32_t number; /* of the next data frame */
+} mtt__flow;
+
+typedef struct mtt__peer {
+    int fd;            /* -1: this rank itself, or one that has ended */
+    int busy, waiting; /* 1 = it has said so, and has sent no data since */
+    int stopped;       /* 1 = it has sent its last frame */
+    uint32_t note;     /* kind of a frame to send before further data, or 0 */
+    double since;      /* ms: when data last moved, it first said that it waits, or the exchange began */
+    double heard;      /* ms: when its last frame came */
+    mtt__flow in, out;
+    char reason[512];  /* text of its stop */
+} mtt__peer;
+
+/* The name of a rank's host, and where it listens; rank 0 sends these to all. */
+typedef struct mtt__site {
+    char host[64], address[64];
+    int32_t port;
+} mtt__site;
+
+/* What a rank that connects, the guest, and the one it comes to, the host, say to each other: first without a
+   proof that they know the secret, then with it. */
+typedef struct mtt__hello {
+    char magic[8];                 /* with a version */
+    int32_t rank, ranks, port;
+    int32_t sealed, taken;         /* 1 = it has a secret; 1 = the guest's rank has come, from host `other` */
+    char run[128], host[64], other[64];
+    unsigned char nonce[32], proof[32];
+} mtt__hello;
+
+struct mtt_ranks {
+    MTT__RANKS_HEAD;
+    mtt_env *env;
+    mtt__pool pool;
+    int busy;        /* 1 = this rank has told the others */
+    int busy_peers;  /* so many have told this rank */
+    double timeout;  /* ms */
+    double told;     /* ms: when this rank last said that it waits for its device */
+    mtt_status status;             /* of the first failure */
+    char failure[512];             /* its text */
+    mtt__frame stop;               /* the head of this rank's last frame */
+    const char *stop_text;
+    mtt__peer *peers;              /* these five by rank */
+    mtt__site *sites;
+    struct pollfd *polls;
+    uint64_t *words;               /* of a collective */
+    pid_t *children;               /* NULL but in the process that called mtt_ranks_fork */
+    mtt_transfer *all;             /* room for one with each rank */
+    const mtt_transfer *transfers; /* of the exchange under way */
+    int transfer_count;
+    mtt__hello own;                /* as it is not sent: its nonce is the key of those that are */
+    uint64_t nonces;
+    const char *secret;            /* until all have met; "": none, and proofs prove nothing */
+    int listening;
+    const char *address;           /* of rank 0 */
+    char refused[512];             /* why the last rank was turned away */
+#ifdef MTT_MPI
+    int by_mpi, starts_mpi; /* 1 = this handle has started MPI */
+    int clean;              /* 1 = all ranks have come to a normal end */
+    MPI_Comm world;
+    struct mtt__message_under_way *under_way; /* messages of the exchange */
+    size_t capacity;
+    mtt__frame notes[2];           /* what this rank says: it waits, it is busy */
+#endif
+};
+
+/* Records the first failure, and returns it or the earlier one. The text begins with a rank, if not -1. */
+MTT__PRINTF(4, 5)
+static mtt_status mtt__ranks_fail(mtt_ranks *r, int rank, mtt_status status, const char *format, ...)
+{
+    if (!r->status) {
+        mtt__text text;
+        va_list args;
+        va_start(args, format);
+        mtt__text_init(&text, r->failure, sizeof(r->failure));
+        if (rank >= 0) mtt__print(&text, "rank %d (host %s) ", rank, r->sites[rank].host);
+        mtt__print_va(&text, format, args);
+        va_end(args);
+        r->status = status;
+    }
+    return mtt__fail(r->env, r->status, "%s", r->failure);
+}
+
+static void mtt__socket_close(int *fd)
+{
+    if (*fd >= 0) close(*fd);
+    *fd = -1;
+}
+
+/* A peer has ended without a last frame. `error` is 0 if its socket was closed, as at a death. */
+static mtt_status mtt__lost(mtt_ranks *r, int rank, int error)
+{
+    mtt__socket_close(&r->peers[rank].fd);
+    if (!error || error == ECONNRESET || error == EPIPE)
+        return mtt__ranks_fail(r, rank, MTT_E_RANK, "ended: see its own output");
+    return mtt__ranks_fail(r, rank, MTT_E_RANK, "is lost: %s; check the network", strerror(error));
+}
+
+/* The next transfer of the exchange that sends to a rank, or receives from it; NULL after the last. */
+static const mtt_transfer *mtt__due(mtt_ranks *r, int rank, int receive)
+{
+    int *at = receive ? &r->peers[rank].in.at : &r->peers[rank].out.at;
+    for (; *at < r->transfer_count; ++*at) {
+        const mtt_transfer *t = &r->transfers[*at];
+        if (t->peer == rank && (receive ? t->receive_bytes : t->send_bytes)) return t;
+    }
+    return NULL;
+}
+
+/* What is left of a frame's head, then of its data. */
+static char *mtt__flow_rest(mtt__flow *flow, size_t *left)
+{
+    size_t head = sizeof(flow->head);
+    *left = flow->done < head ? head - flow->done : (size_t)flow->head.bytes - (flow->done - head);
+    if (*left > 1u << 30) *left = 1u << 30; /* some systems refuse more at once */
+    return flow->done < head ? (char *)&flow->head + flow->done : flow->data + (flow->done - head);
+}
+
+/* Checks a head that is complete. */
+static mtt_status mtt__frame_begin(mtt_ranks *r, int rank)
+{
+    mtt__peer *p = &r->peers[rank];
+    const mtt__frame *head = &p->in.head;
+    p->in.data = p->reason;
+    if (head->kind == MTT__FRAME_DATA ? head->bytes && head->number == p->in.number
+        : head->kind == MTT__FRAME_STOP ? head->bytes < sizeof(p->reason)
+        : !head->bytes && (head->kind == MTT__FRAME_WAITING || head->kind == MTT__FRAME_BUSY)) return MTT_OK;
+    return mtt__ranks_fail(r, rank, MTT_E_MISMATCH, "sent what no rank of this version sends: run the same "
+                           "program everywhere");
+}
+
+/* Acts on a frame that is complete. */
+static mtt_status mtt__frame_end(mtt_ranks *r, int rank)
+{
+    mtt__peer *p = &r->peers[rank];
+    const mtt__frame *head = &p->in.head;
+    p->in.done = 0;
+    p->heard = mtt__now_ms();
+    if (!p->waiting) p->since = p->heard;
+    r->busy_peers += (head->kind == MTT__FRAME_BUSY) - p->busy;
+    p->busy = head->kind == MTT__FRAME_BUSY;
+    p->waiting = head->kind == MTT__FRAME_WAITING;
+    if (head->kind == MTT__FRAME_DATA) p->in.at++, p->in.number++;
+    if (head->kind != MTT__FRAME_STOP) return MTT_OK;
+    p->stopped = 1;
+    mtt__socket_close(&p->fd);
+    p->reason[head->bytes] = 0;
+    if (!head->bytes) return MTT_OK;
+    if (!head->number || head->number >= MTT_STATUS_COUNT)
+        return mtt__ranks_fail(r, rank, MTT_E_STOPPED, "stopped: %s", p->reason);
+    return mtt__ranks_fail(r, -1, (mtt_status)head->number, "%s", p->reason);
+}
+
+/* Takes what has come from a peer. Data that this exchange does not expect stays in the socket. */
+static mtt_status mtt__peer_receive(mtt_ranks *r, int rank)
+{
+    mtt__peer *p = &r->peers[rank];
+    mtt__flow *in = &p->in;
+    mtt_status status = MTT_OK;
+    while (p->fd >= 0 && !status) {
+        size_t left;
+        ptrdiff_t n;
+        char *at;
+        if (in->done >= sizeof(in->head) && in->head.kind == MTT__FRAME_DATA) {
+            const mtt_transfer *t = mtt__due(r, rank, 1);
+            if (!t) break;
+            if (t->receive_bytes != in->head.bytes)
+                return mtt__ranks_fail(r, rank, MTT_E_MISMATCH, "sends %llu bytes, but rank %d expects %llu: "
+                                       "run the same program with the same settings everywhere",
+                                       (unsigned long long)in->head.bytes, r->rank,
+                                       (unsigned long long)t->receive_bytes);
+            in->data = (char *)t->receive;
+        }
+        at = mtt__flow_rest(in, &left);
+        n = recv(p->fd, at, left, 0);
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0 && errno == EAGAIN) break;
+        if (n <= 0) return mtt__lost(r, rank, n ? errno : 0);
+        in->done += (size_t)n;
+        if (in->done > sizeof(in->head)) p->since = mtt__now_ms();
+        if (in->done == sizeof(in->head)) status = mtt__frame_begin(r, rank);
+        if (!status && in->done >= sizeof(in->head) && in->done - sizeof(in->head) == in->head.bytes)
+            status = mtt__frame_end(r, rank);
+    }
+    return status;
+}
+
+/* 1 = a frame to a peer is under way, or there is a next one, which is now prepared: a note, or data. */
+static int mtt__outgoing(mtt_ranks *r, int rank)
+{
+    mtt__peer *p = &r->peers[rank];
+    mtt__flow *out = &p->out;
+    const mtt_transfer *t = p->note ? NULL : mtt__due(r, rank, 0);
+    if (out->done) return 1;
+    if (!p->note && !t) return 0;
+    memset(&out->head, 0, sizeof(out->head));
+    out->head.kind = t ? (uint32_t)MTT__FRAME_DATA : p->note;
+    if (t) out->head.number = out->number, out->head.bytes = t->send_bytes;
+    if (p->note == MTT__FRAME_STOP) out->head = r->stop;
+    out->data = (char *)(t ? t->send : r->stop_text);
+    return 1;
+}
+
+#ifdef MSG_NOSIGNAL
+enum { MTT__NO_SIGNAL = MSG_NOSIGNAL };
+#else
+enum { MTT__NO_SIGNAL = 0 }; /* SO_NOSIGPIPE does it */
+#endif
+
+/* Sends to a peer what its socket takes. If the peer has closed it, its last words may still be there. */
+static mtt_status mtt__peer_send(mtt_ranks *r, int rank)
+{
+    mtt__peer *p = &r->peers[rank];
+    mtt__flow *out = &p->out;
+    while (p->fd >= 0 && mtt__outgoing(r, rank)) {
+        size_t left;
+        const char *at = mtt__flow_rest(out, &left);
+        ptrdiff_t n = send(p->fd, at, left, MTT__NO_SIGNAL);
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0 && errno == EAGAIN) break;
+        if (n < 0) {
+            int error = errno;
+            mtt_status status = mtt__peer_receive(r, rank);
+            return status ? status : mtt__lost(r, rank, error);
+        }
+        if (!out->done && out->head.kind != MTT__FRAME_DATA) p->note = 0;
+        out->done += (size_t)n;
+        if (out->head.kind == MTT__FRAME_DATA) p->since = mtt__now_ms();
+        if (out->done < sizeof(out->head) + out->head.bytes) continue;
+        out->done = 0;
+        if (out->head.kind == MTT__FRAME_DATA) out->at++, out->number++;
+    }
+    return MTT_OK;
+}
+
+/* Waits up to 50 ms until a socket can do something. */
+static void mtt__ranks_poll(mtt_ranks *r)
+{
+    int i;
+    for (i = 0; i < r->count; i++) {
+        mtt__peer *p = &r->peers[i];
+        int held = p->in.done >= sizeof(p->in.head) && !mtt__due(r, i, 1);
+        r->polls[i].events = (short)((held ? 0 : POLLIN) | (mtt__outgoing(r, i) ? POLLOUT : 0));
+        r->polls[i].fd = r->polls[i].events ? p->fd : -1;
+        r->polls[i].revents = 0;
+    }
+    poll(r->polls, (nfds_t)r->count, 50);
+}
+
+/* Fails because a rank has been silent for too long. */
+static mtt_status mtt__silent(mtt_ranks *r, int rank, double ms)
+{
+    return mtt__ranks_fail(r, rank, MTT_E_RANK, "has been silent for %g seconds: check its host, or raise "
+                           "the timeout", ms / 1e3);
+}
+
+/* Fails if a peer was waited for too long. One that itself waits, and goes on saying so, gets twice the time,
+   and while any rank is busy its time does not run. So the culprit is named by those who wait for it, before
+   others name them. */
+static mtt_status mtt__patience(mtt_ranks *r, int rank, double now)
+{
+    mtt__peer *p = &r->peers[rank];
+    double limit = p->waiting && now - p->heard <= r->timeout ? 2 * r->timeout : r->timeout;
+    if (p->busy || (p->waiting && r->busy_peers)) p->since = now;
+    if (p->stopped)
+        return mtt__ranks_fail(r, rank, MTT_E_RANK, "has ended its run, but rank %d goes on: give all the "
+                               "same settings", r->rank);
+    if (now - p->since <= limit) return MTT_OK;
+    return mtt__silent(r, rank, limit);
+}
+
+#ifdef MTT_MPI
+/* The same by MPI, for ranks that mpirun has started. Notes and data have tags of their own. MPI does not
+   report the death of a rank. mpirun then ends the others. */
+enum { MTT__TAG_DATA = 1, MTT__TAG_NOTE = 2 };
+
+typedef struct mtt__message_under_way {
+    MPI_Request request;
+    int peer, bytes; /* to be received; -1: sent */
+} mtt__message_under_way;
+
+static mtt_status mtt__mpi_checked(mtt_ranks *r, int result)
+{
+    char text[MPI_MAX_ERROR_STRING] = "";
+    int length;
+    if (result == MPI_SUCCESS) return MTT_OK;
+    MPI_Error_string(result, text, &length);
+    return mtt__ranks_fail(r, -1, MTT_E_RANK, "MPI: %.300s", text);
+}
+
+/* Takes the notes that have come. */
+static mtt_status mtt__mpi_notes(mtt_ranks *r)
+{
+    mtt_status status = MTT_OK;
+    MPI_Status from;
+    int some = 1;
+    while (!status && some) {
+        char text[sizeof(mtt__frame) + sizeof(r->failure)] = "";
+        mtt__peer *p;
+        status = mtt__mpi_checked(r, MPI_Iprobe(MPI_ANY_SOURCE, MTT__TAG_NOTE, r->world, &some, &from));
+        if (status || !some) break;
+        p = &r->peers[from.MPI_SOURCE];
+        status = mtt__mpi_checked(r, MPI_Recv(text, (int)sizeof(text) - 1, MPI_BYTE, from.MPI_SOURCE,
+                                              MTT__TAG_NOTE, r->world, &from));
+        memcpy(&p->in.head, text, sizeof(p->in.head));
+        if (!status) status = mtt__frame_begin(r, from.MPI_SOURCE);
+        if (!status) memcpy(p->reason, text + sizeof(p->in.head), (size_t)p->in.head.bytes);
+        if (!status) status = mtt__frame_end(r, from.MPI_SOURCE);
+    }
+    return status;
+}
+
+/* Starts all sends and receives, in pieces whose bytes an int counts. */
+static mtt_status mtt__mpi_start(mtt_ranks *r, int *count)
+{
+    const size_t most = 1u << 30;
+    size_t pieces = 0, at;
+    int i, receives;
+    mtt_status status;
+    *count = 0;
+    for (i = 0; i < r->transfer_count; i++)
+        pieces += r->transfers[i].send_bytes / most + r->transfers[i].receive_bytes / most + 2;
+    status = mtt__reserve(r->env, (void **)&r->under_way, &r->capacity, pieces, sizeof(*r->under_way));
+    for (i = 0; i < 2 * r->transfer_count; i++) {
+        const mtt_transfer *t = &r->transfers[i / 2];
+        size_t bytes = (receives = !(i % 2)) ? t->receive_bytes : t->send_bytes;
+        for (at = 0; at < bytes && !status; at += most) {
+            mtt__message_under_way *m = &r->under_way[(*count)++];
+            int n = (int)(bytes - at < most ? bytes - at : most);
+            m->peer = t->peer;
+            m->bytes = receives ? n : -1;
+            if (receives)
+                status = mtt__mpi_checked(r, MPI_Irecv((char *)t->receive + at, n, MPI_BYTE, t->peer,
+                                                       MTT__TAG_DATA, r->world, &m->request));
+            else
+                status = mtt__mpi_checked(r, MPI_Isend((const char *)t->send + at, n, MPI_BYTE, t->peer,
+                                                       MTT__TAG_DATA, r->world, &m->request));
+        }
+    }
+    return status;
+}
+
+/* Looks whether a message has arrived or left, and has the size that was expected. */
+static mtt_status mtt__mpi_test(mtt_ranks *r, mtt__message_under_way *m, int *ended)
+{
+    MPI_Status state;
+    int bytes;
+    mtt_status status = mtt__mpi_checked(r, MPI_Test(&m->request, ended, &state));
+    if (status || !*ended) return status;
+    r->peers[m->peer].since = mtt__now_ms();
+    if (m->bytes < 0) return MTT_OK;
+    status = mtt__mpi_checked(r, MPI_Get_count(&state, MPI_BYTE, &bytes));
+    if (status || bytes == m->bytes) return status;
+    return mtt__ranks_fail(r, m->peer, MTT_E_MISMATCH, "sends %d bytes, but rank %d expects %d: run the same "
+                           "program with the same settings everywhere", bytes, r->rank, m->bytes);
+}
+
+static void mtt__mpi_note_all(mtt_ranks *r, uint32_t note)
+{
+    mtt__frame *frame = &r->notes[note == MTT__FRAME_BUSY];
+    int i;
+    frame->kind = note;
+    for (i = 0; i < r->count; i++) {
+        MPI_Request request;
+        if (i == r->rank || r->peers[i].stopped) continue;
+        if (MPI_Isend(frame, (int)sizeof(*frame), MPI_BYTE, i, MTT__TAG_NOTE, r->world, &request)) continue;
+        MPI_Request_free(&request);
+    }
+}
+
+static mtt_status mtt__mpi_transfer_all(mtt_ranks *r)
+{
+    double now = mtt__now_ms(), told = now;
+    int count, i;
+    mtt_status status = mtt__mpi_start(r, &count);
+    for (i = 0; i < r->count; i++) r->peers[i].since = now;
+    for (; !status && count; now = mtt__now_ms()) {
+        status = mtt__mpi_notes(r); /* first: the data of a peer that has ended came before its last note */
+        for (i = 0; i < count && !status; i++) {
+            int ended = 0;
+            status = mtt__mpi_test(r, &r->under_way[i], &ended);
+            if (ended) r->under_way[i--] = r->under_way[--count];
+        }
+        for (i = 0; i < count && !status; i++) status = mtt__patience(r, r->under_way[i].peer, now);
+        if (now - told > r->timeout / 8) told = now, mtt__mpi_note_all(r, MTT__FRAME_WAITING);
+        if (count) sched_yield(); /* ranks may share a processor */
+    }
+    return status;
+}
+
+/* Says the last word, and waits for those of the others. At a normal end it has the patience of an exchange:
+   mpirun counts a rank that ends without MPI_Finalize as failed, and kills the others. MPI_Finalize waits for
+   all ranks without a limit. So the barrier shows first that none hangs after its last word. */
+static void mtt__mpi_farewell(mtt_ranks *r, const char *text, double end)
+{
+    char note[sizeof(mtt__frame) + sizeof(r->failure)];
+    int left, busy, lost = 0, bytes = (int)(sizeof(r->stop) + r->stop.bytes), i;
+    MPI_Request barrier;
+    memcpy(note, &r->stop, sizeof(r->stop));
+    memcpy(note + sizeof(r->stop), text, (size_t)r->stop.bytes);
+    for (i = 0; i < r->count; i++)
+        if (i != r->rank) lost |= MPI_Send(note, bytes, MPI_BYTE, i, MTT__TAG_NOTE, r->world);
+    if (!r->stop.number && !r->stop.bytes) end = mtt__now_ms() + r->timeout;
+    do {
+        mtt__mpi_notes(r);
+        for (i = left = busy = 0; i < r->count; i++) {
+            left += i != r->rank && !r->peers[i].stopped;
+            busy |= r->peers[i].busy;
+        }
+        poll(NULL, 0, left ? 1 : 0);
+    } while (left && (busy || mtt__now_ms() < end));
+    r->clean = !left && !lost && !r->stop.number;
+    if (!r->clean || MPI_Ibarrier(r->world, &barrier)) return;
+    for (r->clean = 0, end = mtt__now_ms() + r->timeout; !r->clean && mtt__now_ms() < end; poll(NULL, 0, 1))
+        if (MPI_Test(&barrier, &r->clean, MPI_STATUS_IGNORE)) return;
+}
+
+static mtt_status mtt__mpi_watch(mtt_ranks *r, double now)
+{
+    mtt_status status;
+    int i;
+    for (i = 0; i < r->count; i++) r->peers[i].waiting = 0;
+    status = mtt__mpi_notes(r);
+    for (i = 0; i < r->count && !status; i++) {
+        mtt__peer *p = &r->peers[i];
+        if (p->busy) p->since = now;
+        if (i == r->rank || now - p->since <= r->timeout) continue;
+        status = p->stopped ? mtt__patience(r, i, now) : mtt__silent(r, i, r->timeout);
+    }
+    return status;
+}
+#endif
+
+static void mtt__note_all(mtt_ranks *r, uint32_t note)
+{
+    int i;
+#ifdef MTT_MPI
+    if (r->by_mpi) {
+        mtt__mpi_note_all(r, note);
+        return;
+    }
+#endif
+    for (i = 0; i < r->count; i++) r->peers[i].note = note;
+}
+
+/* Until all is sent and received. A rank that waits for long says so, again and again, because data that it
+   sends afterwards takes it back. Then it tries all sockets: if it was stopped itself, the others have said
+   so, and it must not blame them. */
+static mtt_status mtt__transfer_all(mtt_ranks *r)
+{
+    double now = mtt__now_ms(), told = now;
+    int i;
+#ifdef MTT_MPI
+    if (r->by_mpi) return mtt__mpi_transfer_all(r);
+#endif
+    for (i = 0; i < r->count; i++) {
+        r->peers[i].in.at = r->peers[i].out.at = 0;
+        r->peers[i].since = now;
+        r->polls[i].revents = POLLIN; /* try all of them first */
+    }
+    for (;; now = mtt__now_ms()) {
+        mtt_status status = MTT_OK;
+        int owed = 0, late = now - told > r->timeout / 8;
+        if (late) told = now, mtt__note_all(r, MTT__FRAME_WAITING);
+        for (i = 0; i < r->count && !status; i++) {
+            if (!late && !r->polls[i].revents) continue;
+            status = mtt__peer_send(r, i);
+            if (!status) status = mtt__peer_receive(r, i);
+        }
+        for (i = 0; i < r->count && !status; i++)
+            if (mtt__due(r, i, 0) || mtt__due(r, i, 1)) owed = 1, status = mtt__patience(r, i, now);
+        if (status || !owed) return status;
+        mtt__ranks_poll(r);
+    }
+}
+
+/* Ends the frames under way, says the last word to all peers, and closes the sockets. Closing a socket with
+   unread bytes in it may destroy what was sent last. So input is thrown away until the peer closes its end,
+   for at most 2 seconds. */
+static void mtt__farewell(mtt_ranks *r, const char *text)
+{
+    double end = mtt__now_ms() + (r->timeout < 2000 ? r->timeout : 2000);
+    mtt_env *env = r->env;
+    char waste[4096];
+    int i, live;
+    if (r->stop.kind) return; /* it has been said */
+    r->env = NULL; /* `text` may be its error, which stays */
+    r->stop.kind = MTT__FRAME_STOP;
+    r->stop.number = (uint32_t)r->status;
+    r->stop.bytes = strlen(text) < sizeof(r->failure) ? strlen(text) : sizeof(r->failure) - 1;
+    r->stop_text = text;
+    r->transfer_count = 0;
+#ifdef MTT_MPI
+    if (r->by_mpi) {
+        mtt__mpi_farewell(r, text, end);
+        r->env = env;
+        return;
+    }
+#endif
+    mtt__note_all(r, MTT__FRAME_STOP);
+    for (;; mtt__ranks_poll(r)) {
+        for (i = live = 0; i < r->count; i++) {
+            mtt__peer *p = &r->peers[i];
+            ptrdiff_t n = 1;
+            mtt__peer_send(r, i);
+            p->in.done = 0;
+            if (p->fd >= 0 && !mtt__outgoing(r, i)) shutdown(p->fd, SHUT_WR);
+            while (p->fd >= 0 && n > 0) n = recv(p->fd, waste, sizeof(waste), 0);
+            if (!n || (n < 0 && errno != EAGAIN && errno != EINTR)) mtt__socket_close(&p->fd);
+            live |= p->fd >= 0;
+        }
+        if (!live || mtt__now_ms() >= end) break;
+    }
+    for (i = 0; i < r->count; i++) mtt__socket_close(&r->peers[i].fd);
+    r->env = env;
+}
+
+/* Performs all transfers at once. Those with one peer go in order, and the peer lists matching ones. Those
+   with several peers may be listed in any order. A failure is passed on to all ranks. */
+static mtt_status mtt__exchange(mtt_ranks *r, const mtt_transfer *transfers, int count)
+{
+    mtt_status status;
+    if (!r) return MTT_OK;
+    if (r->status) return mtt__fail(r->env, r->status, "%s", r->failure);
+    if (r->busy && count) mtt__note_all(r, MTT__FRAME_WAITING), r->busy = 0;
+    r->transfers = transfers;
+    r->transfer_count = count;
+    status = mtt__transfer_all(r);
+    if (status) mtt__farewell(r, r->failure);
+    r->transfer_count = 0;
+    return status;
+}
+
+/* A socket whose other end is closed, whether or not there are bytes to read before the end. */
+#ifdef __linux__
+enum { MTT__CLOSED = POLLHUP | POLLERR | 0x2000 }; /* POLLRDHUP, which POSIX does not have */
+#else
+enum { MTT__CLOSED = POLLHUP | POLLERR };
+#endif
+
+/* Reads what a peer says while this rank waits for its device. Any frame shows that the peer lives. A peer
+   that has sent data waits for this rank. Its later frames are behind the data, which stay in the socket, but
+   a closed socket is seen. For a timeout after its normal end, the device may work for this rank alone. */
+static mtt_status mtt__watch_peer(mtt_ranks *r, int rank, double now)
+{
+    mtt__peer *p = &r->peers[rank];
+    struct pollfd polled;
+    mtt_status status;
+    if (p->fd < 0) return p->stopped && now - p->since > r->timeout ? mtt__patience(r, rank, now) : MTT_OK;
+    polled.fd = p->fd;
+    polled.events = MTT__CLOSED & ~(POLLHUP | POLLERR);
+    p->waiting = 0;
+    status = mtt__peer_send(r, rank);
+    if (!status) status = mtt__peer_receive(r, rank);
+    if (status || p->fd < 0) return status;
+    if (p->in.done < sizeof(p->in.head)) {
+        if (p->busy) p->since = now;
+        return now - p->since > r->timeout ? mtt__silent(r, rank, r->timeout) : MTT_OK;
+    }
+    return poll(&polled, 1, 0) > 0 && (polled.revents & MTT__CLOSED) ? mtt__lost(r, rank, 0) : MTT_OK;
+}
+
+/* See mtt_backend. Says every now and then that this rank waits. */
+static mtt_status mtt__watch(mtt_ranks *r, int begins)
+{
+    double now = mtt__now_ms();
+    mtt_status status = MTT_OK;
+    int i;
+    if (!r) return MTT_OK;
+    if (r->status) return mtt__fail(r->env, r->status, "%s", r->failure);
+    if (begins) r->told = now;
+    for (i = 0; i < r->count && begins; i++) r->peers[i].since = now;
+    if (now - r->told > r->timeout / 8) r->told = now, mtt__note_all(r, MTT__FRAME_WAITING);
+#ifdef MTT_MPI
+    if (r->by_mpi) status = mtt__mpi_watch(r, now);
+#endif
+    for (i = 0; i < r->count && !status; i++) status = mtt__watch_peer(r, i, now);
+    if (status) mtt__farewell(r, r->failure);
+    return status;
+}
+
+/* Collects a word of each rank, or its lowest byte. */
+static mtt_status mtt__collect(mtt_ranks *r, uint64_t word, size_t bytes)
+{
+    int i, count = 0;
+    for (i = 0; r && i < r->count; i++) {
+        mtt_transfer *t = &r->all[count];
+        r->words[i] = i == r->rank ? word : 0;
+        if (i == r->rank) continue;
+        t->peer = i;
+        t->send = &r->words[r->rank];
+        t->receive = &r->words[i];
+        t->send_bytes = t->receive_bytes = bytes;
+        count++;
+    }
+    return mtt__exchange(r, r ? r->all : NULL, count);
+}
+
+MTTDEF int mtt_ranks_rank(const mtt_ranks *ranks)
+{
+    return ranks ? ranks->rank : 0;
+}
+
+MTTDEF int mtt_ranks_count(const mtt_ranks *ranks)
+{
+    return ranks ? ranks->count : 1;
+}
+
+MTTDEF mtt_status mtt_ranks_agree(mtt_ranks *ranks, const char *what, uint64_t value)
+{
+    mtt_status status = mtt__collect(ranks, value, sizeof(value));
+    int i;
+    for (i = 1; i < mtt_ranks_count(ranks) && !status; i++)
+        if (ranks->words[i] != ranks->words[0])
+            status = mtt__ranks_fail(ranks, i, MTT_E_MISMATCH, "differs from rank 0 (host %s) in %s: %llu, "
+                                     "not %llu; start all ranks with the same program, files and settings",
+                                     ranks->sites[0].host, what, (unsigned long long)ranks->words[i],
+                                     (unsigned long long)ranks->words[0]);
+    return status;
+}
+
+MTTDEF mtt_status mtt_ranks_any(mtt_ranks *ranks, int *flag)
+{
+    mtt_status status = mtt__collect(ranks, *flag != 0, 1);
+    int i, any = *flag != 0;
+    for (i = 0; ranks && i < ranks->count; i++) any |= ranks->words[i] != 0;
+    if (!status) *flag = any;
+    return status;
+}
+
+MTTDEF mtt_status mtt_ranks_busy(mtt_ranks *ranks)
+{
+    if (ranks && !ranks->status) mtt__note_all(ranks, MTT__FRAME_BUSY), ranks->busy = 1;
+    return mtt__exchange(ranks, NULL, 0);
+}
+
+/* Waits for the children, and kills those that have not exited after `ms`. */
+static void mtt__reap(mtt_ranks *r, double ms)
+{
+    double end = mtt__now_ms() + ms;
+    int i;
+    for (i = 1; i < r->count && r->children; i++) {
+        pid_t child = r->children[i], ended;
+        while (child > 0 && (ended = waitpid(child, NULL, WNOHANG)) != child) {
+            if (ended < 0 && errno != EINTR) break;
+            if (mtt__now_ms() >= end) kill(child, SIGKILL);
+            poll(NULL, 0, 2);
+        }
+    }
+}
+
+static void mtt__ranks_free(mtt_ranks *r)
+{
+    int i;
+    for (i = 0; i < r->count && r->peers; i++) mtt__socket_close(&r->peers[i].fd);
+#ifdef MTT_MPI
+    if (r->clean) MPI_Comm_free(&r->world);
+    if (r->clean && r->starts_mpi) MPI_Finalize();
+    mtt__free(r->env, r->under_way);
+#endif
+    mtt__pool_free(r->env, &r->pool);
+    mtt__free(r->env, r);
+}
+
+MTTDEF void mtt_ranks_fail(mtt_ranks *ranks, const char *reason)
+{
+    mtt_env *env = ranks ? ranks->env : NULL;
+    if (!ranks || ranks->status) return;
+    mtt__farewell(ranks, reason);
+    ranks->env = NULL; /* its error stays: it says why */
+    mtt__ranks_fail(ranks, ranks->rank, MTT_E_STOPPED, "stopped: %s", reason);
+    ranks->env = env;
+}
+
+MTTDEF void mtt_ranks_close(mtt_ranks *ranks)
+{
+    double patience = ranks ? ranks->timeout : 0;
+    if (!ranks) return;
+    if (ranks->status && patience > 5000) patience = 5000; /* a device takes seconds to close */
+    mtt__farewell(ranks, ranks->status ? ranks->failure : "");
+    mtt__reap(ranks, patience);
+    mtt__ranks_free(ranks);
+}
+
+/* ---- what a trainer asks ---- */
+
+/* What ranks tell each other before they go on. */
+typedef struct mtt__message {
+    int64_t number;
+    int32_t status;
+    char error[500];
+} mtt__message;
+
+/* See mtt__spread. */
+static mtt_status mtt__ranks_spread(mtt_trainer *t, int from, void *values, size_t bytes)
+{
+    int ranks = t->schedule->policy.ranks, rank = t->schedule->policy.rank, peer, count = 0;
+    for (peer = 0; peer < ranks; peer++) {
+        mtt_transfer *x = &t->transfers[count];
+        if (peer == rank || (rank != from && peer != from)) continue;
+        x->peer = peer;
+        x->send = x->receive = values;
+        x->send_bytes = rank == from ? bytes : 0;
+        x->receive_bytes = rank == from ? 0 : bytes;
+        count++;
+    }
+    return mtt__exchange(t->backend.ranks, t->transfers, count);
+}
+
+/* See mtt__all_agree. */
+static mtt_status mtt__ranks_agree(mtt_trainer *t, mtt_status status, int64_t *number)
+{
+    int ranks = t->schedule->policy.ranks, rank = t->schedule->policy.rank, peer, count = 0;
+    mtt__message *mine;
+    mtt_status sent;
+    if (ranks == 1) return status;
+    mine = &t->messages[rank];
+    memset(mine, 0, sizeof(*mine));
+    mine->status = (int32_t)status;
+    if (number) mine->number = *number;
+    if (status && t->env) memcpy(mine->error, t->env->error, sizeof(mine->error) - 1);
+    for (peer = 0; peer < ranks; peer++) {
+        mtt_transfer *x = &t->transfers[count];
+        if (peer == rank) continue;
+        x->peer = peer;
+        x->send = mine;
+        x->receive = &t->messages[peer];
+        x->send_bytes = x->receive_bytes = sizeof(*mine);
+        count++;
+    }
+    sent = mtt__exchange(t->backend.ranks, t->transfers, count);
+    if (status) return mtt__fail(t->env, status, "%s", mine->error);
+    if (number) *number = 0;
+    for (peer = 0; peer < ranks && !sent; peer++) {
+        mtt__message *theirs = &t->messages[peer];
+        if (number) *number += theirs->number;
+        theirs->error[sizeof(theirs->error) - 1] = 0;
+        if (theirs->status)
+            sent = mtt__fail(t->env, MTT_E_STOPPED, "rank %d (host %s) stopped: %s", peer,
+                             t->backend.ranks->sites[peer].host, theirs->error);
+    }
+    return sent;
+}
+
+/* Names the first field of a descriptor that is not the same on all ranks. */
+static mtt_status mtt__agree_fields(mtt_ranks *r, const void *desc, const mtt_field *f)
+{
+    mtt_status status = MTT_OK;
+    uint64_t word;
+    int i;
+    for (; f->name && !status; f++) {
+        double value = mtt__field_get(desc, f);
+        memcpy(&word, &value, sizeof(word));
+        status = mtt__collect(r, word, sizeof(word));
+        for (i = 1; i < r->count && !status; i++)
+            if (r->words[i] != r->words[0])
+                status = mtt__ranks_fail(r, i, MTT_E_MISMATCH, "differs from rank 0 (host %s) in %s; start "
+                                         "all ranks with the same settings", r->sites[0].host, f->name);
+    }
+    return status;
+}
+
+/* Ranks that would train different models must not begin. */
+static mtt_status mtt__start_ranks(mtt_trainer *t)
+{
+    const mtt_schedule *s = t->schedule;
+    size_t ranks = (size_t)s->policy.ranks, i;
+    const struct { const char *what; uint64_t value; } same[] = {
+        {"version of mtt", MTT_VERSION},
+        {"groups of parameters", t->groups},
+        {"seed", t->optim.seed},
+        {"batch", (uint64_t)s->batch},
+        {"seq_len", (uint64_t)s->seq_len},
+    };
+    mtt_status status = MTT_OK;
+    t->transfers = (mtt_transfer *)mtt__alloc(t->env, ranks, sizeof(*t->transfers));
+    t->messages = (mtt__message *)mtt__alloc(t->env, ranks, sizeof(*t->messages));
+    if (!t->transfers || !t->messages) return MTT_E_MEMORY;
+    for (i = 0; i < MTT__LENGTH(same) && !status; i++)
+        status = mtt_ranks_agree(t->backend.ranks, same[i].what, same[i].value);
+    if (!status) status = mtt__agree_fields(t->backend.ranks, &s->model, mtt__model_field);
+    if (!status) status = mtt__agree_fields(t->backend.ranks, &s->policy, mtt__policy_field);
+    return status ? status : mtt__agree_fields(t->backend.ranks, &t->optim, mtt__optim_field);
+}
+
+/* What goes to a rank and comes from it: of each parameter its share and mine. */
+static int mtt__parameter_transfers(const mtt_op *op, int peer, mtt_transfer *t)
+{
+    const mtt_all_gather *o = MTT_OPERANDS_OF(all_gather, op);
+    int rank = op->shape->rank, p;
+    for (p = 0; p < op->parameters; p++, t++) {
+        const mtt_tensor *whole = op->sums ? op->sums[p] : op->weights ? op->weights[p] : o->squares;
+        int64_t bytes = mtt__gathered_bytes(op, p), mine, theirs;
+        t->send_bytes = (size_t)(mtt__gathered(op, p, rank, &mine) * bytes);
+        t->receive_bytes = (size_t)(mtt__gathered(op, p, peer, &theirs) * bytes);
+        t->send = (char *)whole->data + mine * bytes;
+        t->receive = (char *)whole->data + theirs * bytes;
+    }
+    return op->parameters;
+}
+
+/* The same for gradients: to a rank goes its share, and mine comes. */
+static int mtt__gradient_transfers(const mtt_op *op, int peer, mtt_transfer *t)
+{
+    const mtt_tensor *received = MTT_OPERANDS_OF(all_to_all, op)->received;
+    int rank = op->shape->rank, p;
+    char *row = (char *)received->data + (peer - (peer > rank)) * received->shape[1];
+    for (p = 0; p < op->parameters; p++, t++) {
+        int64_t bytes = (int64_t)mtt__dtype_bytes[op->gradients[p]->dtype], theirs, mine;
+        t->send_bytes = (size_t)(mtt__share(&op->parts[p], peer, &theirs) * bytes);
+        t->receive_bytes = (size_t)(mtt__share(&op->parts[p], rank, &mine) * bytes);
+        t->send = (char *)op->gradients[p]->data + theirs * bytes;
+        t->receive = row;
+        row += t->receive_bytes;
+    }
+    return op->parameters;
+}
+
+/* The same for rows. */
+static int mtt__row_transfers(const mtt_op *op, int peer, mtt_transfer *t)
+{
+    const mtt_all_gather *o = MTT_OPERANDS_OF(all_gather, op);
+    t->send = o->row->data;
+    t->receive = (char *)o->rows->data + (size_t)peer * o->row->bytes;
+    t->send_bytes = t->receive_bytes = o->row->bytes;
+    return 1;
+}
+
+/* Adds a transfer to the one before it in the list, if it goes on where that ends; otherwise returns 0. The
+   peer does the same, since squares have the same places on all ranks. */
+static int mtt__extend_transfer(mtt_transfer *a, const mtt_transfer *b)
+{
+    int sends = !a->send_bytes || !b->send_bytes || (const char *)a->send + a->send_bytes == b->send;
+    int receives = !a->receive_bytes || !b->receive_bytes ||
+                   (const char *)a->receive + a->receive_bytes == b->receive;
+    if (!sends || !receives || a->peer != b->peer) return 0;
+    if (!a->send_bytes) a->send = b->send;
+    if (!a->receive_bytes) a->receive = b->receive;
+    a->send_bytes += b->send_bytes;
+    a->receive_bytes += b->receive_bytes;
+    return 1;
+}
+
+/* Lists what an operation transfers, without what is empty. Returns the end of the list. */
+static mtt_transfer *mtt__list_transfers(mtt_op *op, mtt_transfer *list)
+{
+    mtt_transfer *end = list, *t;
+    int squares = op->kind == MTT_OP_all_gather && op->parameters && !op->sums && !op->weights;
+    int peer, count, i;
+    for (peer = 0; peer < op->shape->ranks; peer++) {
+        if (peer == op->shape->rank) continue;
+        if (op->kind == MTT_OP_all_to_all) count = mtt__gradient_transfers(op, peer, end);
+        else if (MTT_OPERANDS_OF(all_gather, op)->row) count = mtt__row_transfers(op, peer, end);
+        else count = mtt__parameter_transfers(op, peer, end);
+        for (i = 0, t = end; i < count; i++, t++) {
+            t->peer = peer;
+            if (squares && end > list && mtt__extend_transfer(end - 1, t)) continue;
+            if (t->send_bytes || t->receive_bytes) *end++ = *t;
+        }
+    }
+    op->transfers = list;
+    op->transfer_count = (int)(end - list);
+    return end;
+}
+
+/* The transfers of the training program, whose tensors have addresses now. */
+static mtt_status mtt__bind_transfers(mtt_trainer *t)
+{
+    mtt__program *p = &t->schedule->programs[MTT__TRAIN];
+    size_t others = (size_t)t->schedule->policy.ranks - 1, most = 0;
+    mtt_transfer *end;
+    int i;
+    for (i = 0; i < p->op_count; i++)
+        if (mtt__is_transfer(&p->ops[i])) most += others * (size_t)(p->ops[i].parameters + 1);
+    if (!most) return MTT_OK;
+    t->travels = end = (mtt_transfer *)mtt__alloc(t->env, most, sizeof(*end));
+    if (!end) return MTT_E_MEMORY;
+    for (i = 0; i < p->op_count; i++) {
+        mtt_op *op = &p->ops[i];
+        if (!mtt__is_transfer(op)) continue;
+        end = mtt__list_transfers(op, end);
+        if (!p->later_ops || i >= p->step_begin) continue;
+        p->later_ops[i].transfers = op->transfers;
+        p->later_ops[i].transfer_count = op->transfer_count;
+    }
+    return MTT_OK;
+}
+
+static const mtt__rank_calls mtt__calls_of_ranks = {
+    mtt__exchange,    mtt__watch,      mtt__start_ranks, mtt__bind_transfers, mtt__ranks_agree,
+    mtt__ranks_spread, mtt_ranks_agree, mtt_ranks_busy,   mtt_ranks_fail};
+
+/* ---- connecting ---- */
+
+static mtt_status mtt__ranks_new(mtt_env *env, int rank, int count, double seconds, mtt_ranks **out)
+{
+    mtt_ranks *r = (mtt_ranks *)mtt__alloc(env, 1, sizeof(*r));
+    size_t n = (size_t)count;
+    int i;
+    *out = NULL;
+    if (!r) return MTT_E_MEMORY;
+    r->env = env;
+    r->calls = &mtt__calls_of_ranks;
+    r->rank = rank;
+    r->count = count;
+    r->timeout = seconds * 1e3;
+    r->peers = (mtt__peer *)mtt__pool_take(env, &r->pool, n * sizeof(*r->peers));
+    r->sites = (mtt__site *)mtt__pool_take(env, &r->pool, n * sizeof(*r->sites));
+    r->polls = (struct pollfd *)mtt__pool_take(env, &r->pool, n * sizeof(*r->polls));
+    r->words = (uint64_t *)mtt__pool_take(env, &r->pool, n * sizeof(*r->words));
+    r->all = (mtt_transfer *)mtt__pool_take(env, &r->pool, n * sizeof(*r->all));
+    for (i = 0; i < count && r->peers; i++) r->peers[i].fd = -1;
+    if (!r->peers || !r->sites || !r->polls || !r->words || !r->all) return mtt__ranks_free(r), MTT_E_MEMORY;
+    if (gethostname(r->sites[rank].host, sizeof(r->sites->host) - 1)) r->sites[rank].host[0] = '?';
+    *out = r;
+    return MTT_OK;
+}
+
+/* Closed on exec, never blocking, no SIGPIPE. The rest is TCP's, and fails for other sockets: small frames go
+   at once, and a host that is gone is noticed after a minute, even if its rank is busy. */
+static void mtt__socket_prepare(int fd)
+{
+    int on = 1;
+    fcntl(fd, F_SETFD, FD_CLOEXEC);
+    fcntl(fd, F_SETFL, O_NONBLOCK);
+#ifdef SO_NOSIGPIPE
+    setsockopt(fd, SOL_SOCKET, SO_NOSIGPIPE, &on, sizeof(on));
+#endif
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
+#ifdef TCP_KEEPIDLE
+    on = 15;
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &on, sizeof(on));
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &on, sizeof(on));
+    on = 3;
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &on, sizeof(on));
+#endif
+}
+
+/* Makes rank `rank` and its sockets to rank 0 and to the ranks after it; those before it have made theirs.
+   ends[i * count + j] is rank i's end of its socket to rank j. Returns in the child, too. */
+static mtt_status mtt__fork_one(mtt_ranks *r, int *ends, int rank)
+{
+    int i, pair[2], error = 0, n = r->count;
+    pid_t child = -1;
+    for (i = 0; i < n && !error; i++) {
+        if (i == rank || ends[rank * n + i] >= 0) continue;
+        if (socketpair(AF_UNIX, SOCK_STREAM, 0, pair)) error = errno;
+        else ends[rank * n + i] = pair[0], ends[i * n + rank] = pair[1];
+        if (!error) mtt__socket_prepare(pair[0]), mtt__socket_prepare(pair[1]);
+    }
+    if (!error && (child = fork()) < 0) error = errno;
+    if (error)
+        return mtt__fail(r->env, MTT_E_ARGUMENT, "cannot start rank %d of %d: %s; use fewer ranks, or raise "
+                         "the limits of files and processes (ulimit -n, -u)", rank, n, strerror(error));
+    if (child) r->children[rank] = child;
+    else r->rank = rank, r->children = NULL;
+    for (i = 0; i < n && child; i++) mtt__socket_close(&ends[rank * n + i]);
+    return MTT_OK;
+}
+
+MTTDEF mtt_status mtt_ranks_fork(mtt_env *env, int ranks, double timeout, mtt_ranks **out)
+{
+    mtt_ranks *r;
+    mtt_status status;
+    int *ends, i, all;
+    *out = NULL;
+    if (ranks < 1 || ranks > MTT__RANKS || !(timeout >= 0 && timeout <= 86400))
+        return mtt__fail(env, MTT_E_ARGUMENT, "ranks = %d, timeout = %g: give 1..%d ranks and at most 86400 "
+                         "seconds", ranks, timeout, MTT__RANKS);
+    status = mtt__ranks_new(env, 0, ranks, timeout > 0 ? timeout : (double)MTT__RANKS_TIMEOUT, &r);
+    if (status) return status;
+    all = ranks * ranks;
+    ends = (int *)mtt__alloc(env, (size_t)all, sizeof(*ends));
+    r->children = (pid_t *)mtt__pool_take(env, &r->pool, (size_t)ranks * sizeof(*r->children));
+    if (!ends || !r->children) status = MTT_E_MEMORY;
+    for (i = 0; i < all && ends; i++) ends[i] = -1;
+    for (i = 1; i < ranks; i++) memcpy(r->sites[i].host, r->sites[0].host, sizeof(r->sites->host));
+    for (i = 1; i < ranks && !r->rank && !status; i++) status = mtt__fork_one(r, ends, i);
+    for (i = 0; i < all && ends; i++) {
+        if (status || i / ranks != r->rank) mtt__socket_close(&ends[i]);
+        else r->peers[i % ranks].fd = ends[i];
+    }
+    mtt__free(env, ends);
+#ifdef _OPENMP
+    if (!status && !getenv("OMP_NUM_THREADS"))
+        omp_set_num_threads(mtt__threads() > ranks ? mtt__threads() / ranks : 1);
+#endif
+    if (!status) return *out = r, MTT_OK;
+    mtt__reap(r, 0);
+    mtt__ranks_free(r);
+    return status;
+}
+
+static uint32_t mtt__rotations(uint32_t x, int a, int b, int c) /* to the right */
+{
+    return (x >> a | x << (32 - a)) ^ (x >> b | x << (32 - b)) ^ (x >> c | x << (32 - c));
+}
+
+/* SHA-256 (FIPS 180-4) of `head` bytes of a block and of data after them. `out` may be the data. */
+static void mtt__sha256(const unsigned char *block, size_t head, const unsigned char *data, size_t bytes,
+                        unsigned char *out)
+{
+    static const uint32_t k[64] = {
+        0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4, 0xab1c5ed5,
+        0xd807aa98, 0x12835b01, 0x243185be, 0x550c7dc3, 0x72be5d74, 0x80deb1fe, 0x9bdc06a7, 0xc19bf174,
+        0xe49b69c1, 0xefbe4786, 0x0fc19dc6, 0x240ca1cc, 0x2de92c6f, 0x4a7484aa, 0x5cb0a9dc, 0x76f988da,
+        0x983e5152, 0xa831c66d, 0xb00327c8, 0xbf597fc7, 0xc6e00bf3, 0xd5a79147, 0x06ca6351, 0x14292967,
+        0x27b70a85, 0x2e1b2138, 0x4d2c6dfc, 0x53380d13, 0x650a7354, 0x766a0abb, 0x81c2c92e, 0x92722c85,
+        0xa2bfe8a1, 0xa81a664b, 0xc24b8b70, 0xc76c51a3, 0xd192e819, 0xd6990624, 0xf40e3585, 0x106aa070,
+        0x19a4c116, 0x1e376c08, 0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f, 0x682e6ff3,
+        0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2};
+    uint32_t v[8], w[64] = {0}, hash[8] = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
+                                           0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
+    size_t end = head + bytes, all = (end + 72) / 64 * 64, at = 0, i; /* with a bit and 8 bytes of length */
+    while (at < all) {
+        for (i = 0; i < 64; i++, at++)
+            w[i / 4] = w[i / 4] << 8 | (at < head ? block[at] : at < end ? data[at - head] : at == end ? 128
+                                        : at + 8 < all ? 0 : (uint64_t)end * 8 >> 8 * (all - 1 - at) & 255);
+        memcpy(v, hash, sizeof(v));
+        for (i = 0; i < 64; i++) {
+            uint32_t t, u = (v[0] & v[1]) ^ (v[0] & v[2]) ^ (v[1] & v[2]);
+            if (i >= 16)
+                w[i] = w[i - 16] + (mtt__rotations(w[i - 15], 7, 18, 3) ^ w[i - 15] << 29) +
+                       w[i - 7] + (mtt__rotations(w[i - 2], 17, 19, 10) ^ w[i - 2] << 22);
+            t = v[7] + k[i] + w[i] + mtt__rotations(v[4], 6, 11, 25) + ((v[4] & v[5]) ^ (~v[4] & v[6]));
+            u += t + mtt__rotations(v[0], 2, 13, 22);
+            memmove(v + 1, v, 7 * sizeof(*v));
+            v[4] += t;
+            v[0] = u;
+        }
+        for (i = 0; i < 8; i++) hash[i] += v[i];
+    }
+    for (i = 0; i < 32; i++) out[i] = (unsigned char)(hash[i / 4] >> (24 - 8 * (i % 4)));
+}
+
+/* HMAC-SHA-256 (RFC 2104), 32 bytes. */
+static void mtt__hmac(const void *key, size_t size, const void *data, size_t bytes, unsigned char *out)
+{
+    unsigned char inner[64] = {0}, outer[64];
+    int i;
+    if (size > sizeof(inner)) mtt__sha256(NULL, 0, (const unsigned char *)key, size, inner);
+    else memcpy(inner, key, size);
+    for (i = 0; i < 64; i++) outer[i] = inner[i] ^ 0x5c, inner[i] ^= 0x36;
+    mtt__sha256(inner, sizeof(inner), (const unsigned char *)data, bytes, out);
+    mtt__sha256(outer, sizeof(outer), out, 32, out);
+}
+
+/* A connection that is not yet one to a rank: of a guest, or of this rank as the guest of another. */
+typedef struct mtt__guest {
+    int fd, answered, host;     /* host: the rank whose guest this one is; -1: none */
+    size_t got;                 /* bytes of `hello` */
+    double since;               /* ms: when it was accepted, or answered */
+    char address[64];
+    mtt__hello hello, own;      /* of the other side; of this one */
+} mtt__guest;
+
+/* This rank's hello with a nonce that is used for one connection. */
+static mtt__hello mtt__fresh_hello(mtt_ranks *r)
+{
+    mtt__hello hello = r->own;
+    r->nonces++;
+    mtt__hmac(r->own.nonce, sizeof(r->own.nonce), &r->nonces, sizeof(r->nonces), hello.nonce);
+    return hello;
+}
+
+/* Makes the proof of one who has said `own` and heard `other`, or only checks it, in a time that does not
+   depend on where it differs. A hello is said by one side, so no side can repeat the other's proof. */
+static int mtt__prove(const mtt_ranks *r, mtt__hello *own, const mtt__hello *other, int checks)
+{
+    mtt__hello both[2];
+    unsigned char proof[32];
+    int differ = 0, i;
+    both[0] = *own, both[1] = *other;
+    for (i = 0; i < 2; i++) memset(both[i].proof, 0, sizeof(proof));
+    mtt__hmac(r->secret, strlen(r->secret), both, sizeof(both), proof);
+    for (i = 0; i < 32; i++) differ |= proof[i] ^ own->proof[i];
+    if (!checks) memcpy(own->proof, proof, sizeof(proof));
+    return !differ;
+}
+
+/* Returns 1 if a guest and a host belong together. Otherwise notes why not, on both sides in the same way. */
+static int mtt__fits(mtt_ranks *r, mtt__hello *guest, mtt__hello *host, int proven)
+{
+    const char *why;
+    char twin[192];
+    guest->run[127] = host->run[127] = guest->host[63] = host->host[63] = host->other[63] = 0;
+    why = strcmp(guest->run, host->run) ? "give each run a port of its own"
+        : guest->ranks != host->ranks ? "start all with the same number of ranks"
+        : guest->sealed > host->sealed ? "the second has no MTT_SECRET, the first has one: give all the same"
+        : guest->sealed < host->sealed ? "the first has no MTT_SECRET, the second has one: give all the same"
+        : !proven ? "they have different secrets: give all ranks the same MTT_SECRET"
+        : host->taken ? mtt__format(twin, sizeof(twin), "two processes are the first, the other one on host "
+                                    "%s: give each a number of its own, and each run a port", host->other)
+        : NULL;
+    if (why)
+        mtt__format(r->refused, sizeof(r->refused), "rank %d of %d of run \"%s\" (host %s) came to rank %d "
+                    "of %d of run \"%s\" (host %s): %s", guest->rank, guest->ranks, guest->run, guest->host,
+                    host->rank, host->ranks, host->run, host->host, why);
+    return !why;
+}
+
+static int mtt__is_local(const char *address)
+{
+    return !strncmp(address, "127.", 4) || !strcmp(address, "::1");
+}
+
+/* Writes the numeric address of one end of a connection to 64 bytes, without the prefix of IPv4 in IPv6.
+   Returns its port. */
+static int mtt__socket_name(int fd, int peer, char *address)
+{
+    struct sockaddr_storage name;
+    socklen_t bytes = sizeof(name);
+    char port[16] = "0";
+    memset(address, 0, 64);
+    if (!(peer ? getpeername : getsockname)(fd, (struct sockaddr *)&name, &bytes))
+        getnameinfo((struct sockaddr *)&name, bytes, address, 64, port, sizeof(port),
+                    NI_NUMERICHOST | NI_NUMERICSERV);
+    if (!strncmp(address, "::ffff:", 7)) memmove(address, address + 7, 64 - 7);
+    return atoi(port);
+}
+
+static int mtt__resolve(const char *address, int port, int family, struct addrinfo **list)
+{
+    struct addrinfo hints;
+    char service[16];
+    memset(&hints, 0, sizeof(hints));
+    hints.ai_family = family;
+    hints.ai_socktype = SOCK_STREAM;
+    hints.ai_flags = address ? 0 : AI_PASSIVE;
+    mtt__format(service, sizeof(service), "%d", port);
+    *list = NULL;
+    return getaddrinfo(address, service, &hints, list);
+}
+
+/* Opens the socket for ranks after this one, at a port (0: a free one) of `address` alone if that is one
+   address of this host, and otherwise of all, for IPv6 and IPv4. A name that means loopback here may mean
+   another address elsewhere, and so opens all. */
+static mtt_status mtt__listen(mtt_ranks *r, const char *address, int port)
+{
+    static const int family[] = {AF_UNSPEC, AF_INET6, AF_INET};
+    int fd = -1, on = 1, off = 0, error = EADDRNOTAVAIL, local = mtt__is_local(address), k;
+    char name[64];
+    for (k = 0; k < (local ? 1 : 3) && fd < 0 && error != EADDRINUSE; k++) {
+        struct addrinfo *list;
+        if (mtt__resolve(k ? NULL : address, port, family[k], &list)) continue;
+        errno = error = EADDRNOTAVAIL;
+        if (k || !list->ai_next) fd = socket(list->ai_family, SOCK_STREAM, 0);
+        if (fd >= 0) {
+            mtt__socket_prepare(fd);
+            setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)); /* a run may just have ended here */
+            if (list->ai_family == AF_INET6) setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off));
+        }
+        if (fd < 0 || bind(fd, list->ai_addr, list->ai_addrlen) || listen(fd, MTT__BACKLOG)) error = errno;
+        else if ((r->own.port = mtt__socket_name(fd, 0, name)) && (local || !mtt__is_local(name))) error = 0;
+        if (error) mtt__socket_close(&fd);
+        freeaddrinfo(list);
+    }
+    r->listening = fd;
+    if (fd >= 0) return MTT_OK;
+    return mtt__ranks_fail(r, r->rank, MTT_E_ARGUMENT, "cannot listen at port %d: %s; if another run has it, "
+                           "give each a port of its own (MASTER_PORT)", port, strerror(error));
+}
+
+/* Connects to one address within `ms`; -1 with errno set. */
+static int mtt__connect_to(const struct addrinfo *to, int ms)
+{
+    struct pollfd writable;
+    socklen_t size = sizeof(int);
+    int error = 0, fd = socket(to->ai_family, to->ai_socktype, to->ai_protocol);
+    if (fd < 0) return -1;
+    mtt__socket_prepare(fd);
+    writable.fd = fd;
+    writable.events = POLLOUT;
+    if (connect(fd, to->ai_addr, to->ai_addrlen)) error = errno;
+    if (error == EINPROGRESS || error == EINTR) {
+        error = ETIMEDOUT;
+        if (poll(&writable, 1, ms) > 0 && getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size)) error = errno;
+    }
+    if (error) mtt__socket_close(&fd);
+    errno = error;
+    return fd;
+}
+
+/* Sends the first bytes on a socket, which are so few that its buffer takes them. */
+static int mtt__say(int fd, const void *data, size_t bytes)
+{
+    ptrdiff_t n = 0;
+    size_t done = 0;
+    for (; done < bytes && (n >= 0 || errno == EINTR); done += n > 0 ? (size_t)n : 0)
+        n = send(fd, (const char *)data + done, bytes - done, MTT__NO_SIGNAL);
+    return done == bytes;
+}
+
+/* Fails if a rank that has connected ends before all have: the missing ones may never come. */
+static mtt_status mtt__watch_connected(mtt_ranks *r)
+{
+    double now = mtt__now_ms();
+    mtt_status status = MTT_OK;
+    int i;
+    for (i = 0; i < r->count && !status; i++) {
+        r->peers[i].since = now; /* it may be silent for as long as this rank waits */
+        status = mtt__watch_peer(r, i, now);
+    }
+    return status;
+}
+
+/* Connects to the host of a guest, and says hello. Returns what keeps them from meeting. */
+static const char *mtt__call(mtt_ranks *r, mtt__guest *g, double left)
+{
+    const char *reason = "it says nothing", *address = g->host ? r->sites[g->host].address : r->address;
+    struct addrinfo *list, *to;
+    int error = mtt__resolve(address, r->sites[g->host].port, AF_UNSPEC, &list);
+    char here[64];
+    if (error) reason = gai_strerror(error);
+    for (to = list; to && g->fd < 0; to = to->ai_next) {
+        g->fd = mtt__connect_to(to, left < 5000 ? (int)left : 5000);
+        reason = g->fd < 0 ? strerror(errno) : "it says nothing";
+    }
+    if (list) freeaddrinfo(list);
+    if (g->fd >= 0 && r->listening < 0) { /* others reach this rank as rank 0 does */
+        mtt__socket_name(g->fd, 0, here);
+        mtt__listen(r, mtt__is_local(here) ? address : here, 0);
+    }
+    g->since = mtt__now_ms();
+    g->own = mtt__fresh_hello(r);
+    g->got = 0;
+    g->answered = 0;
+    if (g->fd >= 0 && !mtt__say(g->fd, &g->own, sizeof(g->own))) mtt__socket_close(&g->fd);
+    return reason;
+}
+
+/* Reads what the other side says, and answers. Returns 1 if it is now a peer. Closes the socket if it is
+   refused, and fails if this rank is. */
+static int mtt__receive_guest(mtt_ranks *r, mtt__guest *g)
+{
+    mtt__hello *h = &g->hello, *own = &g->own;
+    ptrdiff_t n = recv(g->fd, (char *)h + g->got, sizeof(*h) - g->got, 0);
+    int rank, proven, fits, calls = g->host >= 0, ended = !n || (n < 0 && errno != EAGAIN && errno != EINTR);
+    if (n > 0) g->got += (size_t)n;
+    if (ended || memcmp(h, &r->own, g->got < sizeof(h->magic) ? g->got : sizeof(h->magic)))
+        mtt__socket_close(&g->fd);
+    if (g->got < sizeof(*h) || g->fd < 0) return 0;
+    g->got = 0;
+    rank = calls ? g->host : h->rank < 0 || h->rank >= r->count ? 0 : h->rank;
+    if (calls && h->rank != rank) return mtt__socket_close(&g->fd), 0; /* TCP may connect one to itself */
+    proven = g->answered && mtt__prove(r, h, own, 1);
+    if (!calls && !g->answered) *own = mtt__fresh_hello(r);
+    if (!calls) own->taken = rank <= r->rank || r->peers[rank].fd >= 0;
+    if (own->taken) memcpy(own->other, r->sites[rank].host, sizeof(own->other));
+    if (calls ? !g->answered : proven) mtt__prove(r, own, h, 0);
+    fits = mtt__fits(r, calls ? own : h, calls ? h : own, !g->answered || proven);
+    if (!fits && calls) mtt__ranks_fail(r, -1, MTT_E_MISMATCH, "%s", r->refused);
+    if (!(calls && (g->answered || !fits)) && !mtt__say(g->fd, own, sizeof(*own))) fits = 0;
+    if (!fits) return mtt__socket_close(&g->fd), 0;
+    g->since = mtt__now_ms();
+    if (!g->answered++) return 0;
+    if (!calls) memcpy(r->sites[rank].address, g->address, sizeof(g->address)), r->sites[rank].port = h->port;
+    memcpy(r->sites[rank].host, h->host, sizeof(h->host));
+    r->peers[rank].fd = g->fd;
+    return g->fd = -1, 1;
+}
+
+/* The guest that loses its place to the next: one that was not answered before one that was, of the address
+   with most places, the oldest. -1 = all were answered just now: a rank needs time to prove. */
+static int mtt__least_guest(const mtt__guest *g, int count, double now)
+{
+    int i, k, weight, most = 0, least = -1;
+    for (i = 0; i < count; i++) {
+        for (weight = g[i].answered ? 0 : count, k = 0; k < count; k++)
+            weight += !strcmp(g[k].address, g[i].address);
+        if (g[i].answered && now - g[i].since < 100) continue;
+        if (weight > most || (weight == most && g[i].since < g[least].since)) most = weight, least = i;
+    }
+    return least;
+}
+
+/* Connects to the ranks from `first` up to `last`. If it `waits`, it also lets those after this one connect,
+   at the same time, since each may wait for others. Strangers are turned away. If all places are taken,
+   guests lose theirs, and a rank that does comes again. */
+static mtt_status mtt__gather(mtt_ranks *r, int first, int last, int waits)
+{
+    enum { GUESTS = 64 };
+    int calls = last - first, unmet = calls, missing = waits ? r->count - 1 - r->rank : 0, others = -missing;
+    mtt__guest *all = (mtt__guest *)mtt__alloc(r->env, (size_t)(calls + GUESTS), sizeof(*all));
+    struct pollfd *polls = (struct pollfd *)mtt__alloc(r->env, (size_t)(calls + GUESTS + 1), sizeof(*polls));
+    double start = mtt__now_ms(), now = start, watched = now;
+    const char *reason = "";
+    int i, fd, comes, full = 0, count = calls;
+    char absent[64];
+    mtt__text names;
+    if (!all || !polls) mtt__ranks_fail(r, -1, MTT_E_MEMORY, "out of host memory");
+    for (i = 0; i < calls && !r->status; i++) all[i].fd = -1, all[i].host = first + i;
+    for (; missing + unmet && !r->status && now - start < r->timeout; now = mtt__now_ms()) {
+        for (i = 0; i < calls && !r->status; i++)
+            if (all[i].fd < 0 && all[i].answered < 2 && now - all[i].since > 50)
+                reason = mtt__call(r, &all[i], r->timeout - (now - start));
+        for (i = 0; i <= count; i++) {
+            polls[i].fd = i < count ? all[i].fd : waits ? r->listening : -1;
+            polls[i].events = POLLIN;
+        }
+        poll(polls, (nfds_t)count + 1, 50);
+        comes = polls[count].revents;
+        for (i = count - 1; i >= 0; i--) {
+            int met = polls[i].fd >= 0 && polls[i].revents && mtt__receive_guest(r, &all[i]);
+            if (i < calls && polls[i].fd > all[i].fd && !met) reason = "another program or version answers";
+            if (i < calls) unmet -= met;
+            else missing -= met;
+            if (i >= calls && all[i].fd < 0) all[i] = all[--count];
+        }
+        if (comes && (full || count == calls + GUESTS)) {
+            i = mtt__least_guest(all + calls, count - calls, now);
+            if (i < 0) poll(NULL, 0, 10);
+            else mtt__socket_close(&all[calls + i].fd), all[calls + i] = all[--count];
+        }
+        for (; waits && count < calls + GUESTS && (fd = accept(r->listening, NULL, NULL)) >= 0; others++) {
+            memset(&all[count], 0, sizeof(*all));
+            mtt__socket_prepare(fd);
+            mtt__socket_name(fd, 1, all[count].address);
+            all[count].since = mtt__now_ms();
+            all[count].host = -1;
+            all[count++].fd = fd;
+        }
+        full = waits && count < calls + GUESTS && (errno == EMFILE || errno == ENFILE);
+        if (missing + unmet && !r->status && now - watched > 50) watched = now, mtt__watch_connected(r);
+        if (missing && full && count == calls && !r->status)
+            mtt__ranks_fail(r, r->rank, MTT_E_ARGUMENT, "cannot open %d sockets: raise the limit of open "
+                            "files (ulimit -n)", r->count - 1);
+    }
+    for (i = 0; i < count && all; i++) mtt__socket_close(&all[i].fd);
+    for (i = 0; i < calls && all && all[i].answered == 2;) i++;
+    mtt__free(r->env, all);
+    mtt__free(r->env, polls);
+    if (!(missing + unmet) || r->status) return r->status;
+    if (unmet)
+        return mtt__ranks_fail(r, -1, MTT_E_RANK, "rank %d does not answer at %s, port %d, within %g "
+                               "seconds: %s; start it, and check address, port and firewall", first + i,
+                               first + i ? r->sites[first + i].address : r->address, r->sites[first + i].port,
+                               r->timeout / 1e3, reason);
+    mtt__text_init(&names, absent, sizeof(absent));
+    for (i = r->rank + 1; i < r->count; i++)
+        if (r->peers[i].fd < 0) mtt__print(&names, "%s%d", names.size ? ", " : "", i);
+    return mtt__ranks_fail(r, r->rank, MTT_E_RANK, "waited %g seconds at port %d for %d of %d ranks: %s%s; "
+                           "start them, and check address, port and firewall. Connections of others: %d%s%s",
+                           r->timeout / 1e3, r->own.port, missing, r->count, absent,
+                           names.size == sizeof(absent) - 1 ? "..." : "", others + missing,
+                           *r->refused ? ". Turned away: " : "", r->refused);
+}
+
+/* Sends rank 0's table of sites to all. */
+static mtt_status mtt__share_sites(mtt_ranks *r)
+{
+    size_t bytes = (size_t)r->count * sizeof(*r->sites);
+    int i, count = r->rank ? 1 : r->count;
+    mtt_status status;
+    memset(r->all, 0, (size_t)r->count * sizeof(*r->all));
+    for (i = 1; i < count; i++) r->all[i].peer = i, r->all[i].send = r->sites, r->all[i].send_bytes = bytes;
+    if (r->rank) r->all[0].receive = r->sites, r->all[0].receive_bytes = bytes;
+    status = mtt__exchange(r, r->all, count);
+    for (i = 0; i < r->count; i++) r->sites[i].host[63] = r->sites[i].address[63] = 0;
+    return status;
+}
+
+/* Connects a rank other than 0 to rank 0, which says where all are. */
+static mtt_status mtt__join(mtt_ranks *r)
+{
+    char zero[64];
+    mtt_status status;
+    int i;
+    mtt__format(r->sites[0].host, sizeof(r->sites->host), "%s", r->address); /* until it says its name */
+    status = mtt__gather(r, 0, 1, 0);
+    if (status) return status;
+    mtt__socket_name(r->peers[0].fd, 1, zero);
+    r->timeout *= 1.25; /* rank 0 may wait for the timeout, in silence, and then says who is absent */
+    status = mtt__share_sites(r);
+    r->timeout /= 1.25;
+    for (i = 1; i < r->count; i++) /* rank 0 sees those on its host at an address of no use elsewhere */
+        if (mtt__is_local(r->sites[i].address)) memcpy(r->sites[i].address, zero, sizeof(zero));
+    return status;
+}
+
+#ifdef MTT_MPI
+/* The ranks of MPI_COMM_WORLD. */
+static mtt_status mtt__mpi_connect(mtt_env *env, const mtt_ranks_desc *desc, double seconds, mtt_ranks **out)
+{
+    int started = 0, rank = 0, count = 0, level = MPI_THREAD_FUNNELED;
+    mtt_ranks *r;
+    mtt_status status;
+    if (MPI_Initialized(&started) ||
+        (!started && MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &level)) ||
+        level < MPI_THREAD_FUNNELED || MPI_Comm_rank(MPI_COMM_WORLD, &rank) ||
+        MPI_Comm_size(MPI_COMM_WORLD, &count))
+        return mtt__fail(env, MTT_E_RANK, "MPI does not start, or knows no MPI_THREAD_FUNNELED: start the "
+                         "program by the mpirun of the MPI that it was compiled with");
+    if (rank != desc->rank || count != desc->ranks)
+        return mtt__fail(env, MTT_E_ARGUMENT, "rank %d of %d is rank %d of %d for MPI: start it by the "
+                         "mpirun of the MPI that it was compiled with", desc->rank, desc->ranks, rank, count);
+    status = mtt__ranks_new(env, rank, count, seconds, &r);
+    if (status) return status;
+    r->by_mpi = 1;
+    r->starts_mpi = !started;
+    status = mtt__mpi_checked(r, MPI_Comm_dup(MPI_COMM_WORLD, &r->world));
+    if (!status) status = mtt__mpi_checked(r, MPI_Comm_set_errhandler(r->world, MPI_ERRORS_RETURN));
+    if (!status)
+        status = mtt__mpi_checked(r, MPI_Allgather(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, r->sites,
+                                                   (int)sizeof(*r->sites), MPI_BYTE, r->world));
+    if (!status) *out = r;
+    else mtt__ranks_free(r);
+    return status;
+}
+#endif
+
+MTTDEF mtt_status mtt_ranks_connect(mtt_env *env, const mtt_ranks_desc *desc, mtt_ranks **out)
+{
+    const char *address = desc->address ? desc->address : "127.0.0.1";
+    const char *run = desc->run ? desc->run : "";
+    int fd, port = desc->port ? desc->port : MTT__RANKS_PORT;
+    double seconds = desc->timeout != 0 ? desc->timeout : (double)MTT__RANKS_TIMEOUT;
+    mtt_ranks *r;
+    mtt_status status;
+    *out = NULL;
+    if (!strcmp(address, "localhost")) address = "127.0.0.1"; /* one of its two addresses, everywhere */
+    if (desc->ranks < 1 || desc->ranks > MTT__RANKS || desc->rank < 0 || desc->rank >= desc->ranks)
+        return mtt__fail(env, MTT_E_ARGUMENT, "rank %d of %d: give 1..%d ranks, numbered from 0", desc->rank,
+                         desc->ranks, MTT__RANKS);
+    if (port < 1 || port > 65535 || !(seconds > 0 && seconds <= 86400) || strlen(run) >= sizeof(r->own.run))
+        return mtt__fail(env, MTT_E_ARGUMENT, "port %d, timeout %g, run \"%s\": give a port of 1..65535, at "
+                         "most 86400 seconds, and a name below %d bytes", port, seconds, run,
+                         (int)sizeof(r->own.run));
+#ifdef MTT_MPI
+    if (desc->mpi) return mtt__mpi_connect(env, desc, seconds, out);
+#else
+    if (desc->mpi)
+        return mtt__fail(env, MTT_E_ARGUMENT, "mpi is 1, but this build has no MPI: compile with -DMTT_MPI");
+#endif
+    status = mtt__ranks_new(env, desc->rank, desc->ranks, seconds, &r);
+    if (status || r->count == 1) return *out = r, status;
+    memcpy(r->own.magic, "mttrank2", sizeof(r->own.magic));
+    memcpy(r->own.run, run, strlen(run));
+    memcpy(r->own.host, r->sites[r->rank].host, sizeof(r->own.host));
+    r->own.rank = r->rank;
+    r->own.ranks = r->count;
+    r->secret = desc->secret ? desc->secret : "";
+    r->own.sealed = *r->secret != 0;
+    r->listening = -1;
+    fd = r->own.sealed ? open("/dev/urandom", O_RDONLY | O_CLOEXEC) : -1;
+    if (r->own.sealed && (fd < 0 || read(fd, r->own.nonce, sizeof(r->own.nonce)) != sizeof(r->own.nonce)))
+        status = mtt__ranks_fail(r, -1, MTT_E_ARGUMENT, "MTT_SECRET needs /dev/urandom: %s", strerror(errno));
+    mtt__socket_close(&fd);
+    r->address = address;
+    r->sites[0].port = port;
+    if (!status) status = r->rank ? mtt__join(r) : mtt__listen(r, address, port);
+    if (!status) status = mtt__gather(r, r->rank ? 1 : 0, r->rank, 1);
+    mtt__socket_close(&r->listening);
+    if (!r->rank && !status) status = mtt__share_sites(r);
+    if (!status) return *out = r, MTT_OK;
+    mtt__farewell(r, r->failure);
+    mtt__ranks_free(r);
+    return status;
+}
+#endif /* MTT_NO_RANKS */
 
 #endif /* MTT_IMPLEMENTATION_DONE */
 #endif /* MTT_IMPLEMENTATION */
