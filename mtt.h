@@ -27,20 +27,23 @@
    }
 
    Contents. The manual: what it does, words, how to use it, memory, numbers, options, failures. Then the
-   interface. Then the implementation, in rooms; a room uses only the rooms above it. Search for a room's tag:
+   interface. Then the implementation, in rooms; a room uses only the rooms above it. Search for a room's tag.
+   The hall is what memory-efficient training needs, in the order in which to read it:
 
-   >>base       text, failures, blocks       >>trainer     arena, steps, evaluation
-   >>numbers    16-bit floats, randomness    >>tokenizer   Unicode classes, BPE
-   >>json       a pull reader, UTF-8         >>data        corpora, splits, datasets
-   >>files      atomic writing, CRC-32       >>batches     sequences in shuffled order
-   >>ranks      processes that exchange      >>checkpoint  safetensors, save and resume
-                bytes                        >>report      listings, JSON and tables
-   >>config     fields, defaults, checks     >>models      files of other programs
-   >>tensors    tables of parameters and     >>public      evaluation, sampling, profiling
-                activations                  >>generator   a cache, passes, prompts
+   >>base       text, failures, blocks            >>plan       bytes, offsets, budgets
+   >>numbers    16-bit floats, randomness         >>cpu        every operation in plain C
+   >>config     fields, defaults, checks          >>trainer    arena, steps, evaluation
+   >>tensors    tables of parameters and          >>report     listings, JSON and tables
+                activations
    >>schedule   the program of a step
-   >>plan       bytes, offsets, budgets
-   >>cpu        every operation in plain C
+
+   The wings stand behind it. Most of them can be left out, see OPTIONS:
+
+   >>json       a pull reader, UTF-8              >>checkpoint safetensors, save and resume
+   >>files      atomic writing, CRC-32            >>models     files of other programs
+   >>tokenizer  Unicode classes, BPE              >>generator  sampling, a cache, prompts
+   >>data       corpora, splits, datasets         >>ranks      processes that train together
+   >>batches    shuffled sequences, evaluation
 
    WHAT IT DOES
    mtt trains GPT-like decoders on your text. The field's memory techniques are settings: BF16, FP16 and FP8,
@@ -147,6 +150,10 @@
       MTT_MPI               here        ranks that mpirun has started exchange by MPI 3; compile with mpicc
       MTT_CUDA              everywhere  mtt_kernels.cu is linked, with -lcublasLt: mtt_cuda_backend works
       MTT_SEPARATE_ALLOCS   here        a block for each tensor instead of the arena, for sanitizers
+      MTT_NO_RANKS          everywhere  leave out ranks, and with them sockets;
+      MTT_NO_TEXT           everywhere  tokenizers, datasets and batches, and with them the generator;
+      MTT_NO_MODELS         everywhere  models in folders, and adapters' files;
+      MTT_NO_GENERATOR      everywhere  sampling and generation
       MTT_DOCUMENT_BYTES    here        least bytes of a document cut from plain text, default 4096
       MTT_DOCUMENT_LIMIT    here        most bytes of a line of JSONL, default 2^30
    -fopenmp makes it parallel, with OMP_NUM_THREADS threads. They, and threads that call mtt, need a stack of
@@ -180,6 +187,10 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+
+#if defined(MTT_NO_TEXT) && !defined(MTT_NO_GENERATOR)
+#define MTT_NO_GENERATOR /* it writes text */
+#endif
 
 #ifdef __GNUC__
 #define MTT__UNUSED __attribute__((unused))
@@ -572,77 +583,13 @@ MTTDEF void mtt_schedule_print(const mtt_schedule *schedule, mtt_write_fn write,
    "recomputed", "live_bytes", "flops", "traffic_bytes", "bytes": {"weights", ...}}, ...]}. */
 MTTDEF void mtt_schedule_json(const mtt_schedule *schedule, mtt_write_fn write, void *user);
 
-/* --------------------------------------------------------------------------------------------- ranks ---- */
-
-/* A rank is one of several processes that train one model together, numbered from 0. This section connects
-   them, each with every other. A collective is a call that all ranks make, in the same order. If a rank dies
-   or stays silent, the calls of the others fail with MTT_E_RANK, and if it stops and says why, with
-   MTT_E_STOPPED. The error names that rank. After a failure every later call on the handle fails in the same
-   way. NULL is a valid handle: one rank.
-   Ranks trust each other. A secret keeps out strangers who do not know it. Nothing is encrypted, and only
-   TCP's checksum guards data after the start: who can change packets can read and change all. NCCL makes
-   connections of its own, which know no secret. */
-typedef struct mtt_ranks mtt_ranks;
-
-#ifndef MTT_NO_RANKS
-
-/* On one host: makes `ranks` processes, 1..1024, of the caller, which becomes rank 0. All of them return from
-   the call, each with its own handle. They are connected before they start, so two runs cannot meet, and
-   nothing is left on disk. Call it before OpenMP's first parallel region and before the first use of CUDA,
-   which do not survive fork. Flush stdio before: each process would write what is in its buffers. A rank
-   waits `timeout` seconds for another one, at most 86400; 0: 20 seconds. Each gets its share of OpenMP's
-   threads, unless the environment has OMP_NUM_THREADS. */
-MTTDEF mtt_status mtt_ranks_fork(mtt_env *env, int ranks, double timeout, mtt_ranks **out);
-
-/* One rank of a run that a launcher has started, on one host or on several. Zero means the default. */
-typedef struct mtt_ranks_desc {
-    int rank, ranks;     /* this rank, below `ranks`; their number, 1..1024 */
-    const char *address; /* of rank 0, a name or an IP address, default 127.0.0.1 */
-    int port;            /* where rank 0 listens, default 29501: torchrun has 29500 itself */
-    const char *run;     /* a name that the ranks of a run share, below 128 bytes, default "" */
-    const char *secret;  /* of all ranks, default "" = none. They prove to know it, by keyed hashes of nonces;
-                            who hears these can try guesses, so take 16 random bytes or more */
-    double timeout;      /* seconds, above 0, at most 86400, that a rank waits for another, default 20 */
-    int mpi;             /* 1 = by MPI, whose ranks they are, and not by TCP; only with MTT_MPI */
-} mtt_ranks_desc;
-
-/* Connects the ranks by TCP. They meet at rank 0's address in any order, within the timeout. Whoever else
-   comes to that port is turned away: another run, other programs, a second process of the same rank. Rank 0
-   listens at its address alone, but at all of its host if the address is of no or several interfaces, or is a
-   name, other than localhost, that means loopback there. The others listen at the address by which they reach
-   rank 0, at ports that the system chooses: firewalls between the hosts must let them pass. With `mpi` the
-   ranks are those of MPI_COMM_WORLD, and address, port, run and secret do not matter. MPI is started if
-   nobody has done so, without a timeout, and then ended by mtt_ranks_close, unless ranks are lost. */
-MTTDEF mtt_status mtt_ranks_connect(mtt_env *env, const mtt_ranks_desc *desc, mtt_ranks **out);
-
-MTTDEF int mtt_ranks_rank(const mtt_ranks *ranks);  /* this one; 0 for NULL */
-MTTDEF int mtt_ranks_count(const mtt_ranks *ranks); /* 1 for NULL */
-/* Collective: fails everywhere with MTT_E_MISMATCH if the value differs between ranks. The error has `what`,
-   both values, and the first rank that differs from rank 0. */
-MTTDEF mtt_status mtt_ranks_agree(mtt_ranks *ranks, const char *what, uint64_t value);
-/* Collective: *flag becomes 1 everywhere if it is not 0 on any rank, otherwise 0. For Ctrl-C. */
-MTTDEF mtt_status mtt_ranks_any(mtt_ranks *ranks, int *flag);
-/* Says to the others that this rank now does something long, such as writing a file. They wait for it without
-   a limit until it takes part again. */
-MTTDEF mtt_status mtt_ranks_busy(mtt_ranks *ranks);
-/* Says to the others that this rank cannot go on, and why, in words for the errors of those who still need
-   it. Call it before mtt_trainer_destroy if this rank has failed alone: the others may wait for it. A trainer
-   calls it if its backend fails. Does nothing if the handle has failed before, so that all ranks name the
-   same cause. Takes up to 2 seconds. */
-MTTDEF void mtt_ranks_fail(mtt_ranks *ranks, const char *reason);
-/* Takes leave of the others and frees the handle. Takes up to 2 seconds if other ranks are not at an end; by
-   MPI up to twice the timeout, and longer for a busy one, since all ranks must end MPI. After mtt_ranks_fork,
-   rank 0 then waits up to the timeout for its children to exit, or up to 5 seconds if the handle has failed,
-   and kills those left. */
-MTTDEF void mtt_ranks_close(mtt_ranks *ranks);
-#endif
-
 /* ------------------------------------------------------------------------------------------- trainer ---- */
 
-/* Text, the subject of the sections after this one. */
+/* Subjects of the sections after this one. */
 typedef struct mtt_tokenizer mtt_tokenizer;
 typedef struct mtt_tokens mtt_tokens;
 typedef struct mtt_batches mtt_batches;
+typedef struct mtt_ranks mtt_ranks;
 
 /* Runs the operations: the CPU here, a CUDA device in mtt_kernels.cu. */
 typedef struct mtt_backend mtt_backend;
@@ -692,121 +639,9 @@ MTTDEF mtt_status mtt_train_step(mtt_trainer *trainer, const int32_t *tokens, co
    not finite is no failure here. */
 MTTDEF mtt_status mtt_evaluate(mtt_trainer *trainer, const int32_t *tokens, const int32_t *targets,
                                mtt_step_info *info);
-/* Quality over a whole token file, in order and to its last token: the trainer's batch and sequence length,
-   at most `batches` of them (0 = all). The tokenizer says how many bytes of text the targets are; it may be
-   NULL, and bits_per_byte is then 0. If `stop` is not NULL, a signal handler may set *stop: then the
-   evaluation ends after the batch under way, on all ranks, with MTT_END and the quality so far. */
-typedef struct mtt_quality {
-    double loss, perplexity; /* mean cross entropy in nats, and e to the power of it */
-    double bits_per_byte;    /* comparable between vocabularies, unlike perplexity */
-    double accuracy;         /* share of targets with the largest logit */
-    int64_t targets;
-} mtt_quality;
-MTTDEF mtt_status mtt_evaluate_tokens(mtt_trainer *trainer, const mtt_tokens *tokens,
-                                      const mtt_tokenizer *tokenizer, int batches,
-                                      const volatile sig_atomic_t *stop, mtt_quality *quality);
 /* The `vocab` logits of the token after `count` tokens, on this rank alone; the model sees the last seq_len
    of them. */
 MTTDEF mtt_status mtt_next_logits(mtt_trainer *trainer, const int32_t *tokens, int count, float *logits);
-/* How to draw an id from logits. Equal logits are in or out together. */
-typedef struct mtt_sampling {
-    float temperature; /* divides the logits; 0 = always the largest one */
-    int top_k;         /* draw from this many of the most likely ids; 0 = all */
-    float top_p;       /* and of these from the fewest of the most likely ones that have this share of their
-                          probability (nucleus sampling, Holtzman et al. 2020); 0 or 1 = all */
-    uint64_t seed;
-    float min_p;       /* and of these those that have at least this share of the most likely one's
-                          probability (Nguyen et al. 2024, arXiv 2407.01082); 0 = all */
-    float repetition_penalty; /* before all this, logits of ids that the prompt or the text has already are
-                                 divided by it if positive, else multiplied (Keskar et al. 2019, arXiv
-                                 1909.05858), as in transformers; above 0, 0 or 1 = off. mtt_sample does not
-                                 know these ids, and leaves it to mtt_generate and mtt_generator_run */
-} mtt_sampling;
-
-/* Draws an id, a function of (logits, sampling, index). */
-MTTDEF int32_t mtt_sample(const float *logits, int vocab, const mtt_sampling *sampling, uint64_t index);
-
-/* Continues a prompt by `count` tokens and writes them one by one, without the prompt. Stops at
-   <|endoftext|>. A call of one rank alone. */
-MTTDEF mtt_status mtt_generate(mtt_trainer *trainer, mtt_tokenizer *tokenizer, const char *prompt, int count,
-                               const mtt_sampling *sampling, mtt_write_fn write, void *user);
-
-/* ----------------------------------------------------------------------------------------- generator ---- */
-
-/* Generates text by weights alone, without gradients or an optimizer. A cache keeps the keys and values of
-   the tokens before, so a step computes one token of each sequence. Prompts pass through in chunks of many
-   rows, in which any sequences may meet. Everything is in one arena, which a plan knows to the byte before.
-   FP32 and BF16. On a CPU without a BLAS the logits of a sequence are the same bits whatever is computed
-   beside it; on CUDA and with a BLAS, products of another size may round otherwise. */
-typedef struct mtt_generator mtt_generator;
-
-/* Zero means the default. */
-typedef struct mtt_generator_desc {
-    mtt_precision precision; /* of weights, activations and cache: FP32, the default, or BF16 */
-    int window;              /* keys that a query attends to, its own too; default 0, all up to it */
-    int batch;               /* sequences at a time, 1..2^20, default 1 */
-    int context;             /* tokens of a sequence in the cache, 1..2^20, default the model's max_seq, which
-                                also limits learned positions */
-    int chunk;               /* tokens of prompts that pass at a time, 1..2^20, default 256; raised to batch
-                                where it is lower */
-    mtt_device device;       /* target of the plan, default the CPU; a generator takes its backend's */
-} mtt_generator_desc;
-
-/* The plan. Its bytes, FLOPs and operations are those of a pass over a chunk. The cache counts as
-   activations, and is part of the state. MTT_E_ARGUMENT: another precision. */
-MTTDEF mtt_status mtt_generator_plan(mtt_env *env, const mtt_model_desc *model,
-                                     const mtt_generator_desc *desc, mtt_plan_report *report);
-/* Takes the arena. Weights are 0 until they are set. MTT_E_BUDGET, MTT_E_MEMORY: the arena does not fit. */
-MTTDEF mtt_status mtt_generator_create(mtt_env *env, const mtt_model_desc *model,
-                                       const mtt_generator_desc *desc, const mtt_backend *backend,
-                                       mtt_generator **out);
-MTTDEF void mtt_generator_destroy(mtt_generator *generator);
-/* Its schedule has the operations of a pass over a chunk. */
-MTTDEF const mtt_schedule *mtt_generator_schedule(const mtt_generator *generator);
-/* As mtt_trainer_device_bytes. */
-MTTDEF size_t mtt_generator_device_bytes(const mtt_generator *generator);
-/* Parameters by number, as mtt_parameter and mtt_parameter_set have them. */
-MTTDEF const char *mtt_generator_parameter(const mtt_generator *generator, int index, int64_t shape[2]);
-MTTDEF mtt_status mtt_generator_set(mtt_generator *generator, int index, const float *values);
-
-/* Appends counts[i] tokens to sequence i of the cache, for each of the batch; 0 leaves it alone. `logits`, a
-   row of `vocab` for each sequence, get those of the token after the last one; rows of sequences without new
-   tokens stay. MTT_E_ARGUMENT: a sequence would be longer than the context; nothing has changed. */
-MTTDEF mtt_status mtt_generator_append(mtt_generator *generator, const int32_t *const *tokens,
-                                       const int *counts, float *logits);
-/* Forgets all but the first `length` tokens of a sequence. */
-MTTDEF mtt_status mtt_generator_cut(mtt_generator *generator, int sequence, int length);
-
-/* What happens when a sequence fills its context. Slide: its last half is kept and computed again, at places
-   from 0. Keeping all but one token would cost a pass over the context for each token; this costs about two
-   tokens' work for each. Of a prompt longer than the context the end is taken. Stop: the sequence ends, and a
-   longer prompt is refused. */
-typedef enum mtt_full_context { MTT_CONTEXT_SLIDE, MTT_CONTEXT_STOP } mtt_full_context;
-
-/* Receives a drawn id and the text that is ready now, if any. Text that may begin a stop string waits. At the
-   end of a sequence `id` is -1, and the text is what waited. `prompt` is the number of its prompt. */
-typedef void (*mtt_token_fn)(void *user, int prompt, int32_t id, const char *text, size_t bytes);
-
-typedef struct mtt_generation {
-    const int32_t *const *prompts; /* ids; one of size 0 is the tokenizer's end of text */
-    const int *sizes;              /* of each, in ids */
-    int prompt_count;              /* any number: `batch` of them are under way at a time */
-    int count;                     /* ids to draw for each, at most; end of text ends a sequence before. 0:
-                                      `write` is never called */
-    mtt_sampling sampling;         /* of prompt number i, with seed + i: the same text alone or with others */
-    const char *const *stops;      /* a sequence ends before the first of these strings in its text, */
-    int stop_count;
-    const int32_t *stop_ids;       /* or one of these ids, such as those that end a turn of a chat */
-    int stop_id_count;
-    mtt_full_context full_context;
-    mtt_token_fn write;            /* required */
-    void *user;
-} mtt_generation;
-
-/* Continues prompts. Forgets what the cache had. `tokenizer` may be NULL: then there is no text, no end of
-   text, no empty prompt and no stop string. Ids that it lacks are not drawn. MTT_E_ARGUMENT: no text came. */
-MTTDEF mtt_status mtt_generator_run(mtt_generator *generator, const mtt_tokenizer *tokenizer,
-                                    const mtt_generation *generation);
 
 /* Steps done; without info, steps handed to the device. */
 MTTDEF int64_t mtt_trainer_step(const mtt_trainer *trainer);
@@ -859,117 +694,7 @@ MTTDEF uint64_t mtt_checkpoint_bytes(const mtt_trainer *trainer);
    refused before anything changes, and so are different files on different ranks. */
 MTTDEF mtt_status mtt_resume(mtt_trainer *trainer, const char *path, mtt_batches *batches);
 
-/* -------------------------------------------------------------------------------------------- models ---- */
-
-/* A model in files: a checkpoint of mtt_save, or a folder of Hugging Face's transformers. The folder has
-   config.json, of model_type gpt2, llama or qwen3, and model.safetensors or the shards that
-   model.safetensors.index.json lists, in F32, F16 or BF16. Settings and defaults are those of transformers 5:
-   a lm_head.weight that differs from the embedding is not tied, for example. Opening checks every name, type
-   and shape, and maps the files without reading the weights. MTT_E_FORMAT and MTT_E_MISMATCH name the setting
-   that mtt lacks, or the first tensor that is missing, too many, or of another shape. */
-typedef struct mtt_model mtt_model;
-MTTDEF mtt_status mtt_model_open(mtt_env *env, const char *path, mtt_model **out);
-MTTDEF void mtt_model_close(mtt_model *model);
-/* Resolved. max_seq is max_position_embeddings of a folder; dropout is 0. */
-MTTDEF const mtt_model_desc *mtt_model_describe(const mtt_model *model);
-/* The path of the tokenizer.json in the folder; NULL if there is none. It lives as long as the model. */
-MTTDEF const char *mtt_model_tokenizer(const mtt_model *model);
-/* How a model was trained: the window, 0 = all keys, and the length of sequences, 0 = unknown, since it was
-   saved without batches. A folder has max_position_embeddings, and what was trained from it at least that. */
-MTTDEF void mtt_model_training(const mtt_model *model, int *window, int *seq_len);
-/* A parameter by its name in mtt_parameter, in FP32 and in mtt's shape. Checks checksums, and that all values
-   are finite. */
-MTTDEF mtt_status mtt_model_read(mtt_model *model, const char *name, float *values);
-/* Sets all weights of a trainer of the same description, dropout aside. Everything else is as after
-   mtt_trainer_create: new adapters, no moments, step 0. MTT_E_MISMATCH names the field that differs. All
-   ranks call it, with the same weights. */
-MTTDEF mtt_status mtt_trainer_load(mtt_trainer *trainer, mtt_model *model);
-/* The same for a generator. */
-MTTDEF mtt_status mtt_generator_load(mtt_generator *generator, mtt_model *model);
-
-/* Names and layouts of tensors in files: of mtt_save, of Hugging Face's safetensors, of llama.cpp's GGUF. */
-typedef enum mtt_form { MTT_FORM_MTT, MTT_FORM_HUGGING_FACE, MTT_FORM_GGUF } mtt_form;
-
-/* A tensor of a file: a parameter of mtt, or some of its columns. A vector is one row. */
-typedef struct mtt_form_tensor {
-    char name[96], parameter[64]; /* in the file, in mtt */
-    int64_t rows, columns;        /* as mtt has them */
-    int64_t first, width;         /* first column in the parameter, and the parameter's columns */
-    int vector, transposed;       /* transposed: the file has `columns` rows */
-    int pairs, d_head; /* columns of a head are in another order, see mtt_form_column: 1 = the file has rotary
-                          pairs side by side, -1 = mtt has; 0 = the same order */
-} mtt_form_tensor;
-
-/* Lists the tensors of a resolved model; *cursor is 0 at first. Returns 0 past the last one. */
-MTTDEF int mtt_form_next(const mtt_model_desc *model, mtt_form form, int64_t *cursor,
-                         mtt_form_tensor *tensor);
-/* The column of the parameter that is column i of the tensor. */
-MTTDEF int64_t mtt_form_column(const mtt_form_tensor *tensor, int64_t i);
-/* Radians by which pair i of a head turns from token to token, in a resolved model. */
-MTTDEF double mtt_rotary_step(const mtt_model_desc *model, int pair);
-/* The model_type in which other programs can have a resolved model: gpt2, llama or qwen3. MTT_E_MISMATCH:
-   they cannot; the error names the first field in the way, and the value that it needs. */
-MTTDEF mtt_status mtt_form_family(mtt_env *env, const mtt_model_desc *model, const char **family);
-
-/* ---------------------------------------------------------------------------------------------- json ---- */
-
-/* A reader for JSON in memory, such as the files that mtt writes. It allocates nothing and points into the
-   caller's text, which must stay. The caller takes one value after another:
-
-      for (mtt_json_begin(&j, '{'); mtt_json_key(&j, &key);)
-          if (mtt_slice_is(key, "loss")) mtt_json_number(&j, &loss);
-          else mtt_json_skip(&j);
-      if (!mtt_json_end(&j)) printf("byte %zu: %s\n", (size_t)(j.at - j.begin), j.fault);
-
-   Functions return 1, or 0 at an end or after a fault. The first fault stays: every later call returns 0, and
-   gives an empty string or the number 0. So it is enough to look for a fault once. */
-typedef struct mtt_json {
-    const char *begin, *at, *end; /* the text, and the place in it */
-    const char *fault;            /* NULL, or what is wrong at `at` */
-    int first;                    /* private */
-} mtt_json;
-
-/* A string in the text, between its quotes and with its escapes. */
-typedef struct mtt_slice {
-    const char *at;
-    size_t size;
-} mtt_slice;
-
-MTTDEF void mtt_json_init(mtt_json *j, const char *text, size_t bytes);
-MTTDEF int mtt_json_peek(mtt_json *j);                /* first byte of the next value, 0 at the end */
-MTTDEF int mtt_json_begin(mtt_json *j, int mark);     /* enters an object ('{') or an array ('[') */
-MTTDEF int mtt_json_key(mtt_json *j, mtt_slice *key); /* in an object: takes a key; its value is next */
-MTTDEF int mtt_json_item(mtt_json *j);                /* in an array: 1 = another item is next */
-MTTDEF int mtt_json_string(mtt_json *j, mtt_slice *string);
-MTTDEF int mtt_json_number(mtt_json *j, double *number); /* infinite if beyond a double */
-MTTDEF int mtt_json_u64(mtt_json *j, uint64_t *number); /* a whole number from 0 to 2^64-1 */
-MTTDEF int mtt_json_skip(mtt_json *j);                  /* any value, nested at most 16 deep */
-MTTDEF int mtt_json_end(mtt_json *j);                   /* 1 = nothing follows and there was no fault */
-/* Writes a string with its escapes undone and returns its size, at most string.size. `out` may be string.at
-   itself. A lone surrogate becomes U+FFFD. */
-MTTDEF size_t mtt_json_unescape(mtt_slice string, char *out);
-MTTDEF int mtt_slice_is(mtt_slice string, const char *text); /* 1 = the bytes are the same */
-/* Replaces by '?' what could command a terminal or reorder its text: control characters (also those of U+0080
-   to U+009F), marks of direction, ends of line, malformed UTF-8. All texts of mtt_env.error are such. */
-MTTDEF void mtt_make_printable(char *text);
-
-/* --------------------------------------------------------------------------------------------- files ---- */
-
-/* A file that is written beside its place and then takes it, so that at any instant the path has the old file
-   or the new one. .NAME.tmp in the same folder is locked while it is written: a second writer of the path is
-   refused. After a failure the temporary is gone, and further calls return the same status. To replace
-   several files, finish all before the first is committed. */
-typedef struct mtt_writer mtt_writer;
-/* `bytes` is the size of the file if it is known, to find a full disk at once; else 0. The path names a
-   regular file, a link that is then replaced, or nothing. */
-MTTDEF mtt_status mtt_writer_open(mtt_env *env, const char *path, uint64_t bytes, mtt_writer **out);
-MTTDEF mtt_status mtt_writer_put(mtt_writer *writer, const void *data, size_t bytes);
-/* Overwrites bytes that were put before. */
-MTTDEF mtt_status mtt_writer_patch(mtt_writer *writer, uint64_t offset, const void *data, size_t bytes);
-MTTDEF mtt_status mtt_writer_finish(mtt_writer *writer); /* all bytes are on the disk, in the temporary */
-MTTDEF mtt_status mtt_writer_commit(mtt_writer *writer); /* finishes, renames and syncs the folder; once */
-MTTDEF void mtt_writer_close(mtt_writer *writer); /* without a commit, the path keeps what it has */
-
+#ifndef MTT_NO_TEXT
 /* ----------------------------------------------------------------------------------------- tokenizer ---- */
 
 /* Text to ids and back. mtt.h has byte-level BPE (Radford et al. 2019): the ids are those of Hugging Face's
@@ -1066,7 +791,6 @@ struct mtt_tokenizer_kind {
 
 /* BPE as a kind. `options` may be NULL; they must stay until the tokenizer has been loaded or trained. */
 MTTDEF mtt_tokenizer_kind mtt_bpe(const mtt_bpe_options *options);
-
 /* ---------------------------------------------------------------------------------------------- data ---- */
 
 /* Reads documents one after another from plain text, JSONL or standard input ("-"). It never holds a whole
@@ -1140,6 +864,8 @@ MTTDEF uint32_t mtt_tokens_crc32(const mtt_tokens *tokens); /* of the ids, so th
 /* Copies `count` ids, starting at `first`. MTT_E_FILE: the file has changed since it was opened. */
 MTTDEF mtt_status mtt_tokens_read(const mtt_tokens *tokens, uint64_t first, size_t count, int32_t *ids);
 
+#endif /* MTT_NO_TEXT */
+
 /* Batches of B sequences of T tokens. Sequence k holds ids kT .. kT+T of the file; targets are one ahead of
    tokens. Shuffled batches run through a new permutation of the sequences in each epoch, a function of (seed,
    epoch). The cursor counts sequences, so a loader can continue anywhere. */
@@ -1153,14 +879,313 @@ struct mtt_batches {
     uint64_t cursor;    /* sequences handed out so far, to all ranks */
     int rank, ranks;    /* set by the caller: of each `ranks` batches in a row this loader hands out number
                            `rank`; 0 and 0, or 0 and 1: all */
+    uint32_t crc32;     /* of the file's ids */
 };
 
+#ifndef MTT_NO_TEXT
 /* Refuses a file that is shorter than a sequence, or than 2 tokens if sequential. A step refuses ids that are
    not below the model's vocabulary: compare mtt_tokens_vocab with it before. */
 MTTDEF mtt_status mtt_batches_init(mtt_env *env, mtt_batches *batches, const mtt_tokens *tokens, int batch,
                                    int seq_len, uint64_t seed, int sequential);
 /* Writes batch * seq_len tokens and as many targets; MTT_END after the last batch of a sequential loader. */
 MTTDEF mtt_status mtt_batches_next(mtt_batches *batches, int32_t *tokens, int32_t *targets);
+
+/* Quality over a whole token file, in order and to its last token: the trainer's batch and sequence length,
+   at most `batches` of them (0 = all). The tokenizer says how many bytes of text the targets are; it may be
+   NULL, and bits_per_byte is then 0. If `stop` is not NULL, a signal handler may set *stop: then the
+   evaluation ends after the batch under way, on all ranks, with MTT_END and the quality so far. */
+typedef struct mtt_quality {
+    double loss, perplexity; /* mean cross entropy in nats, and e to the power of it */
+    double bits_per_byte;    /* comparable between vocabularies, unlike perplexity */
+    double accuracy;         /* share of targets with the largest logit */
+    int64_t targets;
+} mtt_quality;
+MTTDEF mtt_status mtt_evaluate_tokens(mtt_trainer *trainer, const mtt_tokens *tokens,
+                                      const mtt_tokenizer *tokenizer, int batches,
+                                      const volatile sig_atomic_t *stop, mtt_quality *quality);
+#endif /* MTT_NO_TEXT */
+
+#ifndef MTT_NO_MODELS
+/* -------------------------------------------------------------------------------------------- models ---- */
+
+/* A model in files: a checkpoint of mtt_save, or a folder of Hugging Face's transformers. The folder has
+   config.json, of model_type gpt2, llama or qwen3, and model.safetensors or the shards that
+   model.safetensors.index.json lists, in F32, F16 or BF16. Settings and defaults are those of transformers 5:
+   a lm_head.weight that differs from the embedding is not tied, for example. Opening checks every name, type
+   and shape, and maps the files without reading the weights. MTT_E_FORMAT and MTT_E_MISMATCH name the setting
+   that mtt lacks, or the first tensor that is missing, too many, or of another shape. */
+typedef struct mtt_model mtt_model;
+MTTDEF mtt_status mtt_model_open(mtt_env *env, const char *path, mtt_model **out);
+MTTDEF void mtt_model_close(mtt_model *model);
+/* Resolved. max_seq is max_position_embeddings of a folder; dropout is 0. */
+MTTDEF const mtt_model_desc *mtt_model_describe(const mtt_model *model);
+/* The path of the tokenizer.json in the folder; NULL if there is none. It lives as long as the model. */
+MTTDEF const char *mtt_model_tokenizer(const mtt_model *model);
+/* How a model was trained: the window, 0 = all keys, and the length of sequences, 0 = unknown, since it was
+   saved without batches. A folder has max_position_embeddings, and what was trained from it at least that. */
+MTTDEF void mtt_model_training(const mtt_model *model, int *window, int *seq_len);
+/* A parameter by its name in mtt_parameter, in FP32 and in mtt's shape. Checks checksums, and that all values
+   are finite. */
+MTTDEF mtt_status mtt_model_read(mtt_model *model, const char *name, float *values);
+/* Sets all weights of a trainer of the same description, dropout aside. Everything else is as after
+   mtt_trainer_create: new adapters, no moments, step 0. MTT_E_MISMATCH names the field that differs. All
+   ranks call it, with the same weights. */
+MTTDEF mtt_status mtt_trainer_load(mtt_trainer *trainer, mtt_model *model);
+
+/* Names and layouts of tensors in files: of mtt_save, of Hugging Face's safetensors, of llama.cpp's GGUF. */
+typedef enum mtt_form { MTT_FORM_MTT, MTT_FORM_HUGGING_FACE, MTT_FORM_GGUF } mtt_form;
+
+/* A tensor of a file: a parameter of mtt, or some of its columns. A vector is one row. */
+typedef struct mtt_form_tensor {
+    char name[96], parameter[64]; /* in the file, in mtt */
+    int64_t rows, columns;        /* as mtt has them */
+    int64_t first, width;         /* first column in the parameter, and the parameter's columns */
+    int vector, transposed;       /* transposed: the file has `columns` rows */
+    int pairs, d_head; /* columns of a head are in another order, see mtt_form_column: 1 = the file has rotary
+                          pairs side by side, -1 = mtt has; 0 = the same order */
+} mtt_form_tensor;
+
+/* Lists the tensors of a resolved model; *cursor is 0 at first. Returns 0 past the last one. */
+MTTDEF int mtt_form_next(const mtt_model_desc *model, mtt_form form, int64_t *cursor,
+                         mtt_form_tensor *tensor);
+/* The column of the parameter that is column i of the tensor. */
+MTTDEF int64_t mtt_form_column(const mtt_form_tensor *tensor, int64_t i);
+/* Radians by which pair i of a head turns from token to token, in a resolved model. */
+MTTDEF double mtt_rotary_step(const mtt_model_desc *model, int pair);
+/* The model_type in which other programs can have a resolved model: gpt2, llama or qwen3. MTT_E_MISMATCH:
+   they cannot; the error names the first field in the way, and the value that it needs. */
+MTTDEF mtt_status mtt_form_family(mtt_env *env, const mtt_model_desc *model, const char **family);
+#endif /* MTT_NO_MODELS */
+
+#ifndef MTT_NO_GENERATOR
+/* ----------------------------------------------------------------------------------------- generator ---- */
+
+/* How to draw an id from logits. Equal logits are in or out together. */
+typedef struct mtt_sampling {
+    float temperature; /* divides the logits; 0 = always the largest one */
+    int top_k;         /* draw from this many of the most likely ids; 0 = all */
+    float top_p;       /* and of these from the fewest of the most likely ones that have this share of their
+                          probability (nucleus sampling, Holtzman et al. 2020); 0 or 1 = all */
+    uint64_t seed;
+    float min_p;       /* and of these those that have at least this share of the most likely one's
+                          probability (Nguyen et al. 2024, arXiv 2407.01082); 0 = all */
+    float repetition_penalty; /* before all this, logits of ids that the prompt or the text has already are
+                                 divided by it if positive, else multiplied (Keskar et al. 2019, arXiv
+                                 1909.05858), as in transformers; above 0, 0 or 1 = off. mtt_sample does not
+                                 know these ids, and leaves it to mtt_generate and mtt_generator_run */
+} mtt_sampling;
+
+/* Draws an id, a function of (logits, sampling, index). */
+MTTDEF int32_t mtt_sample(const float *logits, int vocab, const mtt_sampling *sampling, uint64_t index);
+
+/* Continues a prompt by `count` tokens and writes them one by one, without the prompt. Stops at
+   <|endoftext|>. A call of one rank alone. */
+MTTDEF mtt_status mtt_generate(mtt_trainer *trainer, mtt_tokenizer *tokenizer, const char *prompt, int count,
+                               const mtt_sampling *sampling, mtt_write_fn write, void *user);
+
+/* Generates text by weights alone, without gradients or an optimizer. A cache keeps the keys and values of
+   the tokens before, so a step computes one token of each sequence. Prompts pass through in chunks of many
+   rows, in which any sequences may meet. Everything is in one arena, which a plan knows to the byte before.
+   FP32 and BF16. On a CPU without a BLAS the logits of a sequence are the same bits whatever is computed
+   beside it; on CUDA and with a BLAS, products of another size may round otherwise. */
+typedef struct mtt_generator mtt_generator;
+
+/* Zero means the default. */
+typedef struct mtt_generator_desc {
+    mtt_precision precision; /* of weights, activations and cache: FP32, the default, or BF16 */
+    int window;              /* keys that a query attends to, its own too; default 0, all up to it */
+    int batch;               /* sequences at a time, 1..2^20, default 1 */
+    int context;             /* tokens of a sequence in the cache, 1..2^20, default the model's max_seq, which
+                                also limits learned positions */
+    int chunk;               /* tokens of prompts that pass at a time, 1..2^20, default 256; raised to batch
+                                where it is lower */
+    mtt_device device;       /* target of the plan, default the CPU; a generator takes its backend's */
+} mtt_generator_desc;
+
+/* The plan. Its bytes, FLOPs and operations are those of a pass over a chunk. The cache counts as
+   activations, and is part of the state. MTT_E_ARGUMENT: another precision. */
+MTTDEF mtt_status mtt_generator_plan(mtt_env *env, const mtt_model_desc *model,
+                                     const mtt_generator_desc *desc, mtt_plan_report *report);
+/* Takes the arena. Weights are 0 until they are set. MTT_E_BUDGET, MTT_E_MEMORY: the arena does not fit. */
+MTTDEF mtt_status mtt_generator_create(mtt_env *env, const mtt_model_desc *model,
+                                       const mtt_generator_desc *desc, const mtt_backend *backend,
+                                       mtt_generator **out);
+MTTDEF void mtt_generator_destroy(mtt_generator *generator);
+/* Its schedule has the operations of a pass over a chunk. */
+MTTDEF const mtt_schedule *mtt_generator_schedule(const mtt_generator *generator);
+/* As mtt_trainer_device_bytes. */
+MTTDEF size_t mtt_generator_device_bytes(const mtt_generator *generator);
+/* Parameters by number, as mtt_parameter and mtt_parameter_set have them. */
+MTTDEF const char *mtt_generator_parameter(const mtt_generator *generator, int index, int64_t shape[2]);
+MTTDEF mtt_status mtt_generator_set(mtt_generator *generator, int index, const float *values);
+#ifndef MTT_NO_MODELS
+/* As mtt_trainer_load. */
+MTTDEF mtt_status mtt_generator_load(mtt_generator *generator, mtt_model *model);
+#endif
+
+/* Appends counts[i] tokens to sequence i of the cache, for each of the batch; 0 leaves it alone. `logits`, a
+   row of `vocab` for each sequence, get those of the token after the last one; rows of sequences without new
+   tokens stay. MTT_E_ARGUMENT: a sequence would be longer than the context; nothing has changed. */
+MTTDEF mtt_status mtt_generator_append(mtt_generator *generator, const int32_t *const *tokens,
+                                       const int *counts, float *logits);
+/* Forgets all but the first `length` tokens of a sequence. */
+MTTDEF mtt_status mtt_generator_cut(mtt_generator *generator, int sequence, int length);
+
+/* What happens when a sequence fills its context. Slide: its last half is kept and computed again, at places
+   from 0. Keeping all but one token would cost a pass over the context for each token; this costs about two
+   tokens' work for each. Of a prompt longer than the context the end is taken. Stop: the sequence ends, and a
+   longer prompt is refused. */
+typedef enum mtt_full_context { MTT_CONTEXT_SLIDE, MTT_CONTEXT_STOP } mtt_full_context;
+
+/* Receives a drawn id and the text that is ready now, if any. Text that may begin a stop string waits. At the
+   end of a sequence `id` is -1, and the text is what waited. `prompt` is the number of its prompt. */
+typedef void (*mtt_token_fn)(void *user, int prompt, int32_t id, const char *text, size_t bytes);
+
+typedef struct mtt_generation {
+    const int32_t *const *prompts; /* ids; one of size 0 is the tokenizer's end of text */
+    const int *sizes;              /* of each, in ids */
+    int prompt_count;              /* any number: `batch` of them are under way at a time */
+    int count;                     /* ids to draw for each, at most; end of text ends a sequence before. 0:
+                                      `write` is never called */
+    mtt_sampling sampling;         /* of prompt number i, with seed + i: the same text alone or with others */
+    const char *const *stops;      /* a sequence ends before the first of these strings in its text, */
+    int stop_count;
+    const int32_t *stop_ids;       /* or one of these ids, such as those that end a turn of a chat */
+    int stop_id_count;
+    mtt_full_context full_context;
+    mtt_token_fn write;            /* required */
+    void *user;
+} mtt_generation;
+
+/* Continues prompts. Forgets what the cache had. `tokenizer` may be NULL: then there is no text, no end of
+   text, no empty prompt and no stop string. Ids that it lacks are not drawn. MTT_E_ARGUMENT: no text came. */
+MTTDEF mtt_status mtt_generator_run(mtt_generator *generator, const mtt_tokenizer *tokenizer,
+                                    const mtt_generation *generation);
+
+#endif /* MTT_NO_GENERATOR */
+
+#ifndef MTT_NO_RANKS
+/* --------------------------------------------------------------------------------------------- ranks ---- */
+
+/* A rank is one of several processes that train one model together, numbered from 0. This section connects
+   them, each with every other. A collective is a call that all ranks make, in the same order. If a rank dies
+   or stays silent, the calls of the others fail with MTT_E_RANK, and if it stops and says why, with
+   MTT_E_STOPPED. The error names that rank. After a failure every later call on the handle fails in the same
+   way. NULL is a valid handle: one rank.
+   Ranks trust each other. A secret keeps out strangers who do not know it. Nothing is encrypted, and only
+   TCP's checksum guards data after the start: who can change packets can read and change all. NCCL makes
+   connections of its own, which know no secret. */
+
+
+/* On one host: makes `ranks` processes, 1..1024, of the caller, which becomes rank 0. All of them return from
+   the call, each with its own handle. They are connected before they start, so two runs cannot meet, and
+   nothing is left on disk. Call it before OpenMP's first parallel region and before the first use of CUDA,
+   which do not survive fork. Flush stdio before: each process would write what is in its buffers. A rank
+   waits `timeout` seconds for another one, at most 86400; 0: 20 seconds. Each gets its share of OpenMP's
+   threads, unless the environment has OMP_NUM_THREADS. */
+MTTDEF mtt_status mtt_ranks_fork(mtt_env *env, int ranks, double timeout, mtt_ranks **out);
+
+/* One rank of a run that a launcher has started, on one host or on several. Zero means the default. */
+typedef struct mtt_ranks_desc {
+    int rank, ranks;     /* this rank, below `ranks`; their number, 1..1024 */
+    const char *address; /* of rank 0, a name or an IP address, default 127.0.0.1 */
+    int port;            /* where rank 0 listens, default 29501: torchrun has 29500 itself */
+    const char *run;     /* a name that the ranks of a run share, below 128 bytes, default "" */
+    const char *secret;  /* of all ranks, default "" = none. They prove to know it, by keyed hashes of nonces;
+                            who hears these can try guesses, so take 16 random bytes or more */
+    double timeout;      /* seconds, above 0, at most 86400, that a rank waits for another, default 20 */
+    int mpi;             /* 1 = by MPI, whose ranks they are, and not by TCP; only with MTT_MPI */
+} mtt_ranks_desc;
+
+/* Connects the ranks by TCP. They meet at rank 0's address in any order, within the timeout. Whoever else
+   comes to that port is turned away: another run, other programs, a second process of the same rank. Rank 0
+   listens at its address alone, but at all of its host if the address is of no or several interfaces, or is a
+   name, other than localhost, that means loopback there. The others listen at the address by which they reach
+   rank 0, at ports that the system chooses: firewalls between the hosts must let them pass. With `mpi` the
+   ranks are those of MPI_COMM_WORLD, and address, port, run and secret do not matter. MPI is started if
+   nobody has done so, without a timeout, and then ended by mtt_ranks_close, unless ranks are lost. */
+MTTDEF mtt_status mtt_ranks_connect(mtt_env *env, const mtt_ranks_desc *desc, mtt_ranks **out);
+
+MTTDEF int mtt_ranks_rank(const mtt_ranks *ranks);  /* this one; 0 for NULL */
+MTTDEF int mtt_ranks_count(const mtt_ranks *ranks); /* 1 for NULL */
+/* Collective: fails everywhere with MTT_E_MISMATCH if the value differs between ranks. The error has `what`,
+   both values, and the first rank that differs from rank 0. */
+MTTDEF mtt_status mtt_ranks_agree(mtt_ranks *ranks, const char *what, uint64_t value);
+/* Collective: *flag becomes 1 everywhere if it is not 0 on any rank, otherwise 0. For Ctrl-C. */
+MTTDEF mtt_status mtt_ranks_any(mtt_ranks *ranks, int *flag);
+/* Says to the others that this rank now does something long, such as writing a file. They wait for it without
+   a limit until it takes part again. */
+MTTDEF mtt_status mtt_ranks_busy(mtt_ranks *ranks);
+/* Says to the others that this rank cannot go on, and why, in words for the errors of those who still need
+   it. Call it before mtt_trainer_destroy if this rank has failed alone: the others may wait for it. A trainer
+   calls it if its backend fails. Does nothing if the handle has failed before, so that all ranks name the
+   same cause. Takes up to 2 seconds. */
+MTTDEF void mtt_ranks_fail(mtt_ranks *ranks, const char *reason);
+/* Takes leave of the others and frees the handle. Takes up to 2 seconds if other ranks are not at an end; by
+   MPI up to twice the timeout, and longer for a busy one, since all ranks must end MPI. After mtt_ranks_fork,
+   rank 0 then waits up to the timeout for its children to exit, or up to 5 seconds if the handle has failed,
+   and kills those left. */
+MTTDEF void mtt_ranks_close(mtt_ranks *ranks);
+#endif
+
+/* ---------------------------------------------------------------------------------------------- json ---- */
+
+/* A reader for JSON in memory, such as the files that mtt writes. It allocates nothing and points into the
+   caller's text, which must stay. The caller takes one value after another:
+
+      for (mtt_json_begin(&j, '{'); mtt_json_key(&j, &key);)
+          if (mtt_slice_is(key, "loss")) mtt_json_number(&j, &loss);
+          else mtt_json_skip(&j);
+      if (!mtt_json_end(&j)) printf("byte %zu: %s\n", (size_t)(j.at - j.begin), j.fault);
+
+   Functions return 1, or 0 at an end or after a fault. The first fault stays: every later call returns 0, and
+   gives an empty string or the number 0. So it is enough to look for a fault once. */
+typedef struct mtt_json {
+    const char *begin, *at, *end; /* the text, and the place in it */
+    const char *fault;            /* NULL, or what is wrong at `at` */
+    int first;                    /* private */
+} mtt_json;
+
+/* A string in the text, between its quotes and with its escapes. */
+typedef struct mtt_slice {
+    const char *at;
+    size_t size;
+} mtt_slice;
+
+MTTDEF void mtt_json_init(mtt_json *j, const char *text, size_t bytes);
+MTTDEF int mtt_json_peek(mtt_json *j);                /* first byte of the next value, 0 at the end */
+MTTDEF int mtt_json_begin(mtt_json *j, int mark);     /* enters an object ('{') or an array ('[') */
+MTTDEF int mtt_json_key(mtt_json *j, mtt_slice *key); /* in an object: takes a key; its value is next */
+MTTDEF int mtt_json_item(mtt_json *j);                /* in an array: 1 = another item is next */
+MTTDEF int mtt_json_string(mtt_json *j, mtt_slice *string);
+MTTDEF int mtt_json_number(mtt_json *j, double *number); /* infinite if beyond a double */
+MTTDEF int mtt_json_u64(mtt_json *j, uint64_t *number); /* a whole number from 0 to 2^64-1 */
+MTTDEF int mtt_json_skip(mtt_json *j);                  /* any value, nested at most 16 deep */
+MTTDEF int mtt_json_end(mtt_json *j);                   /* 1 = nothing follows and there was no fault */
+/* Writes a string with its escapes undone and returns its size, at most string.size. `out` may be string.at
+   itself. A lone surrogate becomes U+FFFD. */
+MTTDEF size_t mtt_json_unescape(mtt_slice string, char *out);
+MTTDEF int mtt_slice_is(mtt_slice string, const char *text); /* 1 = the bytes are the same */
+/* Replaces by '?' what could command a terminal or reorder its text: control characters (also those of U+0080
+   to U+009F), marks of direction, ends of line, malformed UTF-8. All texts of mtt_env.error are such. */
+MTTDEF void mtt_make_printable(char *text);
+
+/* --------------------------------------------------------------------------------------------- files ---- */
+
+/* A file that is written beside its place and then takes it, so that at any instant the path has the old file
+   or the new one. .NAME.tmp in the same folder is locked while it is written: a second writer of the path is
+   refused. After a failure the temporary is gone, and further calls return the same status. To replace
+   several files, finish all before the first is committed. */
+typedef struct mtt_writer mtt_writer;
+/* `bytes` is the size of the file if it is known, to find a full disk at once; else 0. The path names a
+   regular file, a link that is then replaced, or nothing. */
+MTTDEF mtt_status mtt_writer_open(mtt_env *env, const char *path, uint64_t bytes, mtt_writer **out);
+MTTDEF mtt_status mtt_writer_put(mtt_writer *writer, const void *data, size_t bytes);
+/* Overwrites bytes that were put before. */
+MTTDEF mtt_status mtt_writer_patch(mtt_writer *writer, uint64_t offset, const void *data, size_t bytes);
+MTTDEF mtt_status mtt_writer_finish(mtt_writer *writer); /* all bytes are on the disk, in the temporary */
+MTTDEF mtt_status mtt_writer_commit(mtt_writer *writer); /* finishes, renames and syncs the folder; once */
+MTTDEF void mtt_writer_close(mtt_writer *writer); /* without a commit, the path keeps what it has */
 
 /* ------------------------------------------------------------------------------------------- backend ---- */
 /* For authors of a backend. Users of the library need nothing below this line. */
@@ -2515,7 +2540,7 @@ static uint64_t mtt__random_bits(uint64_t seed, uint64_t stream, uint64_t index)
 }
 
 /* A uniform integer below `bound` (at most 2^32): the remainder of 64 bits. Its bias is below 2^-32. */
-static uint64_t mtt__random_below(uint64_t seed, uint64_t stream, uint64_t index, uint64_t bound)
+static MTT__UNUSED uint64_t mtt__random_below(uint64_t seed, uint64_t stream, uint64_t index, uint64_t bound)
 {
     return mtt__random_bits(seed, stream, index) % bound;
 }
@@ -2558,603 +2583,6 @@ static uint64_t mtt__hash(uint64_t key, const char *at, size_t size)
     else
         for (; at < end; at++) x = x << 8 | (unsigned char)*at;
     return mtt__fold(h ^ x, k);
-}
-
-/* -----------------------------------------------------------------------------------------------------------
-   >>json
-   -------------------------------------------------------------------------------------------------------- */
-
-/* A pull reader for JSON (RFC 8259), and UTF-8. The reader builds no tree: the caller takes one value after
-   another, and each call moves `at` forward. The reader keeps the first fault. mtt_json_peek then returns 0,
-   so every later call fails too, and callers need no checks in between. Strings are checked when they are
-   read. Their escapes are undone on request, in place if the caller likes: no escape is shorter than the
-   UTF-8 that it becomes. */
-
-
-MTTDEF void mtt_json_init(mtt_json *j, const char *text, size_t bytes)
-{
-    memset(j, 0, sizeof(*j));
-    j->begin = j->at = text;
-    j->end = text + bytes;
-}
-
-static int mtt__json_fail(mtt_json *j, const char *fault)
-{
-    if (!j->fault) j->fault = fault;
-    return 0;
-}
-
-/* The byte at `at`; 0 at the end. */
-MTT__INLINE int mtt__json_byte(const mtt_json *j)
-{
-    return j->at < j->end ? (unsigned char)*j->at : 0;
-}
-
-MTTDEF int mtt_json_peek(mtt_json *j)
-{
-    while (j->at < j->end && (*j->at == ' ' || *j->at == '\t' || *j->at == '\n' || *j->at == '\r')) j->at++;
-    return j->fault ? 0 : mtt__json_byte(j);
-}
-
-/* Moves past `mark` if it is the next byte. */
-static int mtt__json_pass(mtt_json *j, int mark)
-{
-    const int here = mtt__json_byte(j) == mark;
-    j->at += here;
-    return here;
-}
-
-/* The same after blanks, unless there was a fault. */
-static int mtt__json_take(mtt_json *j, int mark)
-{
-    return mtt_json_peek(j) && mtt__json_pass(j, mark);
-}
-
-MTTDEF int mtt_json_begin(mtt_json *j, int mark)
-{
-    j->first = 1;
-    if (mtt__json_take(j, mark)) return 1;
-    return mtt__json_fail(j, mark == '{' ? "expected an object" : "expected an array");
-}
-
-/* Moves past the comma to the next element of an object or array; 0 at its end. */
-static int mtt__json_next(mtt_json *j, int end, const char *fault)
-{
-    int first = j->first;
-    j->first = 0;
-    if (mtt__json_take(j, end)) return 0;
-    return (first && !j->fault) || mtt__json_take(j, ',') || mtt__json_fail(j, fault);
-}
-
-/* Reads four hexadecimal digits. */
-static int mtt__hex(const char *at, unsigned *out)
-{
-    static const char digits[] = "0123456789abcdefABCDEF";
-    int i;
-    for (*out = 0, i = 0; i < 4; i++) {
-        const char *digit = at[i] ? strchr(digits, at[i]) : NULL;
-        if (!digit) return 0;
-        *out = *out * 16 + (unsigned)(digit - digits) - (digit - digits > 15 ? 6 : 0);
-    }
-    return 1;
-}
-
-MTTDEF int mtt_json_string(mtt_json *j, mtt_slice *string)
-{
-    unsigned unused;
-    int begun = mtt__json_take(j, '"');
-    string->at = j->at;
-    string->size = 0;
-    if (!begun) return mtt__json_fail(j, "expected a string");
-    for (; j->at < j->end && *j->at != '"'; j->at++) {
-        if ((unsigned char)*j->at < 0x20) return mtt__json_fail(j, "a string holds a control character");
-        if (*j->at != '\\') continue;
-        if (++j->at == j->end) break;
-        if (*j->at == 'u' ? j->end - j->at < 5 || !mtt__hex(j->at + 1, &unused)
-                          : !*j->at || !strchr("\"\\/bfnrt", *j->at))
-            return mtt__json_fail(j, "malformed escape");
-    }
-    if (j->at >= j->end) return mtt__json_fail(j, "a string does not end");
-    string->size = (size_t)(j->at++ - string->at);
-    return 1;
-}
-
-MTTDEF int mtt_json_key(mtt_json *j, mtt_slice *key)
-{
-    return mtt__json_next(j, '}', "expected a comma or }") && mtt_json_string(j, key) &&
-           (mtt__json_take(j, ':') || mtt__json_fail(j, "expected a colon"));
-}
-
-MTTDEF int mtt_json_item(mtt_json *j)
-{
-    return mtt__json_next(j, ']', "expected a comma or ]") &&
-           (mtt_json_peek(j) || mtt__json_fail(j, "an array does not end"));
-}
-
-MTTDEF int mtt_json_u64(mtt_json *j, uint64_t *number)
-{
-    int zero = mtt_json_peek(j) == '0', digits = 0;
-    uint64_t value = 0;
-    unsigned digit;
-    *number = 0;
-    for (; !j->fault && (digit = (unsigned)mtt__json_byte(j) - '0') <= 9; j->at++, digits++) {
-        if (value > (UINT64_MAX - digit) / 10) return mtt__json_fail(j, "a number is above 2^64-1");
-        value = value * 10 + digit;
-    }
-    if (!digits || (zero && digits > 1) || (mtt__json_byte(j) && strchr(".eE-+", mtt__json_byte(j))))
-        return mtt__json_fail(j, "expected a whole number, 0 or more");
-    *number = value;
-    return 1;
-}
-
-/* Moves past digits and appends them to `value`; returns how many. */
-static int mtt__json_digits(mtt_json *j, double *value)
-{
-    int count = 0, c;
-    for (; (c = mtt__json_byte(j)) >= '0' && c <= '9'; j->at++, count++) *value = *value * 10 + (c - '0');
-    return count;
-}
-
-/* `number` may be NULL. */
-MTTDEF int mtt_json_number(mtt_json *j, double *number)
-{
-    double value = 0, exponent = 0;
-    int negative = mtt__json_take(j, '-'), zero = mtt__json_byte(j) == '0', minus = 0, places = 0;
-    int digits = j->fault ? 0 : mtt__json_digits(j, &value);
-    if (number) *number = 0;
-    if (!digits || (zero && digits > 1)) return mtt__json_fail(j, "expected a value");
-    if (mtt__json_pass(j, '.')) {
-        places = mtt__json_digits(j, &value);
-        if (!places) return mtt__json_fail(j, "a fraction has no digits");
-    }
-    if (mtt__json_pass(j, 'e') || mtt__json_pass(j, 'E')) {
-        minus = mtt__json_pass(j, '-');
-        if (!minus) mtt__json_pass(j, '+');
-        if (!mtt__json_digits(j, &exponent)) return mtt__json_fail(j, "an exponent has no digits");
-    }
-    exponent = (minus ? -exponent : exponent) - places;
-    if (value != 0) value = exponent < 0 ? value / pow(10, -exponent) : value * pow(10, exponent);
-    if (number) *number = negative ? -value : value;
-    return 1;
-}
-
-/* Nesting is recorded in `marks` instead of by recursion, so that no text can exhaust the C stack. */
-MTTDEF int mtt_json_skip(mtt_json *j)
-{
-    char marks[16];
-    size_t depth = 0;
-    mtt_slice text;
-    do {
-        int c = mtt_json_peek(j);
-        const char *word = c == 't' ? "true" : c == 'f' ? "false" : c == 'n' ? "null" : NULL;
-        if (c == '{' || c == '[') {
-            if (depth == MTT__LENGTH(marks)) return mtt__json_fail(j, "values are nested more than 16 deep");
-            mtt_json_begin(j, c);
-            marks[depth++] = (char)c;
-        } else if (c == '"') mtt_json_string(j, &text);
-        else if (!word) mtt_json_number(j, NULL);
-        else if ((size_t)(j->end - j->at) < strlen(word) || memcmp(j->at, word, strlen(word)) != 0)
-            mtt__json_fail(j, "expected a value");
-        else j->at += strlen(word);
-        while (depth && !j->fault && !(marks[depth - 1] == '{' ? mtt_json_key(j, &text) : mtt_json_item(j)))
-            depth--;
-    } while (depth && !j->fault);
-    return !j->fault;
-}
-
-MTTDEF int mtt_json_end(mtt_json *j)
-{
-    mtt_json_peek(j);
-    return (j->at == j->end && !j->fault) || mtt__json_fail(j, "something follows the value");
-}
-
-MTTDEF int mtt_slice_is(mtt_slice string, const char *text)
-{
-    return string.size == strlen(text) && memcmp(string.at, text, string.size) == 0;
-}
-
-static size_t mtt__utf8_put(uint32_t c, char *out)
-{
-    static const unsigned char marks[] = {0, 0, 0xc0, 0xe0, 0xf0};
-    size_t size = c < 0x80 ? 1 : c < 0x800 ? 2 : c < 0x10000 ? 3 : 4, i;
-    for (i = size - 1; i; i--, c >>= 6) out[i] = (char)(0x80 | (c & 63));
-    out[0] = (char)(marks[size] | c);
-    return size;
-}
-
-static int mtt__utf8_valid(const char *text, size_t bytes)
-{
-    const unsigned char *at = (const unsigned char *)text, *end = at + bytes;
-    int size;
-    for (; at < end; at += size)
-        if (mtt__utf8_get(at, end, &size) == MTT__NONE) return 0;
-    return 1;
-}
-
-MTTDEF size_t mtt_json_unescape(mtt_slice string, char *out)
-{
-    static const char from[] = "bfnrt", to[] = "\b\f\n\r\t";
-    const char *at = string.at, *end = at + string.size;
-    size_t n = 0;
-    while (at < end) {
-        if (*at != '\\') out[n++] = *at++;
-        else if (at[1] != 'u') {
-            const char *plain = strchr(from, at[1]);
-            out[n++] = plain ? to[plain - from] : at[1];
-            at += 2;
-        } else {
-            unsigned c = 0, low = 0;
-            mtt__hex(at + 2, &c);
-            at += 6;
-            if (c >= 0xd800 && c < 0xdc00 && end - at >= 6 && at[0] == '\\' && at[1] == 'u')
-                mtt__hex(at + 2, &low);
-            if (low >= 0xdc00 && low < 0xe000) {
-                c = 0x10000 + ((c - 0xd800) << 10) + (low - 0xdc00);
-                at += 6;
-            } else if (c >= 0xd800 && c < 0xe000) c = 0xfffd;
-            n += mtt__utf8_put(c, out + n);
-        }
-    }
-    return n;
-}
-
-/* Reads a string or a list of strings. Undoes the escapes in the text itself, and joins the strings of a list
-   there. A joint of up to three bytes fits, because at least the three bytes "," separate two strings. */
-static int mtt__json_text(mtt_json *j, const char *joint, mtt_slice *out)
-{
-    size_t parts = 0, size = strlen(joint);
-    int mark = mtt_json_peek(j);
-    char *text = (char *)j->at;
-    mtt_slice part;
-    out->at = text;
-    out->size = 0;
-    if (mark != '"' && mark != '[') return mtt__json_fail(j, "expected a string or a list of strings");
-    if (mark == '[') mtt_json_begin(j, mark);
-    while ((mark == '"' ? !parts : mtt_json_item(j)) && mtt_json_string(j, &part)) {
-        if (parts++) memcpy(text + out->size, joint, size), out->size += size;
-        out->size += mtt_json_unescape(part, text + out->size);
-    }
-    return !j->fault;
-}
-
-/* Writes a byte of a JSON string, escaped if it must be (never from 0x80 up), and returns the size. */
-static size_t mtt__json_escape(char byte, char out[6])
-{
-    static const char digits[] = "0123456789abcdef";
-    if (byte == '"' || byte == '\\') return out[0] = '\\', out[1] = byte, 2;
-    if ((unsigned char)byte >= 0x20) return out[0] = byte, 1;
-    memcpy(out, "\\u00", 4);
-    out[4] = digits[byte >> 4];
-    out[5] = digits[byte & 15];
-    return 6;
-}
-
-static void mtt__print_json_string(mtt__text *out, const char *at, size_t bytes)
-{
-    char escaped[6];
-    mtt__print(out, "\"");
-    for (; bytes; bytes--, at++) mtt__print(out, "%.*s", (int)mtt__json_escape(*at, escaped), escaped);
-    mtt__print(out, "\"");
-}
-
-/* -----------------------------------------------------------------------------------------------------------
-   >>files
-   -------------------------------------------------------------------------------------------------------- */
-
-/* Reading: a regular file becomes a block of memory (mtt__map). Writing: mtt_writer replaces a file
-   atomically. CRC-32 finds damage. A failure is MTT_E_FILE, with the path, the reason and a remedy. */
-
-/* System calls that fail when a disk is full or damaged. Tests define all seven to make them fail. */
-#ifndef MTT__SYS_OPEN
-#define MTT__SYS_OPEN open
-#define MTT__SYS_READ read
-#define MTT__SYS_PREAD pread
-#define MTT__SYS_PWRITE pwrite
-#define MTT__SYS_FSYNC fsync
-#define MTT__SYS_CLOSE close
-#define MTT__SYS_RENAME rename
-#endif
-
-static mtt_status mtt__file_fail(mtt_env *env, const char *path, const char *verb, int error)
-{
-    const char *remedy = "check the disk and try again";
-    if (error == ENOENT || error == ENOTDIR || error == ENAMETOOLONG) remedy = "check the path";
-    if (error == EACCES || error == EPERM || error == EROFS) remedy = "check the permissions of the folder";
-    if (error == ENOSPC || error == EDQUOT) remedy = "make room or use another folder";
-    return mtt__fail(env, MTT_E_FILE, "%s: cannot %s: %s; %s", path, verb, strerror(error), remedy);
-}
-
-static int mtt__open_retry(const char *path, int flags)
-{
-    int fd;
-    do fd = MTT__SYS_OPEN(path, flags | O_CLOEXEC, 0644);
-    while (fd < 0 && errno == EINTR);
-    return fd;
-}
-
-/* Opens a regular file for reading, and does not wait for the writer of a named pipe. */
-static mtt_status mtt__open_regular(mtt_env *env, const char *path, int *fd, struct stat *info)
-{
-    int error;
-    *fd = mtt__open_retry(path, O_RDONLY | O_NONBLOCK);
-    error = *fd < 0 || fstat(*fd, info) ? errno : 0;
-    if (!error && S_ISREG(info->st_mode)) return MTT_OK;
-    if (*fd >= 0) MTT__SYS_CLOSE(*fd);
-    *fd = -1;
-    if (error) return mtt__file_fail(env, path, "read it", error);
-    return mtt__fail(env, MTT_E_FILE, "%s is a folder, a device or a pipe: name a regular file", path);
-}
-
-/* A regular file as memory; NULL if it is empty. With PROT_WRITE the memory may change; the file does not. */
-typedef struct mtt__map {
-    char *data;
-    size_t bytes;
-} mtt__map;
-
-static mtt_status mtt__map_open(mtt_env *env, const char *path, int protection, mtt__map *map)
-{
-    struct stat info;
-    void *data = NULL;
-    int fd, error = 0;
-    mtt_status status = mtt__open_regular(env, path, &fd, &info);
-    memset(map, 0, sizeof(*map));
-    if (status) return status;
-    if ((uint64_t)info.st_size < SIZE_MAX / 2) map->bytes = (size_t)info.st_size;
-    if (map->bytes) data = mmap(NULL, map->bytes, protection, MAP_PRIVATE, fd, 0);
-    if (data == MAP_FAILED) error = errno;
-    else map->data = (char *)data;
-    MTT__SYS_CLOSE(fd);
-    return error ? mtt__file_fail(env, path, "read it", error) : MTT_OK;
-}
-
-static void mtt__map_close(mtt__map *map)
-{
-    if (map->data) munmap(map->data, map->bytes);
-    memset(map, 0, sizeof(*map));
-}
-
-/* Refuses packed files, UTF-16 and UTF-32 by their first bytes, and names a command that gives text. */
-static mtt_status mtt__refuse_packed(mtt_env *env, const char *name, const char *path, const char *at,
-                                     size_t bytes)
-{
-    /* how it begins; bits of the places 4n + k where bytes are NUL, which tell without a mark; command */
-    static const char *const packed[][3] = {
-        {"\x1f\x8b", "", "gzip -dc"}, {"BZh9", "", "bzip2 -dc"}, {"\x28\xb5\x2f\xfd", "", "zstd -dc"},
-        {"\xfd" "7zXZ", "", "xz -dc"}, {"\4\"M\x18", "", "lz4 -dc"}, {"PK\3\4", "", "unzip -p"},
-        {"PAR1", "", "python3 -c \"import pandas, sys; "
-                     "print(pandas.read_parquet(sys.argv[1]).to_json(orient='records', lines=1))\""},
-        {"", "\16", "iconv -f UTF-32LE -t UTF-8"}, {"", "\7", "iconv -f UTF-32BE -t UTF-8"},
-        {"\xff\xfe", "\12", "iconv -f UTF-16LE -t UTF-8"}, {"\xfe\xff", "\5", "iconv -f UTF-16BE -t UTF-8"},
-    };
-    size_t i, size = bytes < 4096 ? bytes : 4096, nuls[4] = {0, 0, 0, 0}, most = size / 8, mask;
-    for (i = 0; i < size; i++) nuls[i % 4] += !at[i];
-    mask = (nuls[0] > most) + (nuls[1] > most) * 2u + (nuls[2] > most) * 4u + (nuls[3] > most) * 8u;
-    for (i = 0; i < MTT__LENGTH(packed); i++) {
-        const size_t mark = strlen(packed[i][0]);
-        if ((mark && size >= mark && !memcmp(at, packed[i][0], mark)) ||
-            (size > 3 && mask && mask == (size_t)*packed[i][1]))
-            return mtt__fail(env, MTT_E_FORMAT, "%s is not UTF-8 text: convert it, perhaps by %s %s > "
-                             "NEW.txt", name, packed[i][2], path);
-    }
-    return MTT_OK;
-}
-
-/* Replaces a file so that a crash at any moment leaves the old file or the new one, complete. All bytes go to
-   .NAME.tmp in the same folder. That file is synced, then renamed (Pillai et al. 2014, "All file systems are
-   not created equal"). It is locked while its process lives, so a temporary without a lock was left by a
-   crash. A failure removes the temporary, and every later call returns the same status. A zeroed writer is
-   closed. */
-struct mtt_writer {
-    mtt_env *env;
-    int fd, live;
-    mtt_status status;
-    uint64_t written, expected; /* bytes put so far; bytes of the finished file, if known */
-    size_t pending;             /* bytes in the buffer */
-    size_t folder_size;         /* of `temporary`, which begins with FOLDER/. */
-    char path[2048], temporary[4096];
-    unsigned char buffer[32768];
-};
-
-/* 1 = the path still names the open file. */
-static int mtt__is_named(int fd, const char *path)
-{
-    struct stat mine, named;
-    return !fstat(fd, &mine) && !lstat(path, &named) && mine.st_ino == named.st_ino &&
-           mine.st_dev == named.st_dev;
-}
-
-/* Removes the file before it closes it: without the lock, the name may already belong to another writer. */
-static void mtt__writer_abort(mtt_writer *w)
-{
-    if (!w->live) return;
-    if (mtt__is_named(w->fd, w->temporary)) unlink(w->temporary);
-    MTT__SYS_CLOSE(w->fd);
-    w->live = 0;
-}
-
-static mtt_status mtt__writer_fail(mtt_writer *w, const char *verb, int error)
-{
-    uint64_t bytes = w->expected > w->written ? w->expected : w->written;
-    mtt__writer_abort(w);
-    w->status = mtt__file_fail(w->env, w->path, verb, error);
-    if (error == ENOSPC)
-        mtt__fail(w->env, w->status, "%s: cannot %s: %s; %llu bytes are needed: make room", w->path, verb,
-                  strerror(error), (unsigned long long)bytes);
-    return w->status;
-}
-
-/* Locks an open file. Returns 0 if another process has the lock, or has already renamed or removed the file.
-   On a file system without locks flock fails with another error, which is accepted. */
-static int mtt__writer_lock(int fd, const char *path)
-{
-    return (!flock(fd, LOCK_EX | LOCK_NB) || errno != EWOULDBLOCK) && mtt__is_named(fd, path);
-}
-
-/* Creates the temporary and locks it. -1: errno is EWOULDBLOCK if another process is writing. What is there
-   already, after a crash or put there by somebody else, may be a link or be open elsewhere, so it is removed
-   and never written to. Its lock is held meanwhile, so that only one of two processes removes it. */
-static int mtt__writer_create(const char *path)
-{
-    int old = mtt__open_retry(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK), fd = -1, error = EWOULDBLOCK;
-    if (old < 0 && errno != ENOENT && errno != ELOOP && errno != ENXIO) error = errno;
-    else if (old < 0 || mtt__writer_lock(old, path)) {
-        if (old >= 0 || errno != ENOENT) unlink(path); /* a link or a socket cannot be opened */
-        fd = mtt__open_retry(path, O_WRONLY | O_CREAT | O_EXCL);
-        if (errno != EEXIST) error = errno;
-        if (fd >= 0 && !mtt__writer_lock(fd, path)) MTT__SYS_CLOSE(fd), fd = -1, error = EWOULDBLOCK;
-    }
-    if (old >= 0) MTT__SYS_CLOSE(old);
-    errno = error;
-    return fd;
-}
-
-static mtt_status mtt__writer_open(mtt_env *env, const char *path, mtt_writer *w)
-{
-    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
-    struct stat named;
-    int missing;
-    memset(w, 0, offsetof(mtt_writer, path));
-    w->env = env;
-    w->status = MTT_E_FILE;
-    if (strlen(path) >= sizeof(w->path) || !*name || (stat(path, &named) == 0 && !S_ISREG(named.st_mode)))
-        return mtt__fail(env, MTT_E_FILE, "%s: give the name of a regular file, below 2048 bytes", path);
-    memcpy(w->path, path, strlen(path) + 1);
-    w->folder_size = (size_t)(name - path) + 1;
-    mtt__format(w->temporary, sizeof(w->temporary), "%.*s.%s.tmp", (int)(name - path), path, name);
-    w->fd = mtt__writer_create(w->temporary);
-    if (w->fd < 0 && errno == EWOULDBLOCK)
-        return mtt__fail(env, MTT_E_FILE, "another process is writing %s: wait until it ends; if there is "
-                         "none, remove %s", path, w->temporary);
-    missing = w->fd < 0 && (errno == ENOENT || errno == ENOTDIR);
-    if (missing) w->path[w->folder_size - 1] = 0;
-    if (w->fd < 0) return mtt__file_fail(env, w->path, missing ? "find this folder" : "create it", errno);
-    w->live = 1;
-    return w->status = MTT_OK;
-}
-
-/* Announces the size of the finished file, so that a full disk is found before the work and not after it. */
-static mtt_status mtt__writer_expect(mtt_writer *w, uint64_t bytes)
-{
-    struct statvfs info;
-    w->expected = bytes;
-    if (w->status || fstatvfs(w->fd, &info) || !info.f_blocks) return w->status; /* no blocks: unknown */
-    return bytes / info.f_frsize < info.f_bavail ? MTT_OK : mtt__writer_fail(w, "write it", ENOSPC);
-}
-
-static mtt_status mtt__writer_out(mtt_writer *w, uint64_t offset, const void *data, size_t bytes)
-{
-    const char *at = (const char *)data;
-    while (bytes && !w->status) {
-        ptrdiff_t n = MTT__SYS_PWRITE(w->fd, at, bytes < 1u << 30 ? bytes : 1u << 30, (off_t)offset);
-        if (n < 0 && errno == EINTR) continue;
-        if (n <= 0) return mtt__writer_fail(w, "write it", n ? errno : EIO);
-        at += n;
-        bytes -= (size_t)n;
-        offset += (uint64_t)n;
-    }
-    return w->status;
-}
-
-static mtt_status mtt__writer_flush(mtt_writer *w)
-{
-    size_t pending = w->pending;
-    w->pending = 0;
-    return mtt__writer_out(w, w->written - pending, w->buffer, pending);
-}
-
-MTTDEF mtt_status mtt_writer_put(mtt_writer *w, const void *data, size_t bytes)
-{
-    if (bytes > sizeof(w->buffer) - w->pending) mtt__writer_flush(w);
-    if (bytes > sizeof(w->buffer)) mtt__writer_out(w, w->written, data, bytes);
-    else if (bytes) memcpy(w->buffer + w->pending, data, bytes), w->pending += bytes;
-    w->written += bytes;
-    return w->status;
-}
-
-MTTDEF mtt_status mtt_writer_patch(mtt_writer *w, uint64_t offset, const void *data, size_t bytes)
-{
-    return mtt__writer_flush(w) ? w->status : mtt__writer_out(w, offset, data, bytes);
-}
-
-static int mtt__sync(int fd)
-{
-    int result;
-    do result = MTT__SYS_FSYNC(fd);
-    while (result && errno == EINTR);
-    return result;
-}
-
-MTTDEF mtt_status mtt_writer_finish(mtt_writer *w)
-{
-    if (mtt__writer_flush(w)) return w->status;
-    return mtt__sync(w->fd) ? mtt__writer_fail(w, "sync it", errno) : MTT_OK;
-}
-
-/* The result of close does not matter, because the data is synced. The file stays locked until the rename. */
-MTTDEF mtt_status mtt_writer_commit(mtt_writer *w)
-{
-    int folder, error;
-    if (mtt_writer_finish(w)) return w->status;
-    if (!mtt__is_named(w->fd, w->temporary)) return mtt__writer_fail(w, "find its temporary", ENOENT);
-    if (MTT__SYS_RENAME(w->temporary, w->path)) return mtt__writer_fail(w, "rename its temporary", errno);
-    w->temporary[w->folder_size] = 0;
-    folder = mtt__open_retry(w->temporary, O_RDONLY);
-    error = folder < 0 || mtt__sync(folder) ? errno : 0;
-    if (folder >= 0) MTT__SYS_CLOSE(folder);
-    MTT__SYS_CLOSE(w->fd);
-    w->live = 0;
-    w->status = MTT_E_FILE; /* for later calls */
-    if (!error || error == EACCES || error == EINVAL) return MTT_OK; /* not every folder can be synced */
-    return mtt__file_fail(w->env, w->path, "sync its folder", error);
-}
-
-MTTDEF void mtt_writer_close(mtt_writer *w)
-{
-    if (!w) return;
-    mtt__writer_abort(w);
-    mtt__free(w->env, w);
-}
-
-MTTDEF mtt_status mtt_writer_open(mtt_env *env, const char *path, uint64_t bytes, mtt_writer **out)
-{
-    mtt_writer *w = (mtt_writer *)mtt__alloc_raw(env, sizeof(*w));
-    mtt_status status = w ? mtt__writer_open(env, path, w) : MTT_E_MEMORY;
-    if (!status) status = mtt__writer_expect(w, bytes);
-    *out = status ? NULL : w;
-    if (status) mtt_writer_close(w);
-    return status;
-}
-
-/* CRC-32 of IEEE 802.3, eight bytes at a time with eight tables (Kounavis and Berry 2005): at[k][i] is the
-   checksum of byte i followed by k zero bytes. */
-typedef struct mtt__crc_table {
-    uint32_t at[8][256];
-} mtt__crc_table;
-
-static void mtt__crc_init(mtt__crc_table *table)
-{
-    uint32_t i, k, crc;
-    for (i = 0; i < 256; i++)
-        for (crc = i, k = 0; k < 64; k++)
-            table->at[k / 8][i] = crc = crc >> 1 ^ (0xedb88320u & (0u - (crc & 1))); /* GCC 12 errs with ?: */
-}
-
-/* Continues `crc`, which starts at 0. Equal to zlib's crc32. */
-static uint32_t mtt__crc32(const mtt__crc_table *table, uint32_t crc, const void *data, size_t bytes)
-{
-    const uint32_t(*t)[256] = table->at;
-    const unsigned char *at = (const unsigned char *)data;
-    uint32_t a, b;
-    crc = ~crc;
-    for (; bytes >= 8; bytes -= 8, at += 8) {
-        memcpy(&a, at, 4);
-        memcpy(&b, at + 4, 4);
-        a ^= crc;
-        crc = t[7][a & 255] ^ t[6][a >> 8 & 255] ^ t[5][a >> 16 & 255] ^ t[4][a >> 24];
-        crc ^= t[3][b & 255] ^ t[2][b >> 8 & 255] ^ t[1][b >> 16 & 255] ^ t[0][b >> 24];
-    }
-    for (; bytes; bytes--) crc = crc >> 8 ^ t[0][(crc ^ *at++) & 255];
-    return ~crc;
 }
 
 /* -----------------------------------------------------------------------------------------------------------
@@ -6063,40 +5491,6 @@ static mtt_status mtt__schedule_init(mtt_schedule *s, mtt_env *env, const mtt_mo
     return status;
 }
 
-/* The schedule of a generator. */
-static mtt_status mtt__generation_init(mtt_schedule *s, mtt_env *env, const mtt_model_desc *model,
-                                       const mtt_generator_desc *desc, mtt_device device)
-{
-    int chunk = desc->chunk ? desc->chunk : 256;
-    mtt_policy policy;
-    mtt_status status;
-    memset(s, 0, sizeof(*s));
-    memset(&policy, 0, sizeof(policy));
-    policy.precision = desc->precision;
-    policy.window = desc->window;
-    policy.attention = MTT_ATTENTION_FLASH;
-    policy.device = device;
-    s->env = env;
-    s->split = 1;
-    s->batch = desc->batch ? desc->batch : 1;
-    if (desc->precision != MTT_FP32 && desc->precision != MTT_BF16)
-        return mtt__fail(env, MTT_E_ARGUMENT, "precision is %s, a generator computes in fp32 or bf16: take "
-                         "bf16, whatever the weights were trained in",
-                         (unsigned)desc->precision > MTT_FP8 ? "?" : mtt__precisions[desc->precision].name);
-    if (chunk < 1 || chunk > 1 << 20)
-        return mtt__fail(env, MTT_E_ARGUMENT, "chunk is %d, it must be 1 to %d", chunk, 1 << 20);
-    status = mtt_model_resolve(env, model, &s->model);
-    s->seq_len = desc->context ? desc->context : s->model.max_seq;
-    if (!status && s->model.positions == MTT_POSITIONS_LEARNED && s->seq_len > s->model.max_seq)
-        status = mtt__fail(env, MTT_E_ARGUMENT, "context is %d, but learned positions end at max_seq %d: "
-                           "lower the context", s->seq_len, s->model.max_seq);
-    s->chunk = chunk > s->batch ? chunk : s->batch;
-    if (!status) status = mtt_policy_resolve(env, &policy, &s->model, s->batch, s->seq_len, &s->policy);
-    if (!status) status = mtt__build(s, 0, 0, SIZE_MAX);
-    if (status) mtt__release_programs(s);
-    return status;
-}
-
 MTTDEF mtt_status mtt_schedule_create(mtt_env *env, const mtt_model_desc *model, const mtt_policy *policy,
                                       int batch, int seq_len, mtt_schedule **out)
 {
@@ -6187,17 +5581,6 @@ MTTDEF mtt_status mtt_plan(mtt_env *env, const mtt_model_desc *model, const mtt_
 {
     mtt_schedule s;
     mtt_status status = mtt__schedule_init(&s, env, model, policy, batch, seq_len);
-    if (status) return status;
-    mtt_schedule_report(&s, report);
-    mtt__release_programs(&s);
-    return MTT_OK;
-}
-
-MTTDEF mtt_status mtt_generator_plan(mtt_env *env, const mtt_model_desc *model,
-                                     const mtt_generator_desc *desc, mtt_plan_report *report)
-{
-    mtt_schedule s;
-    mtt_status status = mtt__generation_init(&s, env, model, desc, desc->device);
     if (status) return status;
     mtt_schedule_report(&s, report);
     mtt__release_programs(&s);
@@ -9239,6 +8622,866 @@ MTTDEF mtt_status mtt_gradient_get(mtt_trainer *t, int index, float *values)
     return status;
 }
 
+/* The operations before it have just run, so its operands are as in a step. An operand that it changes in
+   place is put back, because the speed of a product depends on its numbers: on the operands that a whole step
+   leaves behind, products of the backward pass take more than a third longer. A download waits for the
+   device. */
+MTTDEF mtt_status mtt_profile(mtt_trainer *t, int index, int times, double *ms)
+{
+    const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
+    const mtt_tensor *both = NULL;
+    const mtt_op *op;
+    mtt_counters counters;
+    void *before = NULL;
+    double start;
+    mtt_status status = MTT_OK;
+    int i, k;
+    if (index < 0 || index >= p->op_count || times < 1)
+        return mtt__fail(t->env, MTT_E_ARGUMENT, "operation %d, %d times: take 0 to %d, at least once", index,
+                         times, p->op_count - 1);
+    op = &p->ops[index];
+    for (i = 0; i < op->inputs; i++)
+        for (k = op->inputs; k < op->inputs + op->outputs; k++)
+            if (op->operands[i] && op->operands[i] == op->operands[k]) both = op->operands[i];
+    if (both && !(before = mtt__alloc_raw(t->env, both->bytes))) return MTT_E_MEMORY;
+    if (both) status = mtt__copy(t, MTT__GET, both->data, before, both->bytes);
+    if (!status) status = t->backend.run(t->context, op, 1);
+    if (!status) status = mtt__move_counters(t, MTT__GET, &counters);
+    start = mtt__now_ms();
+    for (i = 0; i < times && !status; i++) status = t->backend.run(t->context, op, 1);
+    if (!status) status = mtt__move_counters(t, MTT__GET, &counters);
+    *ms = (mtt__now_ms() - start) / times;
+    if (!status && both) status = mtt__copy(t, MTT__PUT, both->data, before, both->bytes);
+    if (!status && both) status = t->backend.run(t->context, op, 1);
+    mtt__free(t->env, before);
+    return status;
+}
+
+/* -----------------------------------------------------------------------------------------------------------
+   >>report
+   -------------------------------------------------------------------------------------------------------- */
+
+/* A schedule as a listing, one line an operation, and a plan as a table. Both also as JSON, for programs. */
+
+/* Names of operands, except for the small state that most operations read. */
+static void mtt__print_operands(mtt__text *text, mtt_tensor *const *tensors, int count)
+{
+    int i, shown = 0;
+    for (i = 0; i < count; i++) {
+        const char *name = tensors[i] ? tensors[i]->name : "control";
+        if (!strcmp(name, "control") || !strcmp(name, "counters") || !strcmp(name, "ranges")) continue;
+        mtt__print(text, "%s%s", shown++ ? " " : "", name);
+    }
+}
+
+static int mtt__frees(const mtt_tensor *t, int op)
+{
+    return t && !t->persistent && t->last == op;
+}
+
+static void mtt__print_freed(mtt__text *text, const mtt_op *op, int index)
+{
+    const char *before = "  frees ";
+    int i, gradients = 0;
+    for (i = 0; i < op->inputs + op->outputs; i++) {
+        if (!mtt__frees(op->operands[i], index)) continue;
+        mtt__print(text, "%s%s", before, op->operands[i]->name);
+        before = " ";
+    }
+    for (i = 0; i < op->parameters && op->gradients; i++) gradients += mtt__frees(op->gradients[i], index);
+    if (gradients) mtt__print(text, "%s%d gradients", before, gradients);
+}
+
+MTTDEF void mtt_schedule_print(const mtt_schedule *s, mtt_write_fn write, void *user)
+{
+    const mtt__program *p = &s->programs[MTT__TRAIN];
+    char line[1024];
+    int i;
+    for (i = 0; i < p->op_count; i++) {
+        const mtt_op *op = &p->ops[i];
+        mtt__text text;
+        mtt__text_init(&text, line, sizeof(line) - 1);
+        mtt__print(&text, "%4d %-9s%-6s %9.2f MiB  %-25s ", i, mtt_phase_name(op->phase),
+                   op->recomputed ? "again" : "", (double)op->live_bytes / 1048576, mtt_op_name(op->kind));
+        mtt__print_operands(&text, op->operands, op->inputs);
+        if (op->gradients) mtt__print(&text, "%s%d gradients", op->inputs ? " " : "", op->parameters);
+        mtt__print(&text, " -> ");
+        mtt__print_operands(&text, op->operands + op->inputs, op->outputs);
+        if (op->sums) mtt__print(&text, "%d sums", op->parameters);
+        if (op->weights) mtt__print(&text, " %d weights", op->parameters);
+        mtt__print_freed(&text, op, i);
+        line[text.size] = '\n';
+        write(user, line, text.size + 1);
+    }
+}
+
+static void mtt__print_categories(mtt__text *text, const size_t *bytes)
+{
+    int i;
+    for (i = 0; i < MTT_CATEGORY_COUNT; i++)
+        mtt__print(text, "%s\"%s\": %zu", i ? ", " : "{", mtt__category_text[i], bytes[i]);
+    mtt__print(text, "}");
+}
+
+MTTDEF size_t mtt_plan_json(const mtt_plan_report *r, char *at, size_t capacity)
+{
+    mtt__text text;
+    int i;
+    mtt__text_init(&text, at, capacity);
+    mtt__print(&text, "{\"parameters\": %lld, \"arena_bytes\": %zu, \"peak_bytes\": %zu",
+               (long long)r->parameters, r->arena_bytes, r->peak_bytes);
+    for (i = 0; i < MTT_PHASE_COUNT; i++)
+        mtt__print(&text, ", \"peak_%s_bytes\": %zu", mtt__phase_text[i], r->phase_peak_bytes[i]);
+    mtt__print(&text, ", \"state_bytes\": %zu, \"bytes\": ", r->state_bytes);
+    mtt__print_categories(&text, r->bytes);
+    mtt__print(&text, ", \"peak_op\": %d, \"ops\": %d, \"tensors\": %d", r->peak_op, r->ops, r->tensors);
+    mtt__print(&text, ", \"recompute_layers\": %d, \"recompute_selective\": %d, \"micro_batches\": %d",
+               r->recompute_layers, r->recompute_selective, r->micro_batches);
+    mtt__print(&text, ", \"flops\": %.0f, \"recompute_flops\": %.0f, \"traffic_bytes\": %.0f", r->flops,
+               r->recompute_flops, r->traffic_bytes);
+    if (r->token_flops > 0) mtt__print(&text, ", \"token_flops\": %.0f", r->token_flops);
+    if (r->wire_bytes > 0)
+        mtt__print(&text, ", \"wire_bytes\": %.0f, \"exposed_bytes\": %.0f", r->wire_bytes, r->exposed_bytes);
+    if (r->wire_ms > 0)
+        mtt__print(&text, ", \"wire_ms\": %.4g, \"exposed_ms\": %.4g", r->wire_ms, r->exposed_ms);
+    mtt__print(&text, "}");
+    return text.size;
+}
+
+MTTDEF void mtt_plan_print(const mtt_plan_report *r, mtt_write_fn write, void *user)
+{
+    char at[2048];
+    mtt__text text;
+    int i;
+    mtt__text_init(&text, at, sizeof(at));
+    mtt__print(&text, "parameters %lld, arena %zu bytes = %.2f MiB\n", (long long)r->parameters,
+               r->arena_bytes, (double)r->arena_bytes / 1048576);
+    mtt__print(&text, "peak  ");
+    for (i = 0; i < MTT_PHASE_COUNT; i++)
+        mtt__print(&text, "%s %.2f MiB%s", mtt__phase_text[i], (double)r->phase_peak_bytes[i] / 1048576,
+                   i < 2 ? ", " : "\n");
+    for (i = 0; i < MTT_CATEGORY_COUNT; i++)
+        if (r->bytes[i])
+            mtt__print(&text, "  %-12s %10.2f MiB\n", mtt__category_text[i], (double)r->bytes[i] / 1048576);
+    mtt__print(&text, "outside the arena: at most %.1f MiB with %d threads%s\n",
+               (double)r->outside_bytes / 1048576, mtt__threads(), r->wire_bytes > 0 ? ", and NCCL's" : "");
+    if (r->token_flops > 0)
+        mtt__print(&text, "%.4f GFLOP a chunk of prompts, %.4f a token of each sequence\n", r->flops * 1e-9,
+                   r->token_flops * 1e-9);
+    else
+        mtt__print(&text, "%.2f GFLOP a step, %.1f %% of them recomputed\n", r->flops * 1e-9,
+                   100 * r->recompute_flops / r->flops);
+    if (r->wire_bytes > 0)
+        mtt__print(&text, "%.2f MiB a step to other ranks, %.2f of them while nothing is computed",
+                   r->wire_bytes / 1048576, r->exposed_bytes / 1048576);
+    if (r->wire_ms > 0) mtt__print(&text, ": %.2f and %.2f ms", r->wire_ms, r->exposed_ms);
+    if (r->wire_bytes > 0) mtt__print(&text, "\n");
+    write(user, at, text.size);
+}
+
+MTTDEF void mtt_schedule_json(const mtt_schedule *s, mtt_write_fn write, void *user)
+{
+    const mtt__program *p = &s->programs[MTT__TRAIN];
+    mtt_plan_report plan;
+    char at[2048];
+    mtt__text text;
+    int i;
+    mtt_schedule_report(s, &plan);
+    write(user, "{\"plan\": ", 9);
+    write(user, at, mtt_plan_json(&plan, at, sizeof(at)));
+    for (i = 0; i < p->op_count; i++) {
+        const mtt_op *op = &p->ops[i];
+        mtt__text_init(&text, at, sizeof(at));
+        mtt__print(&text, "%s\n{\"op\": \"%s\", \"phase\": \"%s\", \"layer\": %d, \"recomputed\": %d",
+                   i ? "," : ",\n\"timeline\": [", mtt_op_name(op->kind), mtt_phase_name(op->phase),
+                   op->layer, op->recomputed);
+        mtt__print(&text, ", \"live_bytes\": %zu, \"flops\": %.0f, \"traffic_bytes\": %.0f, \"bytes\": ",
+                   op->live_bytes, op->flops, op->traffic_bytes);
+        mtt__print_categories(&text, op->bytes);
+        mtt__print(&text, "}");
+        write(user, at, text.size);
+    }
+    write(user, "\n]}\n", 4);
+}
+
+/* -----------------------------------------------------------------------------------------------------------
+   >>json
+   -------------------------------------------------------------------------------------------------------- */
+
+/* A pull reader for JSON (RFC 8259), and UTF-8. The reader builds no tree: the caller takes one value after
+   another, and each call moves `at` forward. The reader keeps the first fault. mtt_json_peek then returns 0,
+   so every later call fails too, and callers need no checks in between. Strings are checked when they are
+   read. Their escapes are undone on request, in place if the caller likes: no escape is shorter than the
+   UTF-8 that it becomes. */
+
+
+MTTDEF void mtt_json_init(mtt_json *j, const char *text, size_t bytes)
+{
+    memset(j, 0, sizeof(*j));
+    j->begin = j->at = text;
+    j->end = text + bytes;
+}
+
+static int mtt__json_fail(mtt_json *j, const char *fault)
+{
+    if (!j->fault) j->fault = fault;
+    return 0;
+}
+
+/* The byte at `at`; 0 at the end. */
+MTT__INLINE int mtt__json_byte(const mtt_json *j)
+{
+    return j->at < j->end ? (unsigned char)*j->at : 0;
+}
+
+MTTDEF int mtt_json_peek(mtt_json *j)
+{
+    while (j->at < j->end && (*j->at == ' ' || *j->at == '\t' || *j->at == '\n' || *j->at == '\r')) j->at++;
+    return j->fault ? 0 : mtt__json_byte(j);
+}
+
+/* Moves past `mark` if it is the next byte. */
+static int mtt__json_pass(mtt_json *j, int mark)
+{
+    const int here = mtt__json_byte(j) == mark;
+    j->at += here;
+    return here;
+}
+
+/* The same after blanks, unless there was a fault. */
+static int mtt__json_take(mtt_json *j, int mark)
+{
+    return mtt_json_peek(j) && mtt__json_pass(j, mark);
+}
+
+MTTDEF int mtt_json_begin(mtt_json *j, int mark)
+{
+    j->first = 1;
+    if (mtt__json_take(j, mark)) return 1;
+    return mtt__json_fail(j, mark == '{' ? "expected an object" : "expected an array");
+}
+
+/* Moves past the comma to the next element of an object or array; 0 at its end. */
+static int mtt__json_next(mtt_json *j, int end, const char *fault)
+{
+    int first = j->first;
+    j->first = 0;
+    if (mtt__json_take(j, end)) return 0;
+    return (first && !j->fault) || mtt__json_take(j, ',') || mtt__json_fail(j, fault);
+}
+
+/* Reads four hexadecimal digits. */
+static int mtt__hex(const char *at, unsigned *out)
+{
+    static const char digits[] = "0123456789abcdefABCDEF";
+    int i;
+    for (*out = 0, i = 0; i < 4; i++) {
+        const char *digit = at[i] ? strchr(digits, at[i]) : NULL;
+        if (!digit) return 0;
+        *out = *out * 16 + (unsigned)(digit - digits) - (digit - digits > 15 ? 6 : 0);
+    }
+    return 1;
+}
+
+MTTDEF int mtt_json_string(mtt_json *j, mtt_slice *string)
+{
+    unsigned unused;
+    int begun = mtt__json_take(j, '"');
+    string->at = j->at;
+    string->size = 0;
+    if (!begun) return mtt__json_fail(j, "expected a string");
+    for (; j->at < j->end && *j->at != '"'; j->at++) {
+        if ((unsigned char)*j->at < 0x20) return mtt__json_fail(j, "a string holds a control character");
+        if (*j->at != '\\') continue;
+        if (++j->at == j->end) break;
+        if (*j->at == 'u' ? j->end - j->at < 5 || !mtt__hex(j->at + 1, &unused)
+                          : !*j->at || !strchr("\"\\/bfnrt", *j->at))
+            return mtt__json_fail(j, "malformed escape");
+    }
+    if (j->at >= j->end) return mtt__json_fail(j, "a string does not end");
+    string->size = (size_t)(j->at++ - string->at);
+    return 1;
+}
+
+MTTDEF int mtt_json_key(mtt_json *j, mtt_slice *key)
+{
+    return mtt__json_next(j, '}', "expected a comma or }") && mtt_json_string(j, key) &&
+           (mtt__json_take(j, ':') || mtt__json_fail(j, "expected a colon"));
+}
+
+MTTDEF int mtt_json_item(mtt_json *j)
+{
+    return mtt__json_next(j, ']', "expected a comma or ]") &&
+           (mtt_json_peek(j) || mtt__json_fail(j, "an array does not end"));
+}
+
+MTTDEF int mtt_json_u64(mtt_json *j, uint64_t *number)
+{
+    int zero = mtt_json_peek(j) == '0', digits = 0;
+    uint64_t value = 0;
+    unsigned digit;
+    *number = 0;
+    for (; !j->fault && (digit = (unsigned)mtt__json_byte(j) - '0') <= 9; j->at++, digits++) {
+        if (value > (UINT64_MAX - digit) / 10) return mtt__json_fail(j, "a number is above 2^64-1");
+        value = value * 10 + digit;
+    }
+    if (!digits || (zero && digits > 1) || (mtt__json_byte(j) && strchr(".eE-+", mtt__json_byte(j))))
+        return mtt__json_fail(j, "expected a whole number, 0 or more");
+    *number = value;
+    return 1;
+}
+
+/* Moves past digits and appends them to `value`; returns how many. */
+static int mtt__json_digits(mtt_json *j, double *value)
+{
+    int count = 0, c;
+    for (; (c = mtt__json_byte(j)) >= '0' && c <= '9'; j->at++, count++) *value = *value * 10 + (c - '0');
+    return count;
+}
+
+/* `number` may be NULL. */
+MTTDEF int mtt_json_number(mtt_json *j, double *number)
+{
+    double value = 0, exponent = 0;
+    int negative = mtt__json_take(j, '-'), zero = mtt__json_byte(j) == '0', minus = 0, places = 0;
+    int digits = j->fault ? 0 : mtt__json_digits(j, &value);
+    if (number) *number = 0;
+    if (!digits || (zero && digits > 1)) return mtt__json_fail(j, "expected a value");
+    if (mtt__json_pass(j, '.')) {
+        places = mtt__json_digits(j, &value);
+        if (!places) return mtt__json_fail(j, "a fraction has no digits");
+    }
+    if (mtt__json_pass(j, 'e') || mtt__json_pass(j, 'E')) {
+        minus = mtt__json_pass(j, '-');
+        if (!minus) mtt__json_pass(j, '+');
+        if (!mtt__json_digits(j, &exponent)) return mtt__json_fail(j, "an exponent has no digits");
+    }
+    exponent = (minus ? -exponent : exponent) - places;
+    if (value != 0) value = exponent < 0 ? value / pow(10, -exponent) : value * pow(10, exponent);
+    if (number) *number = negative ? -value : value;
+    return 1;
+}
+
+/* Nesting is recorded in `marks` instead of by recursion, so that no text can exhaust the C stack. */
+MTTDEF int mtt_json_skip(mtt_json *j)
+{
+    char marks[16];
+    size_t depth = 0;
+    mtt_slice text;
+    do {
+        int c = mtt_json_peek(j);
+        const char *word = c == 't' ? "true" : c == 'f' ? "false" : c == 'n' ? "null" : NULL;
+        if (c == '{' || c == '[') {
+            if (depth == MTT__LENGTH(marks)) return mtt__json_fail(j, "values are nested more than 16 deep");
+            mtt_json_begin(j, c);
+            marks[depth++] = (char)c;
+        } else if (c == '"') mtt_json_string(j, &text);
+        else if (!word) mtt_json_number(j, NULL);
+        else if ((size_t)(j->end - j->at) < strlen(word) || memcmp(j->at, word, strlen(word)) != 0)
+            mtt__json_fail(j, "expected a value");
+        else j->at += strlen(word);
+        while (depth && !j->fault && !(marks[depth - 1] == '{' ? mtt_json_key(j, &text) : mtt_json_item(j)))
+            depth--;
+    } while (depth && !j->fault);
+    return !j->fault;
+}
+
+MTTDEF int mtt_json_end(mtt_json *j)
+{
+    mtt_json_peek(j);
+    return (j->at == j->end && !j->fault) || mtt__json_fail(j, "something follows the value");
+}
+
+MTTDEF int mtt_slice_is(mtt_slice string, const char *text)
+{
+    return string.size == strlen(text) && memcmp(string.at, text, string.size) == 0;
+}
+
+static size_t mtt__utf8_put(uint32_t c, char *out)
+{
+    static const unsigned char marks[] = {0, 0, 0xc0, 0xe0, 0xf0};
+    size_t size = c < 0x80 ? 1 : c < 0x800 ? 2 : c < 0x10000 ? 3 : 4, i;
+    for (i = size - 1; i; i--, c >>= 6) out[i] = (char)(0x80 | (c & 63));
+    out[0] = (char)(marks[size] | c);
+    return size;
+}
+
+static int mtt__utf8_valid(const char *text, size_t bytes)
+{
+    const unsigned char *at = (const unsigned char *)text, *end = at + bytes;
+    int size;
+    for (; at < end; at += size)
+        if (mtt__utf8_get(at, end, &size) == MTT__NONE) return 0;
+    return 1;
+}
+
+MTTDEF size_t mtt_json_unescape(mtt_slice string, char *out)
+{
+    static const char from[] = "bfnrt", to[] = "\b\f\n\r\t";
+    const char *at = string.at, *end = at + string.size;
+    size_t n = 0;
+    while (at < end) {
+        if (*at != '\\') out[n++] = *at++;
+        else if (at[1] != 'u') {
+            const char *plain = strchr(from, at[1]);
+            out[n++] = plain ? to[plain - from] : at[1];
+            at += 2;
+        } else {
+            unsigned c = 0, low = 0;
+            mtt__hex(at + 2, &c);
+            at += 6;
+            if (c >= 0xd800 && c < 0xdc00 && end - at >= 6 && at[0] == '\\' && at[1] == 'u')
+                mtt__hex(at + 2, &low);
+            if (low >= 0xdc00 && low < 0xe000) {
+                c = 0x10000 + ((c - 0xd800) << 10) + (low - 0xdc00);
+                at += 6;
+            } else if (c >= 0xd800 && c < 0xe000) c = 0xfffd;
+            n += mtt__utf8_put(c, out + n);
+        }
+    }
+    return n;
+}
+
+/* Reads a string or a list of strings. Undoes the escapes in the text itself, and joins the strings of a list
+   there. A joint of up to three bytes fits, because at least the three bytes "," separate two strings. */
+static MTT__UNUSED int mtt__json_text(mtt_json *j, const char *joint, mtt_slice *out)
+{
+    size_t parts = 0, size = strlen(joint);
+    int mark = mtt_json_peek(j);
+    char *text = (char *)j->at;
+    mtt_slice part;
+    out->at = text;
+    out->size = 0;
+    if (mark != '"' && mark != '[') return mtt__json_fail(j, "expected a string or a list of strings");
+    if (mark == '[') mtt_json_begin(j, mark);
+    while ((mark == '"' ? !parts : mtt_json_item(j)) && mtt_json_string(j, &part)) {
+        if (parts++) memcpy(text + out->size, joint, size), out->size += size;
+        out->size += mtt_json_unescape(part, text + out->size);
+    }
+    return !j->fault;
+}
+
+/* Writes a byte of a JSON string, escaped if it must be (never from 0x80 up), and returns the size. */
+static size_t mtt__json_escape(char byte, char out[6])
+{
+    static const char digits[] = "0123456789abcdef";
+    if (byte == '"' || byte == '\\') return out[0] = '\\', out[1] = byte, 2;
+    if ((unsigned char)byte >= 0x20) return out[0] = byte, 1;
+    memcpy(out, "\\u00", 4);
+    out[4] = digits[byte >> 4];
+    out[5] = digits[byte & 15];
+    return 6;
+}
+
+static void mtt__print_json_string(mtt__text *out, const char *at, size_t bytes)
+{
+    char escaped[6];
+    mtt__print(out, "\"");
+    for (; bytes; bytes--, at++) mtt__print(out, "%.*s", (int)mtt__json_escape(*at, escaped), escaped);
+    mtt__print(out, "\"");
+}
+
+/* ---- a file as a list of values ---- */
+
+/* A key of a tokenizer.json, as "key" or "part.key", cut at 127 bytes, and its value as it is in the text.
+   The key of an array's element is its index. */
+typedef struct mtt__vocab_key {
+    char path[128];
+    mtt_slice value;
+} mtt__vocab_key;
+
+/* A tokenizer file in memory. Loaders undo escapes in its text, which makes pieces only shorter. */
+typedef struct mtt__vocab_file {
+    mtt_env *env;
+    const char *path, *scope; /* scope: what mtt can read, for errors */
+    mtt_json j;
+    size_t key_count; /* 0 = not a tokenizer.json */
+    mtt__vocab_key keys[192];
+} mtt__vocab_file;
+
+/* The value of a key; its `at` is NULL if there is none. */
+static mtt_slice mtt__vocab_value(const mtt__vocab_file *f, const char *path)
+{
+    const mtt_slice none = {NULL, 0};
+    size_t i;
+    for (i = 0; i < f->key_count; i++)
+        if (strcmp(f->keys[i].path, path) == 0) return f->keys[i].value;
+    return none;
+}
+
+/* A value must be one of the texts between bars: { is any object, [ any array, missing no value. Keys without
+   a rule change no ids. */
+typedef struct mtt__vocab_rule {
+    const char *path, *allowed;
+} mtt__vocab_rule;
+
+static MTT__UNUSED mtt_status mtt__vocab_check(mtt__vocab_file *f, const mtt__vocab_rule *rules, size_t count)
+{
+    const mtt_slice missing = {"missing", 7};
+    for (; count; count--, rules++) {
+        const mtt_slice found = mtt__vocab_value(f, rules->path), value = found.at ? found : missing;
+        const char *at = rules->allowed;
+        size_t size;
+        for (; *at; at += size + (at[size] == '|')) {
+            size = strcspn(at, "|");
+            if (strchr("{[", *at) ? *at == *value.at : size == value.size && memcmp(at, value.at, size) == 0)
+                break;
+        }
+        if (*at) continue;
+        return mtt__fail(f->env, MTT_E_FORMAT, "%s: %s is %.*s, but must be %s: %s", f->path, rules->path,
+                         (int)(value.size < 40 ? value.size : 40), value.at, rules->allowed, f->scope);
+    }
+    return MTT_OK;
+}
+
+/* -----------------------------------------------------------------------------------------------------------
+   >>files
+   -------------------------------------------------------------------------------------------------------- */
+
+/* Reading: a regular file becomes a block of memory (mtt__map). Writing: mtt_writer replaces a file
+   atomically. CRC-32 finds damage. A failure is MTT_E_FILE, with the path, the reason and a remedy. */
+
+/* System calls that fail when a disk is full or damaged. Tests define all seven to make them fail. */
+#ifndef MTT__SYS_OPEN
+#define MTT__SYS_OPEN open
+#define MTT__SYS_READ read
+#define MTT__SYS_PREAD pread
+#define MTT__SYS_PWRITE pwrite
+#define MTT__SYS_FSYNC fsync
+#define MTT__SYS_CLOSE close
+#define MTT__SYS_RENAME rename
+#endif
+
+static mtt_status mtt__file_fail(mtt_env *env, const char *path, const char *verb, int error)
+{
+    const char *remedy = "check the disk and try again";
+    if (error == ENOENT || error == ENOTDIR || error == ENAMETOOLONG) remedy = "check the path";
+    if (error == EACCES || error == EPERM || error == EROFS) remedy = "check the permissions of the folder";
+    if (error == ENOSPC || error == EDQUOT) remedy = "make room or use another folder";
+    return mtt__fail(env, MTT_E_FILE, "%s: cannot %s: %s; %s", path, verb, strerror(error), remedy);
+}
+
+static int mtt__open_retry(const char *path, int flags)
+{
+    int fd;
+    do fd = MTT__SYS_OPEN(path, flags | O_CLOEXEC, 0644);
+    while (fd < 0 && errno == EINTR);
+    return fd;
+}
+
+/* Opens a regular file for reading, and does not wait for the writer of a named pipe. */
+static mtt_status mtt__open_regular(mtt_env *env, const char *path, int *fd, struct stat *info)
+{
+    int error;
+    *fd = mtt__open_retry(path, O_RDONLY | O_NONBLOCK);
+    error = *fd < 0 || fstat(*fd, info) ? errno : 0;
+    if (!error && S_ISREG(info->st_mode)) return MTT_OK;
+    if (*fd >= 0) MTT__SYS_CLOSE(*fd);
+    *fd = -1;
+    if (error) return mtt__file_fail(env, path, "read it", error);
+    return mtt__fail(env, MTT_E_FILE, "%s is a folder, a device or a pipe: name a regular file", path);
+}
+
+/* A regular file as memory; NULL if it is empty. With PROT_WRITE the memory may change; the file does not. */
+typedef struct mtt__map {
+    char *data;
+    size_t bytes;
+} mtt__map;
+
+static mtt_status mtt__map_open(mtt_env *env, const char *path, int protection, mtt__map *map)
+{
+    struct stat info;
+    void *data = NULL;
+    int fd, error = 0;
+    mtt_status status = mtt__open_regular(env, path, &fd, &info);
+    memset(map, 0, sizeof(*map));
+    if (status) return status;
+    if ((uint64_t)info.st_size < SIZE_MAX / 2) map->bytes = (size_t)info.st_size;
+    if (map->bytes) data = mmap(NULL, map->bytes, protection, MAP_PRIVATE, fd, 0);
+    if (data == MAP_FAILED) error = errno;
+    else map->data = (char *)data;
+    MTT__SYS_CLOSE(fd);
+    return error ? mtt__file_fail(env, path, "read it", error) : MTT_OK;
+}
+
+static void mtt__map_close(mtt__map *map)
+{
+    if (map->data) munmap(map->data, map->bytes);
+    memset(map, 0, sizeof(*map));
+}
+
+/* Refuses packed files, UTF-16 and UTF-32 by their first bytes, and names a command that gives text. */
+static MTT__UNUSED mtt_status mtt__refuse_packed(mtt_env *env, const char *name, const char *path,
+                                                 const char *at, size_t bytes)
+{
+    /* how it begins; bits of the places 4n + k where bytes are NUL, which tell without a mark; command */
+    static const char *const packed[][3] = {
+        {"\x1f\x8b", "", "gzip -dc"}, {"BZh9", "", "bzip2 -dc"}, {"\x28\xb5\x2f\xfd", "", "zstd -dc"},
+        {"\xfd" "7zXZ", "", "xz -dc"}, {"\4\"M\x18", "", "lz4 -dc"}, {"PK\3\4", "", "unzip -p"},
+        {"PAR1", "", "python3 -c \"import pandas, sys; "
+                     "print(pandas.read_parquet(sys.argv[1]).to_json(orient='records', lines=1))\""},
+        {"", "\16", "iconv -f UTF-32LE -t UTF-8"}, {"", "\7", "iconv -f UTF-32BE -t UTF-8"},
+        {"\xff\xfe", "\12", "iconv -f UTF-16LE -t UTF-8"}, {"\xfe\xff", "\5", "iconv -f UTF-16BE -t UTF-8"},
+    };
+    size_t i, size = bytes < 4096 ? bytes : 4096, nuls[4] = {0, 0, 0, 0}, most = size / 8, mask;
+    for (i = 0; i < size; i++) nuls[i % 4] += !at[i];
+    mask = (nuls[0] > most) + (nuls[1] > most) * 2u + (nuls[2] > most) * 4u + (nuls[3] > most) * 8u;
+    for (i = 0; i < MTT__LENGTH(packed); i++) {
+        const size_t mark = strlen(packed[i][0]);
+        if ((mark && size >= mark && !memcmp(at, packed[i][0], mark)) ||
+            (size > 3 && mask && mask == (size_t)*packed[i][1]))
+            return mtt__fail(env, MTT_E_FORMAT, "%s is not UTF-8 text: convert it, perhaps by %s %s > "
+                             "NEW.txt", name, packed[i][2], path);
+    }
+    return MTT_OK;
+}
+
+/* Replaces a file so that a crash at any moment leaves the old file or the new one, complete. All bytes go to
+   .NAME.tmp in the same folder. That file is synced, then renamed (Pillai et al. 2014, "All file systems are
+   not created equal"). It is locked while its process lives, so a temporary without a lock was left by a
+   crash. A failure removes the temporary, and every later call returns the same status. A zeroed writer is
+   closed. */
+struct mtt_writer {
+    mtt_env *env;
+    int fd, live;
+    mtt_status status;
+    uint64_t written, expected; /* bytes put so far; bytes of the finished file, if known */
+    size_t pending;             /* bytes in the buffer */
+    size_t folder_size;         /* of `temporary`, which begins with FOLDER/. */
+    char path[2048], temporary[4096];
+    unsigned char buffer[32768];
+};
+
+/* 1 = the path still names the open file. */
+static int mtt__is_named(int fd, const char *path)
+{
+    struct stat mine, named;
+    return !fstat(fd, &mine) && !lstat(path, &named) && mine.st_ino == named.st_ino &&
+           mine.st_dev == named.st_dev;
+}
+
+/* Removes the file before it closes it: without the lock, the name may already belong to another writer. */
+static void mtt__writer_abort(mtt_writer *w)
+{
+    if (!w->live) return;
+    if (mtt__is_named(w->fd, w->temporary)) unlink(w->temporary);
+    MTT__SYS_CLOSE(w->fd);
+    w->live = 0;
+}
+
+static mtt_status mtt__writer_fail(mtt_writer *w, const char *verb, int error)
+{
+    uint64_t bytes = w->expected > w->written ? w->expected : w->written;
+    mtt__writer_abort(w);
+    w->status = mtt__file_fail(w->env, w->path, verb, error);
+    if (error == ENOSPC)
+        mtt__fail(w->env, w->status, "%s: cannot %s: %s; %llu bytes are needed: make room", w->path, verb,
+                  strerror(error), (unsigned long long)bytes);
+    return w->status;
+}
+
+/* Locks an open file. Returns 0 if another process has the lock, or has already renamed or removed the file.
+   On a file system without locks flock fails with another error, which is accepted. */
+static int mtt__writer_lock(int fd, const char *path)
+{
+    return (!flock(fd, LOCK_EX | LOCK_NB) || errno != EWOULDBLOCK) && mtt__is_named(fd, path);
+}
+
+/* Creates the temporary and locks it. -1: errno is EWOULDBLOCK if another process is writing. What is there
+   already, after a crash or put there by somebody else, may be a link or be open elsewhere, so it is removed
+   and never written to. Its lock is held meanwhile, so that only one of two processes removes it. */
+static int mtt__writer_create(const char *path)
+{
+    int old = mtt__open_retry(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK), fd = -1, error = EWOULDBLOCK;
+    if (old < 0 && errno != ENOENT && errno != ELOOP && errno != ENXIO) error = errno;
+    else if (old < 0 || mtt__writer_lock(old, path)) {
+        if (old >= 0 || errno != ENOENT) unlink(path); /* a link or a socket cannot be opened */
+        fd = mtt__open_retry(path, O_WRONLY | O_CREAT | O_EXCL);
+        if (errno != EEXIST) error = errno;
+        if (fd >= 0 && !mtt__writer_lock(fd, path)) MTT__SYS_CLOSE(fd), fd = -1, error = EWOULDBLOCK;
+    }
+    if (old >= 0) MTT__SYS_CLOSE(old);
+    errno = error;
+    return fd;
+}
+
+static mtt_status mtt__writer_open(mtt_env *env, const char *path, mtt_writer *w)
+{
+    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+    struct stat named;
+    int missing;
+    memset(w, 0, offsetof(mtt_writer, path));
+    w->env = env;
+    w->status = MTT_E_FILE;
+    if (strlen(path) >= sizeof(w->path) || !*name || (stat(path, &named) == 0 && !S_ISREG(named.st_mode)))
+        return mtt__fail(env, MTT_E_FILE, "%s: give the name of a regular file, below 2048 bytes", path);
+    memcpy(w->path, path, strlen(path) + 1);
+    w->folder_size = (size_t)(name - path) + 1;
+    mtt__format(w->temporary, sizeof(w->temporary), "%.*s.%s.tmp", (int)(name - path), path, name);
+    w->fd = mtt__writer_create(w->temporary);
+    if (w->fd < 0 && errno == EWOULDBLOCK)
+        return mtt__fail(env, MTT_E_FILE, "another process is writing %s: wait until it ends; if there is "
+                         "none, remove %s", path, w->temporary);
+    missing = w->fd < 0 && (errno == ENOENT || errno == ENOTDIR);
+    if (missing) w->path[w->folder_size - 1] = 0;
+    if (w->fd < 0) return mtt__file_fail(env, w->path, missing ? "find this folder" : "create it", errno);
+    w->live = 1;
+    return w->status = MTT_OK;
+}
+
+/* Announces the size of the finished file, so that a full disk is found before the work and not after it. */
+static mtt_status mtt__writer_expect(mtt_writer *w, uint64_t bytes)
+{
+    struct statvfs info;
+    w->expected = bytes;
+    if (w->status || fstatvfs(w->fd, &info) || !info.f_blocks) return w->status; /* no blocks: unknown */
+    return bytes / info.f_frsize < info.f_bavail ? MTT_OK : mtt__writer_fail(w, "write it", ENOSPC);
+}
+
+static mtt_status mtt__writer_out(mtt_writer *w, uint64_t offset, const void *data, size_t bytes)
+{
+    const char *at = (const char *)data;
+    while (bytes && !w->status) {
+        ptrdiff_t n = MTT__SYS_PWRITE(w->fd, at, bytes < 1u << 30 ? bytes : 1u << 30, (off_t)offset);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) return mtt__writer_fail(w, "write it", n ? errno : EIO);
+        at += n;
+        bytes -= (size_t)n;
+        offset += (uint64_t)n;
+    }
+    return w->status;
+}
+
+static mtt_status mtt__writer_flush(mtt_writer *w)
+{
+    size_t pending = w->pending;
+    w->pending = 0;
+    return mtt__writer_out(w, w->written - pending, w->buffer, pending);
+}
+
+MTTDEF mtt_status mtt_writer_put(mtt_writer *w, const void *data, size_t bytes)
+{
+    if (bytes > sizeof(w->buffer) - w->pending) mtt__writer_flush(w);
+    if (bytes > sizeof(w->buffer)) mtt__writer_out(w, w->written, data, bytes);
+    else if (bytes) memcpy(w->buffer + w->pending, data, bytes), w->pending += bytes;
+    w->written += bytes;
+    return w->status;
+}
+
+MTTDEF mtt_status mtt_writer_patch(mtt_writer *w, uint64_t offset, const void *data, size_t bytes)
+{
+    return mtt__writer_flush(w) ? w->status : mtt__writer_out(w, offset, data, bytes);
+}
+
+static int mtt__sync(int fd)
+{
+    int result;
+    do result = MTT__SYS_FSYNC(fd);
+    while (result && errno == EINTR);
+    return result;
+}
+
+MTTDEF mtt_status mtt_writer_finish(mtt_writer *w)
+{
+    if (mtt__writer_flush(w)) return w->status;
+    return mtt__sync(w->fd) ? mtt__writer_fail(w, "sync it", errno) : MTT_OK;
+}
+
+/* The result of close does not matter, because the data is synced. The file stays locked until the rename. */
+MTTDEF mtt_status mtt_writer_commit(mtt_writer *w)
+{
+    int folder, error;
+    if (mtt_writer_finish(w)) return w->status;
+    if (!mtt__is_named(w->fd, w->temporary)) return mtt__writer_fail(w, "find its temporary", ENOENT);
+    if (MTT__SYS_RENAME(w->temporary, w->path)) return mtt__writer_fail(w, "rename its temporary", errno);
+    w->temporary[w->folder_size] = 0;
+    folder = mtt__open_retry(w->temporary, O_RDONLY);
+    error = folder < 0 || mtt__sync(folder) ? errno : 0;
+    if (folder >= 0) MTT__SYS_CLOSE(folder);
+    MTT__SYS_CLOSE(w->fd);
+    w->live = 0;
+    w->status = MTT_E_FILE; /* for later calls */
+    if (!error || error == EACCES || error == EINVAL) return MTT_OK; /* not every folder can be synced */
+    return mtt__file_fail(w->env, w->path, "sync its folder", error);
+}
+
+MTTDEF void mtt_writer_close(mtt_writer *w)
+{
+    if (!w) return;
+    mtt__writer_abort(w);
+    mtt__free(w->env, w);
+}
+
+MTTDEF mtt_status mtt_writer_open(mtt_env *env, const char *path, uint64_t bytes, mtt_writer **out)
+{
+    mtt_writer *w = (mtt_writer *)mtt__alloc_raw(env, sizeof(*w));
+    mtt_status status = w ? mtt__writer_open(env, path, w) : MTT_E_MEMORY;
+    if (!status) status = mtt__writer_expect(w, bytes);
+    *out = status ? NULL : w;
+    if (status) mtt_writer_close(w);
+    return status;
+}
+
+/* CRC-32 of IEEE 802.3, eight bytes at a time with eight tables (Kounavis and Berry 2005): at[k][i] is the
+   checksum of byte i followed by k zero bytes. */
+typedef struct mtt__crc_table {
+    uint32_t at[8][256];
+} mtt__crc_table;
+
+static void mtt__crc_init(mtt__crc_table *table)
+{
+    uint32_t i, k, crc;
+    for (i = 0; i < 256; i++)
+        for (crc = i, k = 0; k < 64; k++)
+            table->at[k / 8][i] = crc = crc >> 1 ^ (0xedb88320u & (0u - (crc & 1))); /* GCC 12 errs with ?: */
+}
+
+/* Continues `crc`, which starts at 0. Equal to zlib's crc32. */
+static uint32_t mtt__crc32(const mtt__crc_table *table, uint32_t crc, const void *data, size_t bytes)
+{
+    const uint32_t(*t)[256] = table->at;
+    const unsigned char *at = (const unsigned char *)data;
+    uint32_t a, b;
+    crc = ~crc;
+    for (; bytes >= 8; bytes -= 8, at += 8) {
+        memcpy(&a, at, 4);
+        memcpy(&b, at + 4, 4);
+        a ^= crc;
+        crc = t[7][a & 255] ^ t[6][a >> 8 & 255] ^ t[5][a >> 16 & 255] ^ t[4][a >> 24];
+        crc ^= t[3][b & 255] ^ t[2][b >> 8 & 255] ^ t[1][b >> 16 & 255] ^ t[0][b >> 24];
+    }
+    for (; bytes; bytes--) crc = crc >> 8 ^ t[0][(crc ^ *at++) & 255];
+    return ~crc;
+}
+
+/* Where text goes. */
+typedef struct mtt__out {
+    mtt_write_fn write;
+    void *user;
+} mtt__out;
+
+/* Writes formatted JSON. Each ' in it becomes a ". */
+MTT__PRINTF(2, 3) static MTT__UNUSED void mtt__put_json(const mtt__out *out, const char *format, ...)
+{
+    char line[1024];
+    mtt__text text;
+    va_list args;
+    size_t i;
+    mtt__text_init(&text, line, sizeof(line));
+    va_start(args, format);
+    mtt__print_va(&text, format, args);
+    va_end(args);
+    for (i = 0; i < text.size; i++)
+        if (line[i] == '\'') line[i] = '"';
+    out->write(out->user, line, text.size);
+}
+
+static MTT__UNUSED void mtt__writer_text(void *writer, const char *text, size_t bytes)
+{
+    mtt_writer_put((mtt_writer *)writer, text, bytes);
+}
+
+#ifndef MTT_NO_TEXT
 /* -----------------------------------------------------------------------------------------------------------
    >>tokenizer
    ------------------------------------------------------------------------------------------------------- */
@@ -10338,38 +10581,12 @@ static mtt_status mtt__bpe_learn(mtt_tokenizer *t, int vocab, const mtt__strings
 
 /* ---- tokenizer files */
 
-/* A key of a tokenizer.json, as "key" or "part.key", cut at 127 bytes, and its value as it is in the text.
-   The key of an array's element is its index. */
-typedef struct mtt__vocab_key {
-    char path[128];
-    mtt_slice value;
-} mtt__vocab_key;
-
-/* A tokenizer file in memory. Loaders undo escapes in its text, which makes pieces only shorter. */
-typedef struct mtt__vocab_file {
-    mtt_env *env;
-    const char *path, *scope; /* scope: what mtt can read, for errors */
-    mtt_json j;
-    size_t key_count; /* 0 = not a tokenizer.json */
-    mtt__vocab_key keys[192];
-} mtt__vocab_file;
-
 static mtt_status mtt__vocab_fail(mtt__vocab_file *f, const char *fault)
 {
     int near = 0;
     while (f->j.end - f->j.at > near && near < 24 && f->j.at[near] > ' ' && f->j.at[near] < 127) near++;
     return mtt__fail(f->env, MTT_E_FORMAT, "%s: byte %zu: %s (at %.*s): get or save the file again", f->path,
                      (size_t)(f->j.at - f->j.begin), f->j.fault ? f->j.fault : fault, near, f->j.at);
-}
-
-/* The value of a key; its `at` is NULL if there is none. */
-static mtt_slice mtt__vocab_value(const mtt__vocab_file *f, const char *path)
-{
-    const mtt_slice none = {NULL, 0};
-    size_t i;
-    for (i = 0; i < f->key_count; i++)
-        if (strcmp(f->keys[i].path, path) == 0) return f->keys[i].value;
-    return none;
 }
 
 static int mtt__vocab_is(const mtt__vocab_file *f, const char *path, const char *value)
@@ -10405,31 +10622,6 @@ static void mtt__vocab_keys(mtt__vocab_file *f, const char *part, int depth)
             mtt__json_fail(j, *part ? "more than 192 keys" : "this is a vocabulary: pass vocab.bpe");
         else f->keys[f->key_count++] = k;
     }
-}
-
-/* A value must be one of the texts between bars: { is any object, [ any array, missing no value. Keys without
-   a rule change no ids. */
-typedef struct mtt__vocab_rule {
-    const char *path, *allowed;
-} mtt__vocab_rule;
-
-static mtt_status mtt__vocab_check(mtt__vocab_file *f, const mtt__vocab_rule *rules, size_t count)
-{
-    const mtt_slice missing = {"missing", 7};
-    for (; count; count--, rules++) {
-        const mtt_slice found = mtt__vocab_value(f, rules->path), value = found.at ? found : missing;
-        const char *at = rules->allowed;
-        size_t size;
-        for (; *at; at += size + (at[size] == '|')) {
-            size = strcspn(at, "|");
-            if (strchr("{[", *at) ? *at == *value.at : size == value.size && memcmp(at, value.at, size) == 0)
-                break;
-        }
-        if (*at) continue;
-        return mtt__fail(f->env, MTT_E_FORMAT, "%s: %s is %.*s, but must be %s: %s", f->path, rules->path,
-                         (int)(value.size < 40 ? value.size : 40), value.at, rules->allowed, f->scope);
-    }
-    return MTT_OK;
 }
 
 /* Reads one of the added tokens of a file, and its text. */
@@ -10834,28 +11026,6 @@ static mtt_status mtt__bpe_load(mtt_tokenizer *t, mtt__vocab_file *f)
     return !status && j->fault ? mtt__vocab_fail(f, NULL) : status;
 }
 
-/* Where text goes. */
-typedef struct mtt__out {
-    mtt_write_fn write;
-    void *user;
-} mtt__out;
-
-/* Writes formatted JSON. Each ' in it becomes a ". */
-MTT__PRINTF(2, 3) static void mtt__put_json(const mtt__out *out, const char *format, ...)
-{
-    char line[1024];
-    mtt__text text;
-    va_list args;
-    size_t i;
-    mtt__text_init(&text, line, sizeof(line));
-    va_start(args, format);
-    mtt__print_va(&text, format, args);
-    va_end(args);
-    for (i = 0; i < text.size; i++)
-        if (line[i] == '\'') line[i] = '"';
-    out->write(out->user, line, text.size);
-}
-
 /* Writes a piece in the alphabet. */
 static void mtt__put_piece(const mtt__out *out, const mtt_tokenizer *t, uint32_t id)
 {
@@ -10997,11 +11167,6 @@ MTTDEF mtt_status mtt_tokenizer_load(mtt_env *env, const char *path, const mtt_t
     if (!status) status = mtt__tokenizer_make(env, kind, &f, NULL, 0, out);
     mtt__map_close(&map);
     return status;
-}
-
-static void mtt__writer_text(void *writer, const char *text, size_t bytes)
-{
-    mtt_writer_put((mtt_writer *)writer, text, bytes);
 }
 
 MTTDEF void mtt_tokenizer_print(const mtt_tokenizer *t, mtt_write_fn write, void *user)
@@ -11832,6 +11997,7 @@ MTTDEF mtt_status mtt_batches_init(mtt_env *env, mtt_batches *batches, const mtt
                          "seq_len or give more text", tokens->path, (unsigned long long)count, least,
                          (long long)least + 1);
     batches->tokens = tokens;
+    batches->crc32 = mtt_tokens_crc32(tokens);
     batches->batch = batch;
     batches->seq_len = seq_len;
     batches->seed = seed;
@@ -11889,6 +12055,68 @@ MTTDEF mtt_status mtt_batches_next(mtt_batches *b, int32_t *tokens, int32_t *tar
     if (b->sequential && b->cursor > b->sequences) b->cursor = b->sequences;
     return status;
 }
+
+/* ---- evaluation ---- */
+
+/* What a rank adds to an evaluation: the sum of a batch's losses, and the bytes of its targets. */
+typedef struct mtt__evaluated {
+    double loss;
+    int64_t hits, targets, bytes;
+} mtt__evaluated;
+
+MTTDEF mtt_status mtt_evaluate_tokens(mtt_trainer *trainer, const mtt_tokens *tokens,
+                                      const mtt_tokenizer *tokenizer, int batches,
+                                      const volatile sig_atomic_t *stop, mtt_quality *q)
+{
+    const mtt_shape *d = &trainer->schedule->programs[MTT__EVALUATE].shape;
+    mtt_env *env = trainer->env;
+    mtt_batches order;
+    mtt_step_info info;
+    double loss = 0, hits = 0, bytes = 0;
+    int64_t rows = d->rows * trainer->schedule->split, stopped = 0, i;
+    int done, batch = d->batch * trainer->schedule->split;
+    int32_t *x = (int32_t *)mtt__alloc(env, 2 * (size_t)rows, sizeof(*x)), *y = x ? x + rows : NULL;
+    mtt_status status = x ? mtt_batches_init(env, &order, tokens, batch, d->seq_len, 0, 1) : MTT_E_MEMORY;
+    memset(q, 0, sizeof(*q));
+    if (!status && batches < 0)
+        status = mtt__fail(env, MTT_E_ARGUMENT, "batches is %d, it must be 1 or more, or 0 for all", batches);
+    order.rank = d->rank;
+    order.ranks = d->ranks;
+    for (done = 0; !status && (!batches || done < batches); done += d->ranks) {
+        mtt__evaluated part = {0, 0, 0, 0}, all;
+        int rank;
+        status = mtt_batches_next(&order, x, y);
+        if (!status && (!batches || done + d->rank < batches)) {
+            status = mtt_evaluate(trainer, x, y, &info);
+            part.loss = info.loss * (double)info.targets;
+            part.hits = info.hits;
+            part.targets = info.targets;
+            for (i = 0; tokenizer && i < rows; i++) {
+                size_t size = 0;
+                if (y[i] >= 0 && mtt_tokenizer_bytes(tokenizer, y[i], &size)) part.bytes += (int64_t)size;
+            }
+        }
+        stopped = stop && *stop;
+        if (status != MTT_END) status = mtt__all_agree(trainer, status, &stopped);
+        for (rank = 0; rank < d->ranks && !status; rank++) {
+            all = part;
+            if (d->ranks > 1) status = mtt__spread(trainer, rank, &all, sizeof(all));
+            loss += all.loss;
+            hits += (double)all.hits;
+            bytes += (double)all.bytes;
+            q->targets += all.targets;
+        }
+        if (!status && stopped) break;
+    }
+    mtt__free(env, x);
+    if (status && status != MTT_END) return status;
+    q->loss = q->targets ? loss / (double)q->targets : 0;
+    q->perplexity = exp(q->loss);
+    q->accuracy = q->targets ? hits / (double)q->targets : 0;
+    q->bits_per_byte = bytes > 0 ? loss / log(2.0) / bytes : 0;
+    return stopped ? MTT_END : MTT_OK;
+}
+#endif /* MTT_NO_TEXT */
 
 /* -----------------------------------------------------------------------------------------------------------
    >>checkpoint
@@ -12318,7 +12546,6 @@ typedef struct mtt__checkpoint {
     int64_t micro_batch;
     uint64_t seed;
     mtt_batches batches; /* without tokens: none */
-    uint32_t tokens_crc;
 } mtt__checkpoint;
 
 static mtt_status mtt__checkpoint_init(mtt__checkpoint *c, mtt_trainer *t, const mtt_batches *batches,
@@ -12334,7 +12561,6 @@ static mtt_status mtt__checkpoint_init(mtt__checkpoint *c, mtt_trainer *t, const
     c->micro_batch = t->micro_batch;
     c->seed = t->optim.seed;
     if (batches) c->batches = *batches;
-    if (c->batches.tokens) c->tokens_crc = c->batches.tokens->header.crc;
     most = MTT__KEPT_KINDS * (size_t)p->parameter_count + 1;
     c->tensors = (mtt__st_entry *)mtt__alloc(t->env, most, sizeof(*c->tensors) + MTT__CHECKPOINT_NAME +
                                              sizeof(int));
@@ -12479,7 +12705,7 @@ static mtt_status mtt__checkpoint_numbers(mtt__checkpoint *c)
     MTT__NUMBER("batches.seq_len", batches.seq_len, 0, 0);
     MTT__NUMBER("batches.sequences", batches.sequences, 0, 0);
     if (!c->st || mtt__st_find(&c->st->metadata, "batches.crc32")) /* not in files of older versions */
-        MTT__NUMBER("batches.crc32", tokens_crc, 0, 0);
+        MTT__NUMBER("batches.crc32", batches.crc32, 0, 0);
     return c->status;
 }
 
@@ -12717,6 +12943,7 @@ MTTDEF mtt_status mtt_resume(mtt_trainer *t, const char *path, mtt_batches *batc
     return status;
 }
 
+#ifndef MTT_NO_MODELS
 /* -----------------------------------------------------------------------------------------------------------
    >>models
    -------------------------------------------------------------------------------------------------------- */
@@ -13506,219 +13733,14 @@ MTTDEF mtt_status mtt_adapter_save(mtt_trainer *t, const char *folder)
     mtt__free(t->env, tensors);
     return mtt__all_agree(t, status, NULL);
 }
+#endif /* MTT_NO_MODELS */
 
+#ifndef MTT_NO_GENERATOR
 /* -----------------------------------------------------------------------------------------------------------
-   >>report
+   >>generator
    -------------------------------------------------------------------------------------------------------- */
 
-/* A schedule as a listing, one line an operation, and a plan as a table. Both also as JSON, for programs. */
-
-/* Names of operands, except for the small state that most operations read. */
-static void mtt__print_operands(mtt__text *text, mtt_tensor *const *tensors, int count)
-{
-    int i, shown = 0;
-    for (i = 0; i < count; i++) {
-        const char *name = tensors[i] ? tensors[i]->name : "control";
-        if (!strcmp(name, "control") || !strcmp(name, "counters") || !strcmp(name, "ranges")) continue;
-        mtt__print(text, "%s%s", shown++ ? " " : "", name);
-    }
-}
-
-static int mtt__frees(const mtt_tensor *t, int op)
-{
-    return t && !t->persistent && t->last == op;
-}
-
-static void mtt__print_freed(mtt__text *text, const mtt_op *op, int index)
-{
-    const char *before = "  frees ";
-    int i, gradients = 0;
-    for (i = 0; i < op->inputs + op->outputs; i++) {
-        if (!mtt__frees(op->operands[i], index)) continue;
-        mtt__print(text, "%s%s", before, op->operands[i]->name);
-        before = " ";
-    }
-    for (i = 0; i < op->parameters && op->gradients; i++) gradients += mtt__frees(op->gradients[i], index);
-    if (gradients) mtt__print(text, "%s%d gradients", before, gradients);
-}
-
-MTTDEF void mtt_schedule_print(const mtt_schedule *s, mtt_write_fn write, void *user)
-{
-    const mtt__program *p = &s->programs[MTT__TRAIN];
-    char line[1024];
-    int i;
-    for (i = 0; i < p->op_count; i++) {
-        const mtt_op *op = &p->ops[i];
-        mtt__text text;
-        mtt__text_init(&text, line, sizeof(line) - 1);
-        mtt__print(&text, "%4d %-9s%-6s %9.2f MiB  %-25s ", i, mtt_phase_name(op->phase),
-                   op->recomputed ? "again" : "", (double)op->live_bytes / 1048576, mtt_op_name(op->kind));
-        mtt__print_operands(&text, op->operands, op->inputs);
-        if (op->gradients) mtt__print(&text, "%s%d gradients", op->inputs ? " " : "", op->parameters);
-        mtt__print(&text, " -> ");
-        mtt__print_operands(&text, op->operands + op->inputs, op->outputs);
-        if (op->sums) mtt__print(&text, "%d sums", op->parameters);
-        if (op->weights) mtt__print(&text, " %d weights", op->parameters);
-        mtt__print_freed(&text, op, i);
-        line[text.size] = '\n';
-        write(user, line, text.size + 1);
-    }
-}
-
-static void mtt__print_categories(mtt__text *text, const size_t *bytes)
-{
-    int i;
-    for (i = 0; i < MTT_CATEGORY_COUNT; i++)
-        mtt__print(text, "%s\"%s\": %zu", i ? ", " : "{", mtt__category_text[i], bytes[i]);
-    mtt__print(text, "}");
-}
-
-MTTDEF size_t mtt_plan_json(const mtt_plan_report *r, char *at, size_t capacity)
-{
-    mtt__text text;
-    int i;
-    mtt__text_init(&text, at, capacity);
-    mtt__print(&text, "{\"parameters\": %lld, \"arena_bytes\": %zu, \"peak_bytes\": %zu",
-               (long long)r->parameters, r->arena_bytes, r->peak_bytes);
-    for (i = 0; i < MTT_PHASE_COUNT; i++)
-        mtt__print(&text, ", \"peak_%s_bytes\": %zu", mtt__phase_text[i], r->phase_peak_bytes[i]);
-    mtt__print(&text, ", \"state_bytes\": %zu, \"bytes\": ", r->state_bytes);
-    mtt__print_categories(&text, r->bytes);
-    mtt__print(&text, ", \"peak_op\": %d, \"ops\": %d, \"tensors\": %d", r->peak_op, r->ops, r->tensors);
-    mtt__print(&text, ", \"recompute_layers\": %d, \"recompute_selective\": %d, \"micro_batches\": %d",
-               r->recompute_layers, r->recompute_selective, r->micro_batches);
-    mtt__print(&text, ", \"flops\": %.0f, \"recompute_flops\": %.0f, \"traffic_bytes\": %.0f", r->flops,
-               r->recompute_flops, r->traffic_bytes);
-    if (r->token_flops > 0) mtt__print(&text, ", \"token_flops\": %.0f", r->token_flops);
-    if (r->wire_bytes > 0)
-        mtt__print(&text, ", \"wire_bytes\": %.0f, \"exposed_bytes\": %.0f", r->wire_bytes, r->exposed_bytes);
-    if (r->wire_ms > 0)
-        mtt__print(&text, ", \"wire_ms\": %.4g, \"exposed_ms\": %.4g", r->wire_ms, r->exposed_ms);
-    mtt__print(&text, "}");
-    return text.size;
-}
-
-MTTDEF void mtt_plan_print(const mtt_plan_report *r, mtt_write_fn write, void *user)
-{
-    char at[2048];
-    mtt__text text;
-    int i;
-    mtt__text_init(&text, at, sizeof(at));
-    mtt__print(&text, "parameters %lld, arena %zu bytes = %.2f MiB\n", (long long)r->parameters,
-               r->arena_bytes, (double)r->arena_bytes / 1048576);
-    mtt__print(&text, "peak  ");
-    for (i = 0; i < MTT_PHASE_COUNT; i++)
-        mtt__print(&text, "%s %.2f MiB%s", mtt__phase_text[i], (double)r->phase_peak_bytes[i] / 1048576,
-                   i < 2 ? ", " : "\n");
-    for (i = 0; i < MTT_CATEGORY_COUNT; i++)
-        if (r->bytes[i])
-            mtt__print(&text, "  %-12s %10.2f MiB\n", mtt__category_text[i], (double)r->bytes[i] / 1048576);
-    mtt__print(&text, "outside the arena: at most %.1f MiB with %d threads%s\n",
-               (double)r->outside_bytes / 1048576, mtt__threads(), r->wire_bytes > 0 ? ", and NCCL's" : "");
-    if (r->token_flops > 0)
-        mtt__print(&text, "%.4f GFLOP a chunk of prompts, %.4f a token of each sequence\n", r->flops * 1e-9,
-                   r->token_flops * 1e-9);
-    else
-        mtt__print(&text, "%.2f GFLOP a step, %.1f %% of them recomputed\n", r->flops * 1e-9,
-                   100 * r->recompute_flops / r->flops);
-    if (r->wire_bytes > 0)
-        mtt__print(&text, "%.2f MiB a step to other ranks, %.2f of them while nothing is computed",
-                   r->wire_bytes / 1048576, r->exposed_bytes / 1048576);
-    if (r->wire_ms > 0) mtt__print(&text, ": %.2f and %.2f ms", r->wire_ms, r->exposed_ms);
-    if (r->wire_bytes > 0) mtt__print(&text, "\n");
-    write(user, at, text.size);
-}
-
-MTTDEF void mtt_schedule_json(const mtt_schedule *s, mtt_write_fn write, void *user)
-{
-    const mtt__program *p = &s->programs[MTT__TRAIN];
-    mtt_plan_report plan;
-    char at[2048];
-    mtt__text text;
-    int i;
-    mtt_schedule_report(s, &plan);
-    write(user, "{\"plan\": ", 9);
-    write(user, at, mtt_plan_json(&plan, at, sizeof(at)));
-    for (i = 0; i < p->op_count; i++) {
-        const mtt_op *op = &p->ops[i];
-        mtt__text_init(&text, at, sizeof(at));
-        mtt__print(&text, "%s\n{\"op\": \"%s\", \"phase\": \"%s\", \"layer\": %d, \"recomputed\": %d",
-                   i ? "," : ",\n\"timeline\": [", mtt_op_name(op->kind), mtt_phase_name(op->phase),
-                   op->layer, op->recomputed);
-        mtt__print(&text, ", \"live_bytes\": %zu, \"flops\": %.0f, \"traffic_bytes\": %.0f, \"bytes\": ",
-                   op->live_bytes, op->flops, op->traffic_bytes);
-        mtt__print_categories(&text, op->bytes);
-        mtt__print(&text, "}");
-        write(user, at, text.size);
-    }
-    write(user, "\n]}\n", 4);
-}
-
-/* -----------------------------------------------------------------------------------------------------------
-   >>public
-   -------------------------------------------------------------------------------------------------------- */
-
-/* Functions that put the rooms together: the quality of a model on a token file, text from a model, and the
-   time that one operation takes. */
-
-/* What a rank adds to an evaluation: the sum of a batch's losses, and the bytes of its targets. */
-typedef struct mtt__evaluated {
-    double loss;
-    int64_t hits, targets, bytes;
-} mtt__evaluated;
-
-MTTDEF mtt_status mtt_evaluate_tokens(mtt_trainer *trainer, const mtt_tokens *tokens,
-                                      const mtt_tokenizer *tokenizer, int batches,
-                                      const volatile sig_atomic_t *stop, mtt_quality *q)
-{
-    const mtt_shape *d = &trainer->schedule->programs[MTT__EVALUATE].shape;
-    mtt_env *env = trainer->env;
-    mtt_batches order;
-    mtt_step_info info;
-    double loss = 0, hits = 0, bytes = 0;
-    int64_t rows = d->rows * trainer->schedule->split, stopped = 0, i;
-    int done, batch = d->batch * trainer->schedule->split;
-    int32_t *x = (int32_t *)mtt__alloc(env, 2 * (size_t)rows, sizeof(*x)), *y = x ? x + rows : NULL;
-    mtt_status status = x ? mtt_batches_init(env, &order, tokens, batch, d->seq_len, 0, 1) : MTT_E_MEMORY;
-    memset(q, 0, sizeof(*q));
-    if (!status && batches < 0)
-        status = mtt__fail(env, MTT_E_ARGUMENT, "batches is %d, it must be 1 or more, or 0 for all", batches);
-    order.rank = d->rank;
-    order.ranks = d->ranks;
-    for (done = 0; !status && (!batches || done < batches); done += d->ranks) {
-        mtt__evaluated part = {0, 0, 0, 0}, all;
-        int rank;
-        status = mtt_batches_next(&order, x, y);
-        if (!status && (!batches || done + d->rank < batches)) {
-            status = mtt_evaluate(trainer, x, y, &info);
-            part.loss = info.loss * (double)info.targets;
-            part.hits = info.hits;
-            part.targets = info.targets;
-            for (i = 0; tokenizer && i < rows; i++) {
-                size_t size = 0;
-                if (y[i] >= 0 && mtt_tokenizer_bytes(tokenizer, y[i], &size)) part.bytes += (int64_t)size;
-            }
-        }
-        stopped = stop && *stop;
-        if (status != MTT_END) status = mtt__all_agree(trainer, status, &stopped);
-        for (rank = 0; rank < d->ranks && !status; rank++) {
-            all = part;
-            if (d->ranks > 1) status = mtt__spread(trainer, rank, &all, sizeof(all));
-            loss += all.loss;
-            hits += (double)all.hits;
-            bytes += (double)all.bytes;
-            q->targets += all.targets;
-        }
-        if (!status && stopped) break;
-    }
-    mtt__free(env, x);
-    if (status && status != MTT_END) return status;
-    q->loss = q->targets ? loss / (double)q->targets : 0;
-    q->perplexity = exp(q->loss);
-    q->accuracy = q->targets ? hits / (double)q->targets : 0;
-    q->bits_per_byte = bytes > 0 ? loss / log(2.0) / bytes : 0;
-    return stopped ? MTT_END : MTT_OK;
-}
+/* ---- drawing ids, and the text of a sequence ---- */
 
 /* The sum over the logits from `least` up of exp((x - most) / temperature); their number if that is 0. */
 static double mtt__sample_mass(const float *x, int n, float least, float most, float temperature)
@@ -13974,44 +13996,52 @@ MTTDEF mtt_status mtt_generate(mtt_trainer *trainer, mtt_tokenizer *tokenizer, c
     return status;
 }
 
-/* The operations before it have just run, so its operands are as in a step. An operand that it changes in
-   place is put back, because the speed of a product depends on its numbers: on the operands that a whole step
-   leaves behind, products of the backward pass take more than a third longer. A download waits for the
-   device. */
-MTTDEF mtt_status mtt_profile(mtt_trainer *t, int index, int times, double *ms)
+/* ---- a cache, and passes over it ---- */
+
+/* The schedule of a generator. */
+static mtt_status mtt__generation_init(mtt_schedule *s, mtt_env *env, const mtt_model_desc *model,
+                                       const mtt_generator_desc *desc, mtt_device device)
 {
-    const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
-    const mtt_tensor *both = NULL;
-    const mtt_op *op;
-    mtt_counters counters;
-    void *before = NULL;
-    double start;
-    mtt_status status = MTT_OK;
-    int i, k;
-    if (index < 0 || index >= p->op_count || times < 1)
-        return mtt__fail(t->env, MTT_E_ARGUMENT, "operation %d, %d times: take 0 to %d, at least once", index,
-                         times, p->op_count - 1);
-    op = &p->ops[index];
-    for (i = 0; i < op->inputs; i++)
-        for (k = op->inputs; k < op->inputs + op->outputs; k++)
-            if (op->operands[i] && op->operands[i] == op->operands[k]) both = op->operands[i];
-    if (both && !(before = mtt__alloc_raw(t->env, both->bytes))) return MTT_E_MEMORY;
-    if (both) status = mtt__copy(t, MTT__GET, both->data, before, both->bytes);
-    if (!status) status = t->backend.run(t->context, op, 1);
-    if (!status) status = mtt__move_counters(t, MTT__GET, &counters);
-    start = mtt__now_ms();
-    for (i = 0; i < times && !status; i++) status = t->backend.run(t->context, op, 1);
-    if (!status) status = mtt__move_counters(t, MTT__GET, &counters);
-    *ms = (mtt__now_ms() - start) / times;
-    if (!status && both) status = mtt__copy(t, MTT__PUT, both->data, before, both->bytes);
-    if (!status && both) status = t->backend.run(t->context, op, 1);
-    mtt__free(t->env, before);
+    int chunk = desc->chunk ? desc->chunk : 256;
+    mtt_policy policy;
+    mtt_status status;
+    memset(s, 0, sizeof(*s));
+    memset(&policy, 0, sizeof(policy));
+    policy.precision = desc->precision;
+    policy.window = desc->window;
+    policy.attention = MTT_ATTENTION_FLASH;
+    policy.device = device;
+    s->env = env;
+    s->split = 1;
+    s->batch = desc->batch ? desc->batch : 1;
+    if (desc->precision != MTT_FP32 && desc->precision != MTT_BF16)
+        return mtt__fail(env, MTT_E_ARGUMENT, "precision is %s, a generator computes in fp32 or bf16: take "
+                         "bf16, whatever the weights were trained in",
+                         (unsigned)desc->precision > MTT_FP8 ? "?" : mtt__precisions[desc->precision].name);
+    if (chunk < 1 || chunk > 1 << 20)
+        return mtt__fail(env, MTT_E_ARGUMENT, "chunk is %d, it must be 1 to %d", chunk, 1 << 20);
+    status = mtt_model_resolve(env, model, &s->model);
+    s->seq_len = desc->context ? desc->context : s->model.max_seq;
+    if (!status && s->model.positions == MTT_POSITIONS_LEARNED && s->seq_len > s->model.max_seq)
+        status = mtt__fail(env, MTT_E_ARGUMENT, "context is %d, but learned positions end at max_seq %d: "
+                           "lower the context", s->seq_len, s->model.max_seq);
+    s->chunk = chunk > s->batch ? chunk : s->batch;
+    if (!status) status = mtt_policy_resolve(env, &policy, &s->model, s->batch, s->seq_len, &s->policy);
+    if (!status) status = mtt__build(s, 0, 0, SIZE_MAX);
+    if (status) mtt__release_programs(s);
     return status;
 }
 
-/* -----------------------------------------------------------------------------------------------------------
-   >>generator
-   -------------------------------------------------------------------------------------------------------- */
+MTTDEF mtt_status mtt_generator_plan(mtt_env *env, const mtt_model_desc *model,
+                                     const mtt_generator_desc *desc, mtt_plan_report *report)
+{
+    mtt_schedule s;
+    mtt_status status = mtt__generation_init(&s, env, model, desc, desc->device);
+    if (status) return status;
+    mtt_schedule_report(&s, report);
+    mtt__release_programs(&s);
+    return MTT_OK;
+}
 
 /* A generator is a trainer whose schedule has no backward pass, no optimizer and no counters: its first
    program passes over a chunk of prompts, its second one computes a token of each sequence. Rows of a program
@@ -14092,10 +14122,12 @@ MTTDEF mtt_status mtt_generator_set(mtt_generator *g, int index, const float *va
     return mtt_parameter_set(&g->trainer, index, values);
 }
 
+#ifndef MTT_NO_MODELS
 MTTDEF mtt_status mtt_generator_load(mtt_generator *g, mtt_model *model)
 {
     return mtt_trainer_load(&g->trainer, model);
 }
+#endif
 
 MTTDEF mtt_status mtt_generator_cut(mtt_generator *g, int sequence, int length)
 {
@@ -14212,6 +14244,7 @@ MTTDEF mtt_status mtt_generator_run(mtt_generator *g, const mtt_tokenizer *token
     mtt__free(env, logits);
     return status;
 }
+#endif /* MTT_NO_GENERATOR */
 
 #ifndef MTT_NO_RANKS
 /* -----------------------------------------------------------------------------------------------------------

@@ -184,6 +184,14 @@ losses() { # NAME COMMAND...: those of gcc -O3, within 1e-5, and an infinite wei
 }
 gcc -O3 -std=gnu99 "$build/loss.c" -o "$build/loss" -lm; "$build/loss" > "$build/losses.txt"
 tell $? "an infinite weight is noticed"
+wings=$(grep -oE '^ +MTT_NO_[A-Z]+' mtt.h | grep -oE 'MTT_NO_[A-Z]+' | sed 's/^/-D/')
+[ "$(wc -l <<< "$wings")" -ge 4 ]; tell $? "the manual lists the wings"
+for wing in $wings "$wings"; do
+  check "without a wing: $wing" gcc $header -fopenmp $flags $wing -fsyntax-only mtt.h
+done
+losses "the hall alone" gcc -O3 $wings
+none "$(nm -u "$build/loss" | grep -E ' (socket|connect|poll|fork|waitpid)(@|$)')" \
+  "the hall alone uses sockets"
 for options in "gcc -fassociative-math -fno-signed-zeros -fno-trapping-math" "gcc -freciprocal-math" \
   "gcc -funsafe-math-optimizations" "clang -funsafe-math-optimizations" "clang -fno-honor-nans"; do
   type ${options%% *} > /dev/null 2>&1 && losses "$options" $options -O3
