@@ -156,10 +156,17 @@
       MTT_NO_GENERATOR      everywhere  sampling and generation
       MTT_DOCUMENT_BYTES    here        least bytes of a document cut from plain text, default 4096
       MTT_DOCUMENT_LIMIT    here        most bytes of a line of JSONL, default 2^30
-   -fopenmp makes it parallel, with OMP_NUM_THREADS threads. They, and threads that call mtt, need a stack of
-   128 KB. Begin main with mtt_wait_passively(argv), which is much faster beside other work. It restarts the
-   program once. -ffast-math and -Ofast are refused; linked with them, programs take subnormal numbers for 0:
-   FP32 and BF16 then differ in last bits, and FP16 and FP8 are refused.
+   The implementation takes 10 s to compile. A program of your own need not wait for it at each change: put
+   the two lines above into mtt.c, compile it once (cc -O3 -march=native -fopenmp -c mtt.c), and link mtt.o.
+   -fopenmp makes it parallel, with OMP_NUM_THREADS threads, else all; omp_set_num_threads changes that. They,
+   and threads that call mtt, need a stack of 128 KB. An object is for one thread at a time, and so is an
+   mtt_env; different objects with environments of their own are independent. Begin main with
+   mtt_wait_passively(argv), which is much faster beside other work. It restarts the program once; `export
+   OMP_WAIT_POLICY=passive` does the same from outside. -ffast-math and -Ofast are refused; linked with
+   them, programs take subnormal numbers for 0: FP32 and BF16 then differ in last bits, and FP16 and FP8 are
+   refused.
+   It is C99 and C++11. In C++ structs are filled in by member. C++20 has designators, in the order of
+   declaration, and {} makes the rest zero without a warning.
    stb_sprintf.h must be found, as stb_sprintf.h or stb/stb_sprintf.h; it stays private.
 
    FAILURES
@@ -215,7 +222,7 @@ extern "C" {
 /* Every function that can fail returns a status. The environment then holds the reason and the remedy. */
 #define MTT_STATUSES(X)                                                                 \
     X(MTT_OK, "ok")                                                                     \
-    X(MTT_END, "nothing is left to read")                                               \
+    X(MTT_END, "nothing is left to read, or a callback has stopped the call")            \
     X(MTT_E_ARGUMENT, "an argument or a combination of settings is invalid")            \
     X(MTT_E_MEMORY, "out of host memory")                                               \
     X(MTT_E_BUDGET, "does not fit the memory budget or the device")                     \
@@ -234,8 +241,15 @@ typedef enum mtt_status { MTT_STATUSES(MTT__ENUM) MTT_STATUS_COUNT } mtt_status;
 /* The text of a status, in static storage. */
 MTTDEF const char *mtt_status_string(mtt_status status);
 
+/* MTT_VERSION of the implementation, which a program with another header can compare with its own. */
+MTTDEF int mtt_version(void);
+/* For bindings of other languages, which repeat the structs of this interface: the bytes of one that its user
+   fills in or reads, by its name, such as "mtt_policy"; 0: there is none of that name. */
+MTTDEF size_t mtt_sizeof(const char *name);
+
 /* For the first line of main, with its argv: starts the program again, once, with OMP_WAIT_POLICY=passive.
-   OpenMP reads that variable before main. Its threads otherwise spin while they wait, and take the cores from
+   OpenMP reads that variable before main; a library without a main of its own says in its manual `export
+   OMP_WAIT_POLICY=passive`. OpenMP's threads otherwise spin while they wait, and take the cores from
    whatever else runs. Does nothing if the environment has OMP_WAIT_POLICY or GOMP_SPINCOUNT, without OpenMP,
    or on systems without /proc. On two cores a step of `build/train --preset tiny` then takes 27 ms, not 50 to
    62; beside a busy process 26 to 128 ms, not 680 to 1,172. */
@@ -646,7 +660,9 @@ MTTDEF mtt_status mtt_next_logits(mtt_trainer *trainer, const int32_t *tokens, i
 /* Steps done; without info, steps handed to the device. */
 MTTDEF int64_t mtt_trainer_step(const mtt_trainer *trainer);
 /* The learning rate of the steps that follow, 0 to 100, in place of the schedule's; a negative one: the
-   schedule's again. It is no part of a checkpoint. */
+   schedule's again. It is no part of a checkpoint. With 0 a step leaves the weights as they are, since weight
+   decay is times the rate, too: that gives gradients without an update. Moments and the count of steps still
+   change. */
 MTTDEF mtt_status mtt_trainer_set_lr(mtt_trainer *trainer, float lr);
 /* How much the device's free memory has dropped since just before the arena was allocated, by any process. On
    the CPU: the arena's size. On CUDA: the arena, rounded up to pages of 2 MiB. The first trainer of its kind
@@ -659,12 +675,13 @@ MTTDEF const mtt_schedule *mtt_trainer_schedule(const mtt_trainer *trainer);
 MTTDEF mtt_status mtt_profile(mtt_trainer *trainer, int index, int times, double *ms);
 
 /* Parameters by number, from 0, in Hugging Face's GPT-2 names; NULL past the last. shape[2] is rows and
-   columns, or elements and 0. */
+   columns, or elements and 0; 0 and 0 past the last. It may be NULL. */
 MTTDEF const char *mtt_parameter(const mtt_trainer *trainer, int index, int64_t shape[2]);
 MTTDEF int mtt_parameter_find(const mtt_trainer *trainer, const char *name); /* its number; -1: none */
 /* Copies a parameter's FP32 values out or in: masters and 16-bit copies alike, rounded in the compact state.
    Set finite values: mtt_resume refuses a checkpoint with others.
-   Gradients are those of the last step. They can be read when the policy accumulates (accumulate > 1), since
+   Gradients are those of the last step, of its mean loss: before clipping, and without the loss scale of FP16
+   and FP8. They can be read when the policy accumulates (accumulate > 1), since
    they stay in memory then, or has keep_gradients, but not from ranks that divide them. All ranks call these,
    in one order. */
 MTTDEF mtt_status mtt_parameter_get(mtt_trainer *trainer, int index, float *values);
@@ -673,7 +690,7 @@ MTTDEF mtt_status mtt_gradient_get(mtt_trainer *trainer, int index, float *value
 
 /* One safetensors file: weights, moments, step, loss scale, seed, the loader's cursor and the configuration,
    with a checksum for each tensor. At any instant the path holds the old checkpoint or the new one. `batches`
-   may be NULL. */
+   may be NULL. The tokenizer is no part of it: keep its file, {output}.tokenizer.json of mtt_prepare, too. */
 MTTDEF mtt_status mtt_save(mtt_trainer *trainer, const char *path, const mtt_batches *batches);
 /* The same without moments, with the adapters added to the weights, W + (lora_alpha / lora_rank) A B: for
    programs that read weights, such as tools/convert. mtt_resume refuses it. */
@@ -825,6 +842,10 @@ typedef struct mtt_prepare_desc {
     uint64_t seed;         /* of the split, default 0 */
     int reuse_only;        /* 1 = write nothing: a dataset that is not up to date is MTT_E_MISMATCH, and the
                               error says why. Tokenizer and vocab are compared only if one of them is given */
+    /* Called after about each MiB of text, with the bytes read so far; to train a tokenizer, the text is read
+       twice. Returns 0, or another value to stop: MTT_END, and the old dataset stays. Default none. */
+    int (*progress)(void *user, uint64_t bytes);
+    void *user;
 } mtt_prepare_desc;
 
 typedef struct mtt_prepare_report {
@@ -861,6 +882,10 @@ MTTDEF void mtt_tokens_close(mtt_tokens *tokens);
 MTTDEF uint64_t mtt_tokens_count(const mtt_tokens *tokens);
 MTTDEF int mtt_tokens_vocab(const mtt_tokens *tokens); /* ids are below this */
 MTTDEF uint32_t mtt_tokens_crc32(const mtt_tokens *tokens); /* of the ids, so that ranks can compare files */
+/* The same of ids in memory, 0 to vocab - 1, which are copied. For mtt_batches_init and
+   mtt_evaluate_tokens. */
+MTTDEF mtt_status mtt_tokens_copy(mtt_env *env, const int32_t *ids, size_t count, int vocab,
+                                  mtt_tokens **out);
 /* Copies `count` ids, starting at `first`. MTT_E_FILE: the file has changed since it was opened. */
 MTTDEF mtt_status mtt_tokens_read(const mtt_tokens *tokens, uint64_t first, size_t count, int32_t *ids);
 
@@ -966,22 +991,53 @@ typedef struct mtt_sampling {
     int top_k;         /* draw from this many of the most likely ids; 0 = all */
     float top_p;       /* and of these from the fewest of the most likely ones that have this share of their
                           probability (nucleus sampling, Holtzman et al. 2020); 0 or 1 = all */
-    uint64_t seed;
     float min_p;       /* and of these those that have at least this share of the most likely one's
                           probability (Nguyen et al. 2024, arXiv 2407.01082); 0 = all */
     float repetition_penalty; /* before all this, logits of ids that the prompt or the text has already are
                                  divided by it if positive, else multiplied (Keskar et al. 2019, arXiv
                                  1909.05858), as in transformers; above 0, 0 or 1 = off. mtt_sample does not
                                  know these ids, and leaves it to mtt_generate and mtt_generator_run */
+    uint64_t seed;
 } mtt_sampling;
 
 /* Draws an id, a function of (logits, sampling, index). */
 MTTDEF int32_t mtt_sample(const float *logits, int vocab, const mtt_sampling *sampling, uint64_t index);
 
-/* Continues a prompt by `count` tokens and writes them one by one, without the prompt. Stops at
-   <|endoftext|>. A call of one rank alone. */
-MTTDEF mtt_status mtt_generate(mtt_trainer *trainer, mtt_tokenizer *tokenizer, const char *prompt, int count,
-                               const mtt_sampling *sampling, mtt_write_fn write, void *user);
+/* What happens when a sequence fills its context. Slide: its last half is kept and computed again, at places
+   from 0. Keeping all but one token would cost a pass over the context for each token; this costs about two
+   tokens' work for each. Of a prompt longer than the context the end is taken. Stop: the sequence ends, and a
+   longer prompt is refused. */
+typedef enum mtt_full_context { MTT_CONTEXT_SLIDE, MTT_CONTEXT_STOP } mtt_full_context;
+
+/* Receives a drawn id and the text that is ready now, if any. Text that may begin a stop string waits. At the
+   end of a sequence `id` is -1, and the text is what waited. `prompt` is the number of its prompt. Returns 0,
+   or another value to end the generation, which then returns MTT_END. */
+typedef int (*mtt_token_fn)(void *user, int prompt, int32_t id, const char *text, size_t bytes);
+
+/* A task for mtt_generate or mtt_generator_run. */
+typedef struct mtt_generation {
+    const char *const *texts;      /* prompts, for mtt_encode_prompt; NULL: they are in the next two */
+    const int32_t *const *prompts; /* ids; one of size 0 is the tokenizer's end of text */
+    const int *sizes;              /* of each, in ids */
+    int prompt_count;              /* any number: a generator has `batch` of them under way at a time */
+    int count;                     /* ids to draw for each, at most; end of text ends a sequence before. 0:
+                                      `write` is never called */
+    mtt_sampling sampling;         /* of prompt number i, with seed + i: the same text alone or with others */
+    const char *const *stops;      /* a sequence ends before the first of these strings in its text, */
+    int stop_count;
+    const int32_t *stop_ids;       /* or one of these ids, such as those that end a turn of a chat */
+    int stop_id_count;
+    mtt_full_context full_context;
+    mtt_token_fn write;            /* required */
+    void *user;
+} mtt_generation;
+
+/* Continues prompts one after another, by full passes through the model, which sees the last seq_len ids: for
+   samples during a training. mtt_generator_run is much faster. A call of one rank alone. `tokenizer` may be
+   NULL: then there is no text, no end of text, no empty prompt and no stop string. Ids that it lacks are not
+   drawn. MTT_E_ARGUMENT: no text came. */
+MTTDEF mtt_status mtt_generate(mtt_trainer *trainer, mtt_tokenizer *tokenizer,
+                               const mtt_generation *generation);
 
 /* Generates text by weights alone, without gradients or an optimizer. A cache keeps the keys and values of
    the tokens before, so a step computes one token of each sequence. Prompts pass through in chunks of many
@@ -1031,35 +1087,8 @@ MTTDEF mtt_status mtt_generator_append(mtt_generator *generator, const int32_t *
 /* Forgets all but the first `length` tokens of a sequence. */
 MTTDEF mtt_status mtt_generator_cut(mtt_generator *generator, int sequence, int length);
 
-/* What happens when a sequence fills its context. Slide: its last half is kept and computed again, at places
-   from 0. Keeping all but one token would cost a pass over the context for each token; this costs about two
-   tokens' work for each. Of a prompt longer than the context the end is taken. Stop: the sequence ends, and a
-   longer prompt is refused. */
-typedef enum mtt_full_context { MTT_CONTEXT_SLIDE, MTT_CONTEXT_STOP } mtt_full_context;
-
-/* Receives a drawn id and the text that is ready now, if any. Text that may begin a stop string waits. At the
-   end of a sequence `id` is -1, and the text is what waited. `prompt` is the number of its prompt. */
-typedef void (*mtt_token_fn)(void *user, int prompt, int32_t id, const char *text, size_t bytes);
-
-typedef struct mtt_generation {
-    const int32_t *const *prompts; /* ids; one of size 0 is the tokenizer's end of text */
-    const int *sizes;              /* of each, in ids */
-    int prompt_count;              /* any number: `batch` of them are under way at a time */
-    int count;                     /* ids to draw for each, at most; end of text ends a sequence before. 0:
-                                      `write` is never called */
-    mtt_sampling sampling;         /* of prompt number i, with seed + i: the same text alone or with others */
-    const char *const *stops;      /* a sequence ends before the first of these strings in its text, */
-    int stop_count;
-    const int32_t *stop_ids;       /* or one of these ids, such as those that end a turn of a chat */
-    int stop_id_count;
-    mtt_full_context full_context;
-    mtt_token_fn write;            /* required */
-    void *user;
-} mtt_generation;
-
-/* Continues prompts. Forgets what the cache had. `tokenizer` may be NULL: then there is no text, no end of
-   text, no empty prompt and no stop string. Ids that it lacks are not drawn. MTT_E_ARGUMENT: no text came. */
-MTTDEF mtt_status mtt_generator_run(mtt_generator *generator, const mtt_tokenizer *tokenizer,
+/* As mtt_generate, by the cache. Forgets what it had. */
+MTTDEF mtt_status mtt_generator_run(mtt_generator *generator, mtt_tokenizer *tokenizer,
                                     const mtt_generation *generation);
 
 #endif /* MTT_NO_GENERATOR */
@@ -1127,6 +1156,27 @@ MTTDEF void mtt_ranks_fail(mtt_ranks *ranks, const char *reason);
    and kills those left. */
 MTTDEF void mtt_ranks_close(mtt_ranks *ranks);
 #endif
+
+/* Structs that a user fills in or reads, for mtt_sizeof. */
+#ifdef MTT_NO_TEXT
+#define MTT__TEXT_STRUCTS(X)
+#else
+#define MTT__TEXT_STRUCTS(X) X(mtt_pattern) X(mtt_tokenizer_kind) X(mtt_bpe_options) \
+    X(mtt_prepare_desc) X(mtt_prepare_report) X(mtt_dataset) X(mtt_batches) X(mtt_quality)
+#endif
+#ifdef MTT_NO_GENERATOR
+#define MTT__GENERATOR_STRUCTS(X)
+#else
+#define MTT__GENERATOR_STRUCTS(X) X(mtt_sampling) X(mtt_generation) X(mtt_generator_desc)
+#endif
+#ifdef MTT_NO_RANKS
+#define MTT__RANKS_STRUCTS(X)
+#else
+#define MTT__RANKS_STRUCTS(X) X(mtt_ranks_desc)
+#endif
+#define MTT__STRUCTS(X)                                                                              \
+    X(mtt_env) X(mtt_model_desc) X(mtt_policy) X(mtt_optim_desc) X(mtt_plan_report) X(mtt_step_info) \
+    MTT__TEXT_STRUCTS(X) MTT__GENERATOR_STRUCTS(X) MTT__RANKS_STRUCTS(X)
 
 /* ---------------------------------------------------------------------------------------------- json ---- */
 
@@ -2156,6 +2206,24 @@ static MTT__UNUSED void mtt__one_thread(void) {}
 
 #define MTT__STRING(name, text) text,
 static const char *const mtt__status_text[] = {MTT_STATUSES(MTT__STRING)};
+
+MTTDEF int mtt_version(void)
+{
+    return MTT_VERSION;
+}
+
+MTTDEF size_t mtt_sizeof(const char *name)
+{
+#define MTT__NAME_AND_SIZE(type) {#type, sizeof(type)},
+    static const struct {
+        const char *name;
+        size_t bytes;
+    } structs[] = {MTT__STRUCTS(MTT__NAME_AND_SIZE)};
+    size_t i = MTT__LENGTH(structs);
+    while (i--)
+        if (!strcmp(structs[i].name, name)) return structs[i].bytes;
+    return 0;
+}
 
 MTTDEF void mtt_wait_passively(char **argv)
 {
@@ -8559,10 +8627,9 @@ MTTDEF const mtt_schedule *mtt_trainer_schedule(const mtt_trainer *t)
 MTTDEF const char *mtt_parameter(const mtt_trainer *t, int index, int64_t shape[2])
 {
     const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
-    if (index < 0 || index >= p->parameter_count) return NULL;
-    shape[0] = p->parameters[index].shape[0];
-    shape[1] = p->parameters[index].shape[1];
-    return p->parameters[index].weight->name;
+    int known = index >= 0 && index < p->parameter_count, k;
+    for (k = 0; k < 2 && shape; k++) shape[k] = known ? p->parameters[index].shape[k] : 0;
+    return known ? p->parameters[index].weight->name : NULL;
 }
 
 MTTDEF int mtt_parameter_find(const mtt_trainer *t, const char *name)
@@ -11508,8 +11575,9 @@ typedef struct mtt__token_header {
 
 struct mtt_tokens {
     mtt_env *env;
-    int fd;
-    time_t modified; /* when the file was checked */
+    int fd;             /* -1: the ids are in `memory` */
+    const char *memory;
+    time_t modified;    /* when the file was checked */
     mtt__token_header header;
     const char *path;
 };
@@ -11522,6 +11590,7 @@ static mtt_status mtt__tokens_fetch(const mtt_tokens *t, uint64_t offset, void *
     char *at = (char *)data;
     ptrdiff_t n = 1;
     struct stat info;
+    if (t->fd < 0) return memcpy(data, t->memory + offset - sizeof(t->header), bytes), MTT_OK;
     while (bytes && n) {
         n = MTT__SYS_PREAD(t->fd, at, bytes < most ? bytes : most, (off_t)offset);
         if (n < 0 && errno != EINTR) return mtt__file_fail(t->env, t->path, "read it", errno);
@@ -11606,6 +11675,34 @@ MTTDEF mtt_status mtt_tokens_open(mtt_env *env, const char *path, mtt_tokens **o
     if (status) mtt_tokens_close(t);
     else *out = t;
     return status;
+}
+
+MTTDEF mtt_status mtt_tokens_copy(mtt_env *env, const int32_t *ids, size_t count, int vocab, mtt_tokens **out)
+{
+    mtt_tokens *t;
+    mtt__crc_table table;
+    size_t i;
+    *out = NULL;
+    if (vocab < 1)
+        return mtt__fail(env, MTT_E_ARGUMENT, "vocab is %lld, it must be above 0", (long long)vocab);
+    for (i = 0; i < count; i++)
+        if (ids[i] < 0 || ids[i] >= vocab)
+            return mtt__fail(env, MTT_E_ARGUMENT, "id %zu is %lld, but the vocabulary has ids 0 to %d", i,
+                             (long long)ids[i], vocab - 1);
+    t = (mtt_tokens *)mtt__alloc(env, 1, mtt__add(sizeof(*t), mtt__mul(count, sizeof(*ids))));
+    if (!t) return MTT_E_MEMORY;
+    t->env = env;
+    t->fd = -1;
+    t->path = "the array of ids";
+    t->memory = (const char *)(t + 1);
+    if (count) memcpy(t + 1, ids, count * sizeof(*ids));
+    t->header.bits = 32;
+    t->header.vocab = (uint64_t)vocab;
+    t->header.count = count;
+    mtt__crc_init(&table);
+    t->header.crc = mtt__crc32(&table, 0, t->memory, count * sizeof(*ids));
+    *out = t;
+    return MTT_OK;
 }
 
 MTTDEF void mtt_tokens_close(mtt_tokens *t)
@@ -11722,6 +11819,8 @@ typedef struct mtt__prepare {
     uint64_t text;     /* for the headers; 0 until the text has been read once */
     mtt_corpus *corpus;
     uint64_t document; /* of the corpus, from 0 */
+    uint64_t read, told; /* bytes of text, in all passes; those at the last call of desc->progress */
+    int stopped;       /* 1 = that call has ended the work */
     mtt_vocab_trainer *trainer;
     mtt_tokenizer *tokenizer;
     mtt__crc_table crc;
@@ -11777,6 +11876,17 @@ static mtt_status mtt__prepare_hash(mtt__prepare *p)
 
 typedef mtt_status (*mtt__document_fn)(mtt__prepare *p, mtt_split split, const char *text, size_t bytes);
 
+/* Tells the caller about each MiB, who may stop the work. */
+static mtt_status mtt__prepare_tell(mtt__prepare *p, size_t bytes)
+{
+    const mtt_prepare_desc *d = p->desc;
+    p->read += bytes;
+    if (!d->progress || p->read - p->told < 1 << 20) return MTT_OK;
+    p->told = p->read;
+    p->stopped = d->progress(d->user, p->read) != 0;
+    return p->stopped ? MTT_END : MTT_OK;
+}
+
 /* Reads the text once and hands each document to `use`. */
 static mtt_status mtt__prepare_each(mtt__prepare *p, mtt__document_fn use)
 {
@@ -11784,9 +11894,11 @@ static mtt_status mtt__prepare_each(mtt__prepare *p, mtt__document_fn use)
     size_t bytes;
     uint64_t all = 0;
     mtt_status status = mtt__prepare_open(p);
-    while (!status && (status = mtt_corpus_next(p->corpus, &text, &bytes)) == MTT_OK)
+    while (!status && (status = mtt_corpus_next(p->corpus, &text, &bytes)) == MTT_OK) {
         status = use(p, mtt_split_of(p->desc->seed, p->document++), text, bytes), all += bytes;
-    if (status != MTT_END) return status;
+        if (!status) status = mtt__prepare_tell(p, bytes);
+    }
+    if (status != MTT_END || p->stopped) return status;
     if (all) return mtt__prepare_hash(p);
     return mtt__fail(p->env, MTT_E_DATA, "%s has no text: give a file with text", p->corpus->name);
 }
@@ -13897,21 +14009,31 @@ static mtt_status mtt__begin_sequence(mtt_env *env, const mtt_tokenizer *tokeniz
     return mtt__add_ids(env, q, ids, count);
 }
 
-/* Hands out an id, and the text before a stop string or what may become one. Returns 1 at a stop string. */
-static int mtt__hand_out(const mtt_generation *g, mtt__sequence *q, int32_t id)
+/* Ends a sequence, and hands out the text that waited. */
+static mtt_status mtt__end_sequence(const mtt_generation *g, mtt__sequence *q)
+{
+    int number = q->number;
+    q->number = -1;
+    return g->write(g->user, number, -1, q->text, q->held) ? MTT_END : MTT_OK;
+}
+
+/* Hands out an id, and the text before a stop string or what may become one. *stopped is 1 at a stop
+   string. */
+static mtt_status mtt__hand_out(const mtt_generation *g, mtt__sequence *q, int32_t id, int *stopped)
 {
     size_t at, size;
-    int stopped = 0, waits = 0, i;
-    for (at = 0; at < q->held && !stopped && !waits; at += !stopped && !waits)
-        for (i = 0; i < g->stop_count && !stopped; i++) {
+    int waits = 0, ends, i;
+    *stopped = 0;
+    for (at = 0; at < q->held && !*stopped && !waits; at += !*stopped && !waits)
+        for (i = 0; i < g->stop_count && !*stopped; i++) {
             size = strlen(g->stops[i]);
-            stopped = q->held - at >= size && !memcmp(q->text + at, g->stops[i], size);
+            *stopped = q->held - at >= size && !memcmp(q->text + at, g->stops[i], size);
             waits |= q->held - at < size && !memcmp(q->text + at, g->stops[i], q->held - at);
         }
-    g->write(g->user, q->number, id, q->text, at);
+    ends = g->write(g->user, q->number, id, q->text, at);
     q->held -= at;
     memmove(q->text, q->text + at, q->held);
-    return stopped;
+    return ends ? MTT_END : MTT_OK;
 }
 
 /* Draws the next id of a sequence, and hands it out. At the end of the sequence its number becomes -1. */
@@ -13942,57 +14064,66 @@ static mtt_status mtt__draw_id(mtt_env *env, const mtt_tokenizer *tokenizer, con
             status = mtt__reserve(env, (void **)&q->text, &q->held_capacity, mtt__add(q->held, bytes) + 1, 1);
         if (status) return status;
         if (text) memcpy(q->text + q->held, text, bytes), q->held += bytes;
-        ends = mtt__hand_out(g, q, id);
+        status = mtt__hand_out(g, q, id, &ends);
+        if (status) return status;
         if (ends) q->held = 0;
         ends |= ++q->drawn >= g->count;
     }
-    if (!ends) return MTT_OK;
-    g->write(g->user, q->number, -1, q->text, q->held);
-    q->number = -1;
-    return MTT_OK;
+    return ends ? mtt__end_sequence(g, q) : MTT_OK;
 }
 
-/* Text for a caller who asks for no more. */
-static void mtt__write_text(void *user, int prompt, int32_t id, const char *text, size_t bytes)
+/* Encodes prompts that are texts. The ids are in the pool. */
+static mtt_status mtt__encode_texts(mtt_env *env, mtt_tokenizer *tokenizer, mtt_generation *g,
+                                    mtt__pool *pool)
 {
-    const mtt__out *to = (const mtt__out *)user;
-    (void)prompt, (void)id;
-    if (bytes) to->write(to->user, text, bytes);
+    size_t all = g->texts && g->prompt_count > 0 ? (size_t)g->prompt_count : 0, i, count;
+    const int32_t **prompts;
+    int *sizes;
+    mtt_status status = MTT_OK;
+    if (!all) return MTT_OK;
+    if (!tokenizer) return mtt__fail(env, MTT_E_ARGUMENT, "prompts that are texts need a tokenizer");
+    prompts = (const int32_t **)mtt__pool_take(env, pool, mtt__mul(all, sizeof(*prompts)));
+    sizes = (int *)mtt__pool_take(env, pool, mtt__mul(all, sizeof(*sizes)));
+    if (!prompts || !sizes) return MTT_E_MEMORY;
+    for (i = 0; i < all && !status; i++) {
+        size_t bytes = strlen(g->texts[i]), most = mtt__add(mtt__mul(bytes, 3), 1);
+        int32_t *ids = (int32_t *)mtt__pool_take(env, pool, mtt__mul(most, sizeof(*ids)));
+        if (!ids) return MTT_E_MEMORY;
+        status = mtt_encode_prompt(tokenizer, g->texts[i], bytes, ids, most, &count);
+        if (!status && count > INT_MAX)
+            status = mtt__fail(env, MTT_E_ARGUMENT, "a text has at most 2^31 - 1 ids");
+        prompts[i] = ids;
+        sizes[i] = status ? 0 : (int)count;
+    }
+    g->prompts = prompts;
+    g->sizes = sizes;
+    return status;
 }
 
-MTTDEF mtt_status mtt_generate(mtt_trainer *trainer, mtt_tokenizer *tokenizer, const char *prompt, int count,
-                               const mtt_sampling *sampling, mtt_write_fn write, void *user)
+MTTDEF mtt_status mtt_generate(mtt_trainer *trainer, mtt_tokenizer *tokenizer,
+                               const mtt_generation *generation)
 {
     mtt_env *env = trainer->env;
-    int vocab = trainer->schedule->model.vocab, known_ids;
-    size_t size = strlen(prompt), most = mtt__add(mtt__mul(size, 3), 1), known = 0;
-    int32_t *ids = (int32_t *)mtt__alloc(env, most, sizeof(*ids));
+    int vocab = trainer->schedule->model.vocab, next, seq_len = trainer->schedule->seq_len;
+    int stops = generation->full_context == MTT_CONTEXT_STOP;
     float *logits = (float *)mtt__alloc(env, (size_t)vocab, sizeof(*logits));
-    const int32_t *prompts = ids;
-    mtt__out to = {write, user};
+    mtt_generation g = *generation;
+    mtt__pool pool = {NULL};
     mtt__sequence q;
-    mtt_generation g;
-    mtt_status status = ids && logits ? MTT_OK : MTT_E_MEMORY;
+    mtt_status status = logits ? mtt__encode_texts(env, tokenizer, &g, &pool) : MTT_E_MEMORY;
     memset(&q, 0, sizeof(q));
-    memset(&g, 0, sizeof(g));
-    g.prompts = &prompts;
-    g.sizes = &known_ids;
-    g.prompt_count = 1;
-    g.count = count;
-    g.sampling = *sampling;
-    g.write = mtt__write_text;
-    g.user = &to;
-    if (!status) status = mtt_encode_prompt(tokenizer, prompt, size, ids, most, &known);
-    known_ids = (int)known;
-    if (!status) status = mtt__generation_check(env, tokenizer, &g, vocab, INT_MAX);
-    if (!status) status = mtt__begin_sequence(env, tokenizer, &g, vocab, 0, &q);
-    while (!status && q.number >= 0 && count > 0) {
-        status = mtt_next_logits(trainer, q.ids, q.known, logits);
-        if (!status) status = mtt__draw_id(env, tokenizer, &g, vocab, logits, &q);
+    if (!status) status = mtt__generation_check(env, tokenizer, &g, vocab, stops ? seq_len : INT_MAX);
+    for (next = 0; !status && next < g.prompt_count && g.count > 0; next++) {
+        status = mtt__begin_sequence(env, tokenizer, &g, vocab, next, &q);
+        while (!status && q.number >= 0) {
+            status = mtt_next_logits(trainer, q.ids, q.known, logits);
+            if (!status) status = mtt__draw_id(env, tokenizer, &g, vocab, logits, &q);
+            if (!status && q.number >= 0 && stops && q.known > seq_len) status = mtt__end_sequence(&g, &q);
+        }
     }
     mtt__free_sequence(env, &q);
-    mtt__free(env, ids);
     mtt__free(env, logits);
+    mtt__pool_free(env, &pool);
     return status;
 }
 
@@ -14194,25 +14325,25 @@ static mtt_status mtt__make_room(mtt_generator *g, int slot, const mtt_generatio
 {
     int context = g->schedule.seq_len, half = context > 1 ? context / 2 : 1;
     if (q->known - q->first <= context) return MTT_OK;
-    if (o->full_context == MTT_CONTEXT_STOP) {
-        o->write(o->user, q->number, -1, q->text, q->held);
-        q->number = -1;
-        return MTT_OK;
-    }
+    if (o->full_context == MTT_CONTEXT_STOP) return mtt__end_sequence(o, q);
     q->first = q->known - (q->drawn ? half : context);
     q->place = 0;
     return mtt_generator_cut(g, slot, 0);
 }
 
-MTTDEF mtt_status mtt_generator_run(mtt_generator *g, const mtt_tokenizer *tokenizer, const mtt_generation *o)
+MTTDEF mtt_status mtt_generator_run(mtt_generator *g, mtt_tokenizer *tokenizer,
+                                    const mtt_generation *generation)
 {
     mtt_env *env = g->trainer.env;
+    mtt_generation copy = *generation, *o = &copy;
+    mtt__pool pool = {NULL};
     int batch = g->schedule.batch, vocab = g->schedule.model.vocab, next = 0, busy = 1, i;
     float *logits = (float *)mtt__alloc(env, (size_t)batch * (size_t)vocab, sizeof(*logits));
     mtt__sequence *all = (mtt__sequence *)mtt__alloc(env, (size_t)batch, sizeof(*all));
     const int32_t **tokens = (const int32_t **)mtt__alloc(env, (size_t)batch, sizeof(*tokens));
     int *counts = (int *)mtt__alloc(env, (size_t)batch, sizeof(*counts));
     mtt_status status = logits && all && tokens && counts ? MTT_OK : MTT_E_MEMORY;
+    if (!status) status = mtt__encode_texts(env, tokenizer, o, &pool);
     if (!status)
         status = mtt__generation_check(env, tokenizer, o, vocab,
                                        o->full_context == MTT_CONTEXT_STOP ? g->schedule.seq_len : INT_MAX);
@@ -14238,6 +14369,7 @@ MTTDEF mtt_status mtt_generator_run(mtt_generator *g, const mtt_tokenizer *token
                 status = mtt__draw_id(env, tokenizer, o, vocab, logits + (size_t)i * (size_t)vocab, &all[i]);
     }
     for (i = 0; i < batch && all; i++) mtt__free_sequence(env, &all[i]);
+    mtt__pool_free(env, &pool);
     mtt__free(env, counts);
     mtt__free(env, (void *)tokens);
     mtt__free(env, all);

@@ -14,19 +14,12 @@
 
 enum { MOST_CONTEXT = 4096 }; /* unless --context asks for more */
 
-static void write_token(void *unused, int number, int32_t id, const char *text, size_t bytes)
-{
-    (void)unused, (void)number, (void)id;
-    result_write_text(stdout, text, bytes);
-    fflush(stdout);
-}
-
 static mtt_env env;
 static mtt_generator_desc desc;
 static folder notes; /* of the model */
 static const char *prompt = "\n", *stop, *tokenizer_path;
-static mtt_generation job = {.count = 100, .prompt_count = 1, .write = write_token, .stops = &stop,
-                             .stop_ids = notes.ends};
+static mtt_generation job = {.texts = &prompt, .prompt_count = 1, .count = 100, .stops = &stop,
+                             .stop_ids = notes.ends, .write = result_write_token};
 static int plan, half;
 
 static const option options[] = {
@@ -52,14 +45,12 @@ static mtt_status generate(const char *path)
 {
     mtt_backend backend = *mtt_cpu_backend();
     mtt_tokenizer_kind kind = mtt_wordpiece(NULL);
-    size_t bytes = strlen(prompt), count = 0;
-    int32_t *ids = malloc((3 * bytes + 1) * sizeof(*ids));
     mtt_model *model = NULL;
     mtt_tokenizer *tokenizer = NULL;
     mtt_generator *generator = NULL;
     mtt_plan_report report;
-    mtt_status status = ids ? mtt_model_open(&env, path, &model) : MTT_E_MEMORY;
-    int size, trained = 0;
+    mtt_status status = mtt_model_open(&env, path, &model);
+    int trained = 0;
     if (!status) status = folder_open(&env, path, &notes), job.stop_id_count = notes.end_count;
     if (!status && !tokenizer_path) tokenizer_path = result_tokenizer_of(model, path);
     if (!status) status = result_load_tokenizer(&env, tokenizer_path, &kind, model, &tokenizer);
@@ -71,16 +62,13 @@ static mtt_status generate(const char *path)
     if (!status && desc.device == MTT_DEVICE_CUDA) status = mtt_cuda_backend(&env, 0, &backend);
     if (!status) status = mtt_generator_create(&env, mtt_model_describe(model), &desc, &backend, &generator);
     if (!status) status = mtt_generator_load(generator, model);
-    if (!status) status = mtt_encode_prompt(tokenizer, prompt, bytes, ids, 3 * bytes + 1, &count);
-    size = (int)count;
-    job.prompts = (const int32_t *[]){ids}, job.sizes = &size, job.stop_count = stop != NULL;
+    job.user = stdout, job.stop_count = stop != NULL;
     if (!status) fputs(prompt, stdout), status = mtt_generator_run(generator, tokenizer, &job);
     if (!status) putchar('\n');
     folder_close(&notes);
     mtt_generator_destroy(generator);
     mtt_tokenizer_destroy(tokenizer);
     mtt_model_close(model);
-    free(ids);
     return status;
 }
 

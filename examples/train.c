@@ -253,7 +253,10 @@ static int execute(mtt_backend *backend, mtt_batches *batches, const mtt_dataset
     mtt_trainer *t = NULL;
     mtt_status status;
     int code;
+    mtt_generation job = {.texts = &set.prompt, .prompt_count = 1, .count = set.sample,
+                          .write = result_write_token, .user = stdout};
     set.optim.seed = set.sampling.seed = (uint64_t)set.seed;
+    job.sampling = set.sampling;
     set.optim.total_steps = set.steps;
     status = mtt_trainer_create(&env, &set.model, &set.policy, &set.optim, backend, set.batch, set.seq_len,
                                 &t);
@@ -269,8 +272,7 @@ static int execute(mtt_backend *backend, mtt_batches *batches, const mtt_dataset
         mtt_ranks_busy(files.ranks); /* the others wait to end */
         fprintf(stderr, "\na sample of %d tokens:\n", set.sample);
         fputs(set.prompt, stdout);
-        code = report(mtt_generate(t, data->tokenizer, set.prompt, set.sample, &set.sampling,
-                                   result_write_text, stdout));
+        code = report(mtt_generate(t, data->tokenizer, &job));
         putchar('\n');
     }
     mtt_trainer_destroy(t);

@@ -902,6 +902,40 @@ static mtt_tokens *counting_tokens(const char *name, uint64_t count)
     return t;
 }
 
+/* Ids in memory are read as those of a file. */
+static void test_tokens_copy(void)
+{
+    mtt_tokens *file = counting_tokens("t", 1000), *copy;
+    int32_t ids[1000], got[2][8], wrong[2] = {5, 7};
+    mtt_batches batches[2];
+    for (int i = 0; i < 1000; i++) ids[i] = i;
+    check(mtt_tokens_copy(&env, ids, 1000, 1000000, &copy) == MTT_OK, "%s", env.error);
+    memset(ids, 0, sizeof(ids));
+    check(mtt_tokens_count(copy) == 1000 && mtt_tokens_vocab(copy) == 1000000 &&
+              mtt_tokens_crc32(copy) == mtt_tokens_crc32(file),
+          "ids in memory differ from those of a file");
+    for (int k = 0; k < 2; k++)
+        check(!mtt_batches_init(&env, &batches[k], k ? copy : file, 2, 4, 3, 0), "%s", env.error);
+    for (int i = 0; i < 100; i++) {
+        for (int k = 0; k < 2; k++)
+            check(!mtt_batches_next(&batches[k], got[k], ids), "%s", env.error);
+        check(!memcmp(got[0], got[1], sizeof(got[0])), "batch %d differs", i);
+    }
+    refused(mtt_tokens_read(copy, 999, 2, ids), MTT_E_ARGUMENT, "1000", "ids past the last");
+    mtt_tokens_close(copy);
+    mtt_tokens_close(file);
+    for (int vocab = 7; vocab > -8; vocab -= 7) {
+        refused(mtt_tokens_copy(&env, wrong, 2, vocab, &copy), MTT_E_ARGUMENT,
+                vocab > 0 ? "id 1 is 7" : "vocab", "an id that is no id");
+        check(!copy, "tokens that were not made");
+    }
+    wrong[0] = -1;
+    refused(mtt_tokens_copy(&env, wrong, 2, 8, &copy), MTT_E_ARGUMENT, "id 0 is -1", "a negative id");
+    check(mtt_tokens_copy(&env, NULL, 0, 8, &copy) == MTT_OK && !mtt_tokens_count(copy), "no ids: %s",
+          env.error);
+    mtt_tokens_close(copy);
+}
+
 static void test_tokens(void)
 {
     static const struct {
@@ -1644,6 +1678,47 @@ static void test_stale_files(void)
     not_reusable(d, "cannot be compared with standard input", "standard input");
     drop(&first);
     drop(&other);
+}
+
+/* What the caller of mtt_prepare has heard, and when it ends the work; 0 = never. */
+typedef struct listener {
+    int calls, ends_at;
+    uint64_t bytes;
+} listener;
+
+static int listen_to(void *user, uint64_t bytes)
+{
+    listener *l = (listener *)user;
+    check(bytes >= l->bytes + (1 << 20), "told %llu bytes after %llu", (unsigned long long)bytes,
+          (unsigned long long)l->bytes);
+    l->bytes = bytes;
+    return ++l->calls == l->ends_at;
+}
+
+/* The caller hears of each MiB, and can end the work at any of them; the dataset that is there stays. */
+static void test_progress(void)
+{
+    enum { BYTES = 5 << 20 };
+    char *text = (char *)malloc(BYTES), input[400], output[400];
+    listener l = {0, 0, 0};
+    mtt_prepare_desc d = {.input = strcpy(input, in("long")), .output = strcpy(output, in("d")),
+                          .vocab = 300, .progress = listen_to, .user = &l};
+    snapshot s;
+    int all;
+    for (int i = 0; i < BYTES; i++) text[i] = "the cat sat on a mat\n\n"[i % 22];
+    write_file(in("long"), text, BYTES);
+    check(mtt_prepare(&env, &d, NULL) == MTT_OK, "%s", env.error);
+    all = l.calls;
+    check(all >= 8 && l.bytes <= 2 * BYTES, "%d calls, %llu bytes", all, (unsigned long long)l.bytes);
+    s = take("d");
+    d.seed = 1; /* another dataset */
+    for (int k = 1; k <= all; k++) {
+        l = (listener){0, k, 0};
+        check(mtt_prepare(&env, &d, NULL) == MTT_END && l.calls == k, "stopped at call %d: %d", k, l.calls);
+        check(is_there("d", &s) && !count_files("."), "stopped at call %d: files change", k);
+    }
+    drop(&s);
+    free(text);
 }
 
 /* A dataset that is neither the one nor the other is not opened and not reused. */
@@ -2627,6 +2702,7 @@ int main(int argc, char **argv)
     test_short_texts();
     test_speakleash();
     test_tokens();
+    test_tokens_copy();
     test_token_damage();
     test_tokens_in_use();
     test_split();
@@ -2641,6 +2717,7 @@ int main(int argc, char **argv)
     test_deaths(1, 1);
     test_prepare_faults();
     test_dataset();
+    test_progress();
     test_old_dataset();
     test_changing_text();
     test_round_trip();

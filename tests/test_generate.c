@@ -39,6 +39,11 @@ static mtt_env env = {counted_alloc, counted_free, NULL, ""};
         if (must_status) exit(finish());                                                          \
     } while (0)
 
+static void refused(mtt_status status, const char *text)
+{
+    check(status == MTT_E_ARGUMENT && strstr(env.error, text), "\"%s\", and not \"%s\"", env.error, text);
+}
+
 /* A model of any options. */
 static mtt_model_desc draw_model(void)
 {
@@ -149,13 +154,14 @@ typedef struct received {
 } received;
 static received got[PROMPTS];
 
-static void receive(void *user, int prompt, int32_t id, const char *text, size_t bytes)
+static int receive(void *user, int prompt, int32_t id, const char *text, size_t bytes)
 {
     received *r = (received *)user + prompt;
     memcpy(r->text + r->bytes, text, bytes);
     r->bytes += bytes;
     if (id < 0) r->ends++;
     else r->ids[r->count++] = id;
+    return 0;
 }
 
 /* A tokenizer of words and pieces of words, so that strings begin and end within tokens. */
@@ -302,8 +308,8 @@ static void test_other_vocabulary(void)
     int32_t ids[] = {5, 6, 7};
     const int32_t *prompts[] = {ids};
     int sizes[] = {3};
-    mtt_generation g = {prompts, sizes, 1, COUNT, .write = receive, .user = got};
-    g.sampling = (mtt_sampling){.temperature = 2, .seed = 5};
+    mtt_generation g = {.prompts = prompts, .sizes = sizes, .prompt_count = 1, .count = COUNT,
+                        .sampling = {.temperature = 2, .seed = 5}, .write = receive, .user = got};
     for (int padding = 200; padding >= -1; padding -= 201) {
         mtt_trainer *trainer;
         mtt_generator *generator;
@@ -317,7 +323,7 @@ static void test_other_vocabulary(void)
         else {
             check(status == MTT_E_ARGUMENT && strstr(env.error, "ids of the tokenizer") && !got[0].count,
                   "more ids than the model: %s", env.error);
-            check(mtt_generate(trainer, tokenizer, "a", 3, &g.sampling, NULL, NULL) == MTT_E_ARGUMENT &&
+            check(mtt_generate(trainer, tokenizer, &g) == MTT_E_ARGUMENT &&
                       strstr(env.error, "ids of the tokenizer"),
                   "more ids than the trainer's model: %s", env.error);
         }
@@ -325,6 +331,73 @@ static void test_other_vocabulary(void)
         mtt_generator_destroy(generator);
     }
     mtt_tokenizer_destroy(tokenizer);
+}
+
+/* Ends a generation after some tokens. */
+typedef struct quitter {
+    int left, calls;
+} quitter;
+
+static int quit(void *user, int prompt, int32_t id, const char *text, size_t bytes)
+{
+    quitter *q = (quitter *)user;
+    (void)prompt, (void)id, (void)text, (void)bytes;
+    q->calls++;
+    return --q->left == 0;
+}
+
+/* Prompts that are texts give what their ids give, with the cache and without it, up to stop strings and to
+   the end of the context, and stop when the caller says so. */
+static void test_texts(int number)
+{
+    static received of[4][PROMPTS];
+    static const char *const texts[] = {"the cat", "", "another mat sat"}, *const stops[] = {"at th", "zz"};
+    mtt_tokenizer *tokenizer = make_tokenizer(280);
+    mtt_model_desc model = draw_model();
+    mtt_generator_desc desc = {.batch = 1 + below(3), .context = 30};
+    mtt_generation g = {.texts = texts, .prompt_count = 3, .count = 40, .write = receive, .stops = stops,
+                        .stop_count = below(3), .full_context = MTT_CONTEXT_STOP};
+    int32_t ids[3][60];
+    const int32_t *prompts[] = {ids[0], ids[1], ids[2]};
+    int sizes[3];
+    size_t count;
+    mtt_trainer *trainer;
+    mtt_generator *generator;
+    model.vocab = mtt_tokenizer_vocab(tokenizer);
+    make_pair(&model, &desc, &trainer, &generator);
+    g.sampling = (mtt_sampling){.temperature = 1, .seed = random_bits()};
+    for (int i = 0; i < 3; i++) {
+        must(mtt_encode_prompt(tokenizer, texts[i], strlen(texts[i]), ids[i], 60, &count));
+        sizes[i] = (int)count;
+    }
+    memset(of, 0, sizeof(of));
+    for (int k = 0; k < 4; k++) {
+        if (k == 2) g.texts = NULL, g.prompts = prompts, g.sizes = sizes;
+        g.user = of[k];
+        must(k % 2 ? mtt_generate(trainer, tokenizer, &g) : mtt_generator_run(generator, tokenizer, &g));
+        check(!memcmp(of[k], of[0], sizeof(of[0])), "texts %d: way %d writes something else", number, k);
+    }
+    check(of[0][0].count > 0 && of[0][2].ends == 1, "texts %d: nothing is written", number);
+    g.write = quit;
+    g.stop_count = 0;
+    for (int k = 0; k < 2; k++) {
+        quitter q = {1 + below(3), 0};
+        int want = q.left;
+        g.user = &q;
+        mtt_status status = k ? mtt_generate(trainer, tokenizer, &g)
+                              : mtt_generator_run(generator, tokenizer, &g);
+        check(status == MTT_END && q.calls == want, "texts %d: stopped after %d calls, not %d: %s", number,
+              q.calls, want, mtt_status_string(status));
+    }
+    g.texts = texts;
+    refused(mtt_generate(trainer, NULL, &g), "need a tokenizer");
+    g.texts = NULL;
+    g.sizes = (const int[]){31, 1, 1};
+    g.prompts = (const int32_t *const[]){(const int32_t[31]){0}, ids[1], ids[2]};
+    refused(mtt_generate(trainer, tokenizer, &g), "or let it slide");
+    mtt_tokenizer_destroy(tokenizer);
+    mtt_trainer_destroy(trainer);
+    mtt_generator_destroy(generator);
 }
 
 /* ---- products of few rows ---- */
@@ -411,7 +484,8 @@ static mtt_status run_all(void)
     int32_t ids[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10};
     const int32_t *prompts[] = {ids, ids + 2, ids};
     int sizes[] = {10, 5, 1};
-    mtt_generation g = {prompts, sizes, 3, 12, {.repetition_penalty = 1.1f}, .write = receive, .user = got};
+    mtt_generation g = {.prompts = prompts, .sizes = sizes, .prompt_count = 3, .count = 12,
+                        .sampling = {.repetition_penalty = 1.1f}, .write = receive, .user = got};
     mtt_generator *generator = NULL;
     mtt_status status = mtt_generator_create(&env, &model, &desc, mtt_cpu_backend(), &generator);
     memset(got, 0, sizeof(got));
@@ -441,11 +515,6 @@ static void test_memory(void)
     }
 }
 
-static void refused(mtt_status status, const char *text)
-{
-    check(status == MTT_E_ARGUMENT && strstr(env.error, text), "\"%s\", and not \"%s\"", env.error, text);
-}
-
 static void test_refusals(void)
 {
     mtt_model_desc model = {.layers = 1, .heads = 2, .d_model = 16, .vocab = 50, .max_seq = 20,
@@ -456,7 +525,8 @@ static void test_refusals(void)
     const int32_t *prompts[] = {ids, ids};
     float logits[100];
     int sizes[] = {9, 1};
-    mtt_generation g = {prompts, sizes, 2, 2, .write = receive, .user = got};
+    mtt_generation g = {.prompts = prompts, .sizes = sizes, .prompt_count = 2, .count = 2, .write = receive,
+                        .user = got};
     mtt_generator *generator;
     for (int p = 0; p <= MTT_FP8; p++) {
         desc.precision = (mtt_precision)p;
@@ -527,6 +597,7 @@ int main(int argc, char **argv)
     for (int k = 0; k < 60; k += each(), new_case()) test_text(k);
     for (int k = 0; k < 60; k += each(), new_case()) test_min_p(k);
     for (int k = 0; k < 300; k += each(), new_case()) test_few_rows(k);
+    for (int k = 0; k < 10; k += each(), new_case()) test_texts(k);
     test_other_vocabulary();
     test_refusals();
     test_memory();

@@ -218,14 +218,10 @@ static const struct {
     {"fp32_lora", {.heads = 2}},
 };
 
-static void discard(void *user, const char *text, size_t bytes)
-{
-    (void)user, (void)text, (void)bytes;
-}
-
-static void discard_token(void *user, int prompt, int32_t id, const char *text, size_t bytes)
+static int discard_token(void *user, int prompt, int32_t id, const char *text, size_t bytes)
 {
     (void)user, (void)prompt, (void)id, (void)text, (void)bytes;
+    return 0;
 }
 
 static void must(mtt_status status, const char *what)
@@ -242,7 +238,8 @@ static void stacked(size_t number, mtt_dataset *data)
     mtt_model_desc model = STACKED[number].model;
     mtt_policy policy = {.lora_rank = lora ? 8 : 0};
     mtt_optim_desc optim = {.lr = 1e-3f, .clip = -1};
-    mtt_sampling sampling = {.temperature = 1, .top_k = 5, .top_p = 0.9f};
+    mtt_generation text = {.texts = (const char *[]){"a"}, .prompt_count = 1, .count = 5,
+                           .sampling = {.temperature = 1, .top_k = 5, .top_p = 0.9f}, .write = discard_token};
     mtt_batches batches;
     mtt_quality quality;
     mtt_step_info info;
@@ -263,7 +260,7 @@ static void stacked(size_t number, mtt_dataset *data)
     }
     check(info.loss > 1 && info.loss < 10, "%s: a loss of %g", name, info.loss);
     must(mtt_evaluate_tokens(trainer, data->valid, data->tokenizer, 1, NULL, &quality), name);
-    must(mtt_generate(trainer, data->tokenizer, "a", 5, &sampling, discard, NULL), name);
+    must(mtt_generate(trainer, data->tokenizer, &text), name);
     must(mtt_save(trainer, path, &batches), name);
     must(mtt_resume(trainer, path, &batches), name);
     if (lora) must(mtt_adapter_save(trainer, folder), name);

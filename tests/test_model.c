@@ -3777,9 +3777,10 @@ static void misuse(void)
     mtt_trainer_destroy(NULL);
 }
 
-static void ignore_token(void *user, int prompt, int32_t id, const char *text, size_t bytes)
+static int ignore_token(void *user, int prompt, int32_t id, const char *text, size_t bytes)
 {
     (void)user, (void)prompt, (void)id, (void)text, (void)bytes;
+    return 0;
 }
 
 /* A message has the least int as it is. Only a sanitizer sees what -INT_MIN would do. */
@@ -4080,11 +4081,13 @@ static void quality(const mtt_tokens *tokens, const mtt_tokenizer *tokenizer)
     free(ones);
 }
 
-static void collect(void *user, const char *text, size_t bytes)
+static int collect(void *user, int prompt, int32_t id, const char *text, size_t bytes)
 {
     mtt__text *out = user;
+    (void)prompt, (void)id;
     for (size_t i = 0; i < bytes && out->size + 1 < out->capacity; i++) out->at[out->size++] = text[i];
     out->at[out->size] = 0;
+    return 0;
 }
 
 enum { GENERATED = 40 };
@@ -4094,10 +4097,10 @@ static void generated(mtt_trainer *trainer, mtt_tokenizer *tokenizer, const char
                       int top_k, uint64_t seed, char text[1000])
 {
     mtt__text out;
-    mtt_sampling sampling = {.temperature = temperature, .top_k = top_k, .seed = seed};
+    mtt_generation job = {.texts = &prompt, .prompt_count = 1, .count = GENERATED, .write = collect,
+                          .user = &out, .sampling = {temperature, .top_k = top_k, .seed = seed}};
     mtt__text_init(&out, text, 1000);
-    check(!mtt_generate(trainer, tokenizer, prompt, GENERATED, &sampling, collect, &out),
-          "no text: %s", env.error);
+    check(!mtt_generate(trainer, tokenizer, &job), "no text: %s", env.error);
 }
 
 /* What it should write: a naive model's logits after the last 8 tokens, of which the largest is taken, or one
@@ -4147,7 +4150,9 @@ static void generation(const mtt_tokens *tokens, mtt_tokenizer *tokenizer)
                                 {.temperature = 1.1e30f}, {.top_p = 1.1f},
                                 {.top_k = -1}, {.top_p = -0.5f}, {.top_p = 1.5f}, {.top_p = NAN},
                                 {.min_p = -0.1f}, {.min_p = 1.5f}, {.repetition_penalty = -1},
-                                {.repetition_penalty = NAN}}, greedy = {.temperature = 0};
+                                {.repetition_penalty = NAN}};
+    mtt_generation job = {.texts = (const char *[]){"abk"}, .prompt_count = 1, .count = 5,
+                          .write = ignore_token};
     setup s = small_setup(), one;
     char text[1000], wanted[1000], other[1000];
     int32_t id = 0;
@@ -4172,10 +4177,12 @@ static void generation(const mtt_tokens *tokens, mtt_tokenizer *tokenizer)
         generated(trainer, tokenizer, PROMPTS[i], 0.7f, 20, 6, text);
         check(strcmp(other, text) != 0, "another seed writes the same");
     }
-    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
-        check(mtt_generate(trainer, tokenizer, "abk", 5, &bad[i], NULL, NULL) == MTT_E_ARGUMENT &&
-                  strstr(env.error, words[i]),
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        job.sampling = bad[i];
+        check(mtt_generate(trainer, tokenizer, &job) == MTT_E_ARGUMENT && strstr(env.error, words[i]),
               "a wrong sampling, %s: %s", words[i], env.error);
+    }
+    job.sampling = (mtt_sampling){0};
     /* an end of text in every tenth place or so */
     size_t end = r.parameter[r.parameters - 1].first + (size_t)mtt_tokenizer_end_of_text(tokenizer);
     float *w = parameters_of(trainer, &r);
@@ -4188,8 +4195,7 @@ static void generation(const mtt_tokens *tokens, mtt_tokenizer *tokenizer)
           text, wanted);
     for (size_t i = 0; i < r.weights; i++) w[i] = NAN;
     write_all(trainer, &r, w);
-    check(mtt_generate(trainer, tokenizer, "abk", 5, &greedy, NULL, NULL) == MTT_E_NUMBERS &&
-              strstr(env.error, "is NaN"),
+    check(mtt_generate(trainer, tokenizer, &job) == MTT_E_NUMBERS && strstr(env.error, "is NaN"),
           "weights that are not finite: %s", env.error);
     mtt_trainer_destroy(trainer);
     free(w);

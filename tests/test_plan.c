@@ -2095,12 +2095,23 @@ static void failing_allocations(void)
     }
 }
 
+/* What bindings of other languages ask first. */
+static void versions(void)
+{
+    check(mtt_version() == MTT_VERSION, "version %d, not %d", mtt_version(), MTT_VERSION);
+    check(mtt_sizeof("mtt_policy") == sizeof(mtt_policy) && mtt_sizeof("mtt_env") == sizeof(mtt_env) &&
+              mtt_sizeof("mtt_generation") == sizeof(mtt_generation) && !mtt_sizeof("mtt_polic") &&
+              !mtt_sizeof(""),
+          "sizes of structs");
+}
+
 int main(int argc, char **argv)
 {
     quick = argc > 1 && strcmp(argv[1], "quick") == 0;
 #ifdef _OPENMP
     omp_set_num_threads(1); /* operations on tensors this small gain nothing from more */
 #endif
+    versions();
     known_models();
     compact_bytes();
     kept_inputs();

@@ -203,9 +203,10 @@ static mtt_status fill_weights(mtt_generator *g)
     return status;
 }
 
-static void ignore_token(void *user, int prompt, int32_t id, const char *text, size_t bytes)
+static int ignore_token(void *user, int prompt, int32_t id, const char *text, size_t bytes)
 {
     (void)user, (void)prompt, (void)id, (void)text, (void)bytes;
+    return 0;
 }
 
 /* Continues batch-size prompts, which are at `tokens`. */

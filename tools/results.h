@@ -195,4 +195,13 @@ static inline void result_write_text(void *file, const char *text, size_t bytes)
         size = 0;
     }
 }
+
+/* The write function of a generation: prints its text to a FILE. */
+static inline int result_write_token(void *file, int prompt, int32_t id, const char *text, size_t bytes)
+{
+    (void)prompt, (void)id;
+    result_write_text(file, text, bytes);
+    fflush((FILE *)file);
+    return 0;
+}
 #endif
