@@ -2405,19 +2405,19 @@ typedef struct mtt__pool {
 
 static void *mtt__pool_take(mtt_env *env, mtt__pool *pool, size_t bytes)
 {
-    enum { BLOCK = 65536, ALIGN = 16, HEADER = 32 };
+    enum { MTT__POOL_BLOCK = 65536, MTT__POOL_ALIGN = 16, MTT__POOL_HEADER = 32 };
     mtt__pool_block *b = pool->first;
-    bytes = (bytes + ALIGN - 1) / ALIGN * ALIGN;
+    bytes = (bytes + MTT__POOL_ALIGN - 1) / MTT__POOL_ALIGN * MTT__POOL_ALIGN;
     if (!b || b->size - b->used < bytes) {
-        size_t size = bytes > BLOCK ? bytes : (size_t)BLOCK;
-        b = (mtt__pool_block *)mtt__alloc(env, 1, HEADER + size);
+        size_t size = bytes > MTT__POOL_BLOCK ? bytes : (size_t)MTT__POOL_BLOCK;
+        b = (mtt__pool_block *)mtt__alloc(env, 1, MTT__POOL_HEADER + size);
         if (!b) return NULL;
         b->size = size;
         b->next = pool->first;
         pool->first = b;
     }
     b->used += bytes;
-    return (char *)b + HEADER + b->used - bytes;
+    return (char *)b + MTT__POOL_HEADER + b->used - bytes;
 }
 
 static void mtt__pool_free(mtt_env *env, mtt__pool *pool)
@@ -5262,8 +5262,8 @@ static double mtt__wire_bytes(const mtt_op *op)
 /* Pairs of a query and a key that it attends: T(T+1)/2 a head, or what the window leaves of it. */
 static double mtt__attention_pairs(const mtt_shape *d)
 {
-    double T = d->seq_len, W = d->window ? d->window : d->seq_len;
-    return (double)d->batch * d->heads * (W * (W + 1) / 2 + (T - W) * W);
+    double seq = d->seq_len, window = d->window ? d->window : d->seq_len;
+    return (double)d->batch * d->heads * (window * (window + 1) / 2 + (seq - window) * window);
 }
 
 /* Evaluates an operation's row: FLOPs and bytes moved. */
@@ -6163,13 +6163,13 @@ static mtt__view mtt__transposed(mtt__view v)
 static void mtt__load_block(mtt__view v, int64_t i0, int64_t m, int64_t j0, int64_t n, float *out,
                             int64_t stride)
 {
-    enum { W = 16 };
-    float columns[W][MTT__MAX_HEAD];
+    enum { wide = 16 };
+    float columns[wide][MTT__MAX_HEAD];
     int64_t i, j, l, w;
     for (i = 0; i < m && v.column == 1; i++)
         mtt__load(v.t, v.first + (i0 + i) * v.row + j0, n, out + i * stride);
-    for (j = 0; j < n && v.column != 1; j += W) {
-        w = mtt__min(W, n - j);
+    for (j = 0; j < n && v.column != 1; j += wide) {
+        w = mtt__min(wide, n - j);
         for (l = 0; l < w; l++) mtt__load(v.t, v.first + i0 + (j0 + j + l) * v.column, m, columns[l]);
         for (i = 0; i < m; i++)
             for (l = 0; l < w; l++) out[i * stride + j + l] = columns[l][i];
@@ -6210,10 +6210,10 @@ typedef void mtt__multiplier(int64_t m, int64_t n, int64_t k, const float *a, in
     static void name(int64_t m, int64_t n, int64_t k, const float *a, int64_t a_row, int64_t a_column,       \
                      const float *b, int64_t ldb, float *c, int64_t ldc)                                     \
     {                                                                                                        \
-        enum { W = sizeof(vector) / sizeof(float) };                                                         \
+        enum { wide = sizeof(vector) / sizeof(float) };                                                      \
         int64_t i, j, p;                                                                                     \
         int r;                                                                                               \
-        for (j = 0; j < n; j += 2 * W)                                                                       \
+        for (j = 0; j < n; j += 2 * wide)                                                                    \
             for (i = 0; i < m; i += ROWS) {                                                                  \
                 vector left[ROWS], right[ROWS], u, v;                                                        \
                 const float *x = a + i * a_row;                                                              \
@@ -6222,7 +6222,7 @@ typedef void mtt__multiplier(int64_t m, int64_t n, int64_t k, const float *a, in
                 memset(right, 0, sizeof(right));                                                             \
                 for (p = 0; p < k; p++, x += a_column) {                                                     \
                     memcpy(&u, b + p * ldb + j, sizeof(u));                                                  \
-                    memcpy(&v, b + p * ldb + j + W, sizeof(v));                                              \
+                    memcpy(&v, b + p * ldb + j + wide, sizeof(v));                                           \
                     MTT__UNROLL_ROWS                                                                         \
                     for (r = 0; r < ROWS; r++) {                                                             \
                         left[r] = multiply_add(left[r], x[r * a_row], u);                                    \
@@ -6232,11 +6232,11 @@ typedef void mtt__multiplier(int64_t m, int64_t n, int64_t k, const float *a, in
                 MTT__UNROLL_ROWS                                                                             \
                 for (r = 0; r < ROWS; r++, to += ldc) {                                                      \
                     memcpy(&u, to, sizeof(u));                                                               \
-                    memcpy(&v, to + W, sizeof(v));                                                           \
+                    memcpy(&v, to + wide, sizeof(v));                                                        \
                     u += left[r];                                                                            \
                     v += right[r];                                                                           \
                     memcpy(to, &u, sizeof(u));                                                               \
-                    memcpy(to + W, &v, sizeof(v));                                                           \
+                    memcpy(to + wide, &v, sizeof(v));                                                        \
                 }                                                                                            \
             }                                                                                                \
     }
@@ -6333,39 +6333,46 @@ static void mtt__start_tile(const mtt__product *g, int64_t i, int64_t m, int64_t
         else mtt__load(g->bias, j, n, out + r * MTT__SIDE);
 }
 
-/* One tile of C, on one thread. DEPTH rows at a time it packs A's vectors, then B's, a stripe of 32 at a
-   time, which stays in the L1 cache while A's pass by. The order of terms depends on k alone. A depth of 128
-   is 5 % faster in FP32, but makes the error of a sum of 256 terms a third larger. */
-static void mtt__product_tile(const mtt__product *g, int64_t tile)
+/* Adds MTT__DEPTH terms, from row p on, to a tile of C at row i and column j. It packs A's vectors, then B's,
+   a stripe of 32 at a time, which stays in the L1 cache while A's pass by. */
+static void mtt__add_terms(const mtt__product *g, mtt__view left, mtt__view right, int64_t i, int64_t m,
+                           int64_t j, int64_t n, int64_t p, float *c)
 {
-    enum { S = MTT__STRIPE, N = MTT__SIDE, K = MTT__DEPTH };
-    float *c = mtt__tiles(g->op), *a = c + N * N, *b = a + N * K;
-    int64_t i = tile % g->down * g->side, m = mtt__min(g->side, g->c.m - i), p, r, s;
-    int64_t j = tile / g->down * g->side, n = mtt__min(g->side, g->c.n - j);
+    enum { stripe = MTT__STRIPE, side = MTT__SIDE, depth = MTT__DEPTH };
+    float *a = c + side * side, *b = a + side * depth;
     mtt__multiplier *multiply = g->pairs ? mtt__multiply_pairs : mtt__multiply_block;
     int along = g->a.column != 1; /* A's vectors are contiguous, and stay so; B's are always side by side */
+    int64_t k = mtt__min(depth, g->a.m - p), row = along ? depth : 1, column = along ? 1 : stripe, r, s;
+    for (r = 0; r < m; r += stripe) {
+        int64_t rows = mtt__min(stripe, m - r);
+        if (along) mtt__load_block(mtt__transposed(left), i + r, rows, p, k, a + r * depth, depth);
+        else mtt__load_stripe(g, left, p, k, i + r, rows, a + r * depth);
+    }
+    for (s = 0; s < n; s += stripe) {
+        mtt__load_stripe(g, right, p, k, j + s, mtt__min(stripe, n - s), b);
+        for (r = 0; r < m; r += stripe)
+            multiply(mtt__min(stripe, m - r), stripe, k, a + r * depth, row, column, b, stripe,
+                     c + r * side + s, side);
+    }
+}
+
+/* Makes one tile of C, on one thread. The order of terms depends on k alone. A depth of 128 is 5 % faster in
+   FP32, but makes the error of a sum of 256 terms a third larger. */
+static void mtt__product_tile(const mtt__product *g, int64_t tile)
+{
+    float *c = mtt__tiles(g->op);
+    int64_t i = tile % g->down * g->side, m = mtt__min(g->side, g->c.m - i), p, r;
+    int64_t j = tile / g->down * g->side, n = mtt__min(g->side, g->c.n - j);
     mtt__view left = g->a, right = g->b;
     int member;
     mtt__start_tile(g, i, m, j, n, c);
-    for (member = 0, p = 0; member < g->members; p += K) {
-        int64_t k = mtt__min(K, g->a.m - p);
-        for (r = 0; r < m; r += S)
-            if (along) mtt__load_block(mtt__transposed(left), i + r, mtt__min(S, m - r), p, k, a + r * K, K);
-            else mtt__load_stripe(g, left, p, k, i + r, mtt__min(S, m - r), a + r * K);
-        for (s = 0; s < n; s += S) {
-            mtt__load_stripe(g, right, p, k, j + s, mtt__min(S, n - s), b);
-            for (r = 0; r < m; r += S)
-                multiply(mtt__min(S, m - r), S, k, a + r * K, along ? K : 1, along ? 1 : S, b, S,
-                         c + r * N + s, N);
-        }
-        if (p + K < g->a.m) continue;
-        p = -K;
-        member++;
+    for (member = 0; member < g->members; member++) {
+        for (p = 0; p < g->a.m; p += MTT__DEPTH) mtt__add_terms(g, left, right, i, m, j, n, p, c);
         left.first += g->a_next;
         right.first += g->b_next;
     }
-    for (r = 0; r < m * N && g->scale != 1; r++) c[r] *= g->scale;
-    mtt__store_block(g->c, i, m, j, n, c, N);
+    for (r = 0; r < m * MTT__SIDE && g->scale != 1; r++) c[r] *= g->scale;
+    mtt__store_block(g->c, i, m, j, n, c, MTT__SIDE);
 }
 
 /* C = scale A B + bias, or C += scale A B where `add` is set, by a BLAS. 1 = done, 0 = not in FP32 or no
@@ -6375,15 +6382,15 @@ static void mtt__product_tile(const mtt__product *g, int64_t tile)
 static int mtt__blas_gemm(mtt__view a, mtt__view b, mtt__view c, const mtt_tensor *bias, int add, float scale)
 {
 #ifdef MTT_CBLAS
-    enum { ROWS = 128, COLUMNS = 512 };
-    int64_t across = (c.n + COLUMNS - 1) / COLUMNS, tiles = (c.m + ROWS - 1) / ROWS * across, tile;
+    enum { down_side = 128, across_side = 512 };
+    int64_t across = mtt__ceil_div(c.n, across_side), tiles = mtt__ceil_div(c.m, down_side) * across, tile;
     if (a.t->dtype != MTT_F32 || b.t->dtype != MTT_F32 || c.t->dtype != MTT_F32) return 0;
     if (a.row * a.column > INT_MAX || b.row * b.column > INT_MAX) return 0;
     if (a.n > INT_MAX || c.row > INT_MAX) return 0;
     MTT__OMP(omp parallel for schedule(dynamic))
     for (tile = 0; tile < tiles; tile++) {
-        int64_t i = tile / across * ROWS, j = tile % across * COLUMNS, r;
-        int rows = (int)mtt__min(ROWS, c.m - i), columns = (int)mtt__min(COLUMNS, c.n - j);
+        int64_t i = tile / across * down_side, j = tile % across * across_side, r;
+        int rows = (int)mtt__min(down_side, c.m - i), columns = (int)mtt__min(across_side, c.n - j);
         float *out = (float *)c.t->data + c.first + i * c.row + j;
         size_t bytes = (size_t)columns * sizeof(float);
         for (r = 0; r < (bias ? rows : 0); r++) memcpy(out + r * c.row, (float *)bias->data + j, bytes);
@@ -6412,37 +6419,37 @@ static int mtt__blas_gemm(mtt__view a, mtt__view b, mtt__view c, const mtt_tenso
 
    MTT__FEW_ACROSS: B's columns are contiguous. W of them and W rows are transposed in registers: log2 W
    rounds, each of which interleaves the first half of the vectors with the second, bring the bits of the
-   columns into the rows' places. The next W columns are prefetched: 28 GB/s instead of 18. */
+   columns into the rows' places. The next wide columns are prefetched: 28 GB/s instead of 18. */
 #define MTT__FEW_ACROSS(name, vector, multiply_add)                                                          \
     static void name(int64_t n, int64_t k, const float *x, const float *b, int64_t ldb, float *sum)          \
     {                                                                                                        \
-        enum { W = sizeof(vector) / sizeof(float) };                                                         \
+        enum { wide = sizeof(vector) / sizeof(float) };                                                      \
         typedef int32_t lanes __attribute__((vector_size(sizeof(vector))));                                  \
         lanes low, high;                                                                                     \
         int64_t j, p;                                                                                        \
         int i, round;                                                                                        \
-        for (i = 0; i < W; i++) low[i] = i / 2 + i % 2 * W, high[i] = low[i] + W / 2;                        \
-        for (j = 0; j < n; j += W) {                                                                         \
-            vector total, t[W], u[W];                                                                        \
+        for (i = 0; i < wide; i++) low[i] = i / 2 + i % 2 * wide, high[i] = low[i] + wide / 2;               \
+        for (j = 0; j < n; j += wide) {                                                                      \
+            vector total, t[wide], u[wide];                                                                  \
             memcpy(&total, sum + j, sizeof(total));                                                          \
-            for (p = 0; p < k; p += W) {                                                                     \
+            for (p = 0; p < k; p += wide) {                                                                  \
                 MTT__UNROLL_VECTORS                                                                          \
-                for (i = 0; i < W; i++) {                                                                    \
-                    MTT__PREFETCH(b + (j + i + W) * ldb + p);                                                \
+                for (i = 0; i < wide; i++) {                                                                 \
+                    MTT__PREFETCH(b + (j + i + wide) * ldb + p);                                             \
                     memcpy(&t[i], b + (j + i) * ldb + p, sizeof(vector));                                    \
                 }                                                                                            \
                 MTT__UNROLL_VECTORS                                                                          \
-                for (round = 1; round < W; round *= 2) {                                                     \
+                for (round = 1; round < wide; round *= 2) {                                                  \
                     MTT__UNROLL_VECTORS                                                                      \
-                    for (i = 0; i < W / 2; i++) {                                                            \
-                        u[2 * i] = __builtin_shuffle(t[i], t[i + W / 2], low);                               \
-                        u[2 * i + 1] = __builtin_shuffle(t[i], t[i + W / 2], high);                          \
+                    for (i = 0; i < wide / 2; i++) {                                                         \
+                        u[2 * i] = __builtin_shuffle(t[i], t[i + wide / 2], low);                            \
+                        u[2 * i + 1] = __builtin_shuffle(t[i], t[i + wide / 2], high);                       \
                     }                                                                                        \
                     MTT__UNROLL_VECTORS                                                                      \
-                    for (i = 0; i < W; i++) t[i] = u[i];                                                     \
+                    for (i = 0; i < wide; i++) t[i] = u[i];                                                  \
                 }                                                                                            \
                 MTT__UNROLL_VECTORS                                                                          \
-                for (i = 0; i < W; i++) total = multiply_add(total, x[p + i], t[i]);                         \
+                for (i = 0; i < wide; i++) total = multiply_add(total, x[p + i], t[i]);                      \
             }                                                                                                \
             memcpy(sum + j, &total, sizeof(total));                                                          \
         }                                                                                                    \
@@ -6463,10 +6470,10 @@ enum { MTT__ACROSS = 0 }; /* other compilers have no such shuffle */
 
 static void mtt__few_along(int64_t n, int64_t k, const float *x, const float *b, int64_t ldb, float *sum)
 {
-    enum { R = 16, W = sizeof(mtt__vector) / sizeof(float) };
+    enum { run = 16, wide = sizeof(mtt__vector) / sizeof(float) };
     int64_t p, j;
     int i;
-    for (p = 0; p < k && (n == ldb || k % R || n % W); p++) {
+    for (p = 0; p < k && (n == ldb || k % run || n % wide); p++) {
         MTT__NO_ALIAS
         for (j = 0; j < n; j++) {
 #if defined(__x86_64__) && defined(__FMA__)
@@ -6476,12 +6483,12 @@ static void mtt__few_along(int64_t n, int64_t k, const float *x, const float *b,
 #endif
         }
     }
-    for (; p < k; p += R)
-        for (j = 0; j < n; j += W) {
+    for (; p < k; p += run)
+        for (j = 0; j < n; j += wide) {
             mtt__vector v, row;
             memcpy(&v, sum + j, sizeof(v));
             MTT__UNROLL_VECTORS
-            for (i = 0; i < R; i++) {
+            for (i = 0; i < run; i++) {
                 memcpy(&row, b + (p + i) * ldb + j, sizeof(row));
                 v = MTT__MULTIPLY_ADD(v, x[p + i], row);
             }
@@ -6497,28 +6504,28 @@ __attribute__((target("avx512f,avx512bf16"), always_inline))
 MTT__INLINE void mtt__few_along_words(int64_t n, int64_t k, const float *x, const uint16_t *b, int64_t ldb,
                                       float *sum, int words)
 {
-    enum { W = 32 };
-    typedef uint16_t row __attribute__((vector_size(2 * W)));
+    enum { wide = 32 };
+    typedef uint16_t row __attribute__((vector_size(2 * wide)));
     int64_t p, j;
     row first, second, even, odd;
     int i;
-    for (i = 0; i < W; i++)
-        first[i] = (uint16_t)(i / 2 + i % 2 * W), second[i] = (uint16_t)(first[i] + W / 2);
+    for (i = 0; i < wide; i++)
+        first[i] = (uint16_t)(i / 2 + i % 2 * wide), second[i] = (uint16_t)(first[i] + wide / 2);
     for (p = 0; p < k; p += words, b += 2 * words * ldb, x += words)
-        for (j = 0; j < n; j += W) {
+        for (j = 0; j < n; j += wide) {
             mtt__vector_16 left, right;
             memcpy(&left, sum + j, sizeof(left));
-            memcpy(&right, sum + j + W / 2, sizeof(right));
+            memcpy(&right, sum + j + wide / 2, sizeof(right));
             MTT__UNROLL_ROWS
             for (i = 0; i < words; i++) {
-                if (words == 1) MTT__PREFETCH(b + 2 * (ldb + j)), MTT__PREFETCH(b + 2 * (ldb + j) + W);
+                if (words == 1) MTT__PREFETCH(b + 2 * (ldb + j)), MTT__PREFETCH(b + 2 * (ldb + j) + wide);
                 memcpy(&even, b + 2 * i * ldb + j, sizeof(even));
                 memcpy(&odd, b + (2 * i + 1) * ldb + j, sizeof(odd));
                 left = MTT__PAIRS_ADD(left, x[i], __builtin_shuffle(even, odd, first));
                 right = MTT__PAIRS_ADD(right, x[i], __builtin_shuffle(even, odd, second));
             }
             memcpy(sum + j, &left, sizeof(left));
-            memcpy(sum + j + W / 2, &right, sizeof(right));
+            memcpy(sum + j + wide / 2, &right, sizeof(right));
         }
 }
 
@@ -6567,12 +6574,12 @@ static void mtt__few_columns(const mtt__product *g, int64_t j0, int64_t n)
    fast as if they shared its columns. 0 = B has too few rows for all threads, or there are too many sums. */
 static int mtt__few_panels(const mtt__product *g)
 {
-    enum { K = MTT__DEPTH, SUMS = 65536 };
-    float *sums = mtt__tiles(g->op), *c = sums + SUMS - g->c.n;
-    int64_t n = g->c.n, threads = mtt__threads(), panels = mtt__ceil_div(g->a.m, K), p, j;
-    if (threads == 1 || panels < threads || (panels + 1) * n > SUMS || n * g->a.m <= MTT__ALONE) return 0;
+    enum { depth = MTT__DEPTH, space = 65536 };
+    float *sums = mtt__tiles(g->op), *c = sums + space - g->c.n;
+    int64_t n = g->c.n, threads = mtt__threads(), panels = mtt__ceil_div(g->a.m, depth), p, j;
+    if (threads == 1 || panels < threads || (panels + 1) * n > space || n * g->a.m <= MTT__ALONE) return 0;
     MTT__OMP(omp parallel for schedule(dynamic, 1))
-    for (p = 0; p < panels; p++) mtt__few_terms(g, 0, p * K, 0, n, sums + p * n);
+    for (p = 0; p < panels; p++) mtt__few_terms(g, 0, p * depth, 0, n, sums + p * n);
     memset(c, 0, (size_t)n * sizeof(float));
     if (g->bias) mtt__load(g->bias, 0, n, c);
     for (p = 0; p < panels; p++)
@@ -6584,13 +6591,13 @@ static int mtt__few_panels(const mtt__product *g)
 /* 1 = done, 0 = C has too many rows, or the operands are of other types or widths. */
 static int mtt__few_rows(const mtt__product *g)
 {
-    int across = g->b.column != 1, W = g->pairs ? 16 : MTT__ACROSS;
+    int across = g->b.column != 1, wide = g->pairs ? 16 : MTT__ACROSS;
     int64_t n = g->c.n, share = mtt__ceil_div(n, mtt__threads()), columns = across ? 16 : 192, j0;
     if (!across && g->c.m == 1 && share > columns)
         columns = mtt__min(MTT__FEW_COLUMNS, mtt__round_up(share, 32));
     if (g->c.m > MTT__FEW_ROWS || g->add || g->scale != 1 || g->a.column == 1 || MTT__ACROSS == 0) return 0;
     if (!g->pairs && (g->a.t->dtype != MTT_F32 || g->b.t->dtype != MTT_F32)) return 0;
-    if (across && (g->a.m % W || n % W)) return 0;
+    if (across && (g->a.m % wide || n % wide)) return 0;
     if (!across && g->pairs && n % 32) return 0;
     if (!across && g->c.m == 1 && mtt__few_panels(g)) return 1;
     MTT__OMP(omp parallel for schedule(dynamic, across ? share / 64 + 1 : 1) if (n * g->a.m > MTT__ALONE))
@@ -6619,12 +6626,12 @@ static void mtt__gemm(const mtt_op *op, mtt__view a, mtt__view b, mtt__view c, c
 static void mtt__sum_rows(const mtt_tensor *dy, const mtt_tensor *x, const mtt_tensor *stats,
                           const mtt_tensor *sums, int add)
 {
-    enum { STRIPE = 64 };
+    enum { strip = 64 };
     int64_t n = mtt__width(dy), rows = mtt__rows(dy), stripe;
     MTT__THREADS(rows * n)
-    for (stripe = 0; stripe < n; stripe += STRIPE) {
-        float gs[STRIPE], xs[STRIPE], sum[STRIPE] = {0}, *out = (float *)sums->data + stripe;
-        int64_t width = mtt__min(STRIPE, n - stripe), r, k;
+    for (stripe = 0; stripe < n; stripe += strip) {
+        float gs[strip], xs[strip], sum[strip] = {0}, *out = (float *)sums->data + stripe;
+        int64_t width = mtt__min(strip, n - stripe), r, k;
         for (r = 0; r < rows; r++) {
             const float *g = mtt__read(dy, r * n + stripe, width, gs);
             if (x) {
@@ -6644,37 +6651,38 @@ static void mtt__sum_rows(const mtt_tensor *dy, const mtt_tensor *x, const mtt_t
 static void mtt__cpu_embed(const mtt_op *op, const mtt_embed *o)
 {
     const int32_t *tokens = (const int32_t *)o->tokens->data;
-    int64_t C = op->shape->d_model, row;
-    MTT__THREADS(op->shape->rows * C)
+    int64_t width = op->shape->d_model, row;
+    MTT__THREADS(op->shape->rows * width)
     for (row = 0; row < op->shape->rows; row++) {
-        float *x = mtt__tiles(op), *buffer = x + C;
-        mtt__load(o->wte, tokens[row] * C, C, x);
+        float *x = mtt__tiles(op), *buffer = x + width;
+        int64_t place = row % op->shape->seq_len;
+        mtt__load(o->wte, tokens[row] * width, width, x);
         if (o->positions)
-            mtt__add_block(mtt__read(o->positions, row % op->shape->seq_len * C, C, buffer), x, C);
-        mtt__drop(op, o->control, row * C, C, x);
-        mtt__store(o->x, row * C, C, x);
+            mtt__add_block(mtt__read(o->positions, place * width, width, buffer), x, width);
+        mtt__drop(op, o->control, row * width, width, x);
+        mtt__store(o->x, row * width, width, x);
     }
 }
 
 /* d_wte[token] += mask dx and d_wpe[t] += mask dx, row after row: a thread has a stripe of columns. */
 static void mtt__cpu_embed_backward(const mtt_op *op, const mtt_embed_backward *o)
 {
-    enum { STRIPE = 32 };
+    enum { strip = 32 };
     const int32_t *tokens = (const int32_t *)o->tokens->data;
     float *d_wte = o->d_wte ? (float *)o->d_wte->data : NULL;
     float *d_wpe = o->d_wpe ? (float *)o->d_wpe->data : NULL;
-    int64_t C = op->shape->d_model, stripe;
+    int64_t width = op->shape->d_model, stripe;
     if (d_wte && !op->adds) memset(d_wte, 0, o->d_wte->bytes);
     if (d_wpe) memset(d_wpe, 0, o->d_wpe->bytes);
-    MTT__THREADS(op->shape->rows * C)
-    for (stripe = 0; stripe < C; stripe += STRIPE) {
-        int64_t n = mtt__min(STRIPE, C - stripe), row;
+    MTT__THREADS(op->shape->rows * width)
+    for (stripe = 0; stripe < width; stripe += strip) {
+        int64_t n = mtt__min(strip, width - stripe), row;
         for (row = 0; row < op->shape->rows; row++) {
-            float dx[STRIPE];
-            mtt__load(o->dx, row * C + stripe, n, dx);
-            mtt__drop(op, o->control, row * C + stripe, n, dx);
-            if (d_wte) mtt__add_block(dx, d_wte + tokens[row] * C + stripe, n);
-            if (d_wpe) mtt__add_block(dx, d_wpe + row % op->shape->seq_len * C + stripe, n);
+            float dx[strip];
+            mtt__load(o->dx, row * width + stripe, n, dx);
+            mtt__drop(op, o->control, row * width + stripe, n, dx);
+            if (d_wte) mtt__add_block(dx, d_wte + tokens[row] * width + stripe, n);
+            if (d_wpe) mtt__add_block(dx, d_wpe + row % op->shape->seq_len * width + stripe, n);
         }
     }
 }
@@ -6706,23 +6714,23 @@ static void mtt__cpu_gather(const mtt_op *op, const mtt_gather *o)
    takes a second pass. RMSNorm has 0 as its mean, and no shift. Keeps mean and rstd for the backward pass. */
 static void mtt__cpu_norm(const mtt_op *op, const mtt_norm *o)
 {
-    int64_t C = op->shape->d_model, rows = mtt__rows(o->y), row;
-    MTT__THREADS(rows * C)
+    int64_t width = op->shape->d_model, rows = mtt__rows(o->y), row;
+    MTT__THREADS(rows * width)
     for (row = 0; row < rows; row++) {
-        float *y = mtt__tiles(op), *xs = y + C, *gains = xs + C, *shifts = gains + C;
-        const float *x = mtt__read(o->x, row * C, C, xs), *gain = mtt__read(o->gain, 0, C, gains);
-        const float *shift = o->shift ? mtt__read(o->shift, 0, C, shifts) : NULL;
-        float mean = shift ? mtt__sum(x, C) / (float)C : 0.0f, lane[MTT__LANES] = {0}, rstd,
+        float *y = mtt__tiles(op), *xs = y + width, *gains = xs + width, *shifts = gains + width;
+        const float *x = mtt__read(o->x, row * width, width, xs), *gain = mtt__read(o->gain, 0, width, gains);
+        const float *shift = o->shift ? mtt__read(o->shift, 0, width, shifts) : NULL;
+        float mean = shift ? mtt__sum(x, width) / (float)width : 0.0f, lane[MTT__LANES] = {0}, rstd,
               *stats = (float *)o->stats->data + 2 * row;
         int64_t i, k;
-        for (i = 0; i < C; i += 8)
+        for (i = 0; i < width; i += 8)
             for (k = 0; k < 8; k++) lane[k] += (x[i + k] - mean) * (x[i + k] - mean);
-        rstd = 1.0f / sqrtf(mtt__sum_lanes(lane) / (float)C + op->shape->norm_eps);
+        rstd = 1.0f / sqrtf(mtt__sum_lanes(lane) / (float)width + op->shape->norm_eps);
         stats[0] = mean;
         stats[1] = rstd;
-        for (k = 0; k < C && shift; k++) y[k] = (x[k] - mean) * rstd * gain[k] + shift[k];
-        for (k = 0; k < C && !shift; k++) y[k] = x[k] * rstd * gain[k];
-        mtt__store(o->y, row * C, C, y);
+        for (k = 0; k < width && shift; k++) y[k] = (x[k] - mean) * rstd * gain[k] + shift[k];
+        for (k = 0; k < width && !shift; k++) y[k] = x[k] * rstd * gain[k];
+        mtt__store(o->y, row * width, width, y);
     }
 }
 
@@ -6814,25 +6822,25 @@ static void mtt__cpu_norm_backward(const mtt_op *op, const mtt_norm_backward *o)
 {
     mtt_quantize dx = {o->dx, NULL, NULL, NULL, o->dx_8, o->dx_t};
     mtt_quantize y = {o->x, o->stats, o->gain, o->shift, NULL, o->y_t};
-    int64_t C = op->shape->d_model, rows = mtt__rows(o->dy), row;
+    int64_t width = op->shape->d_model, rows = mtt__rows(o->dy), row;
     if (o->d_gain) mtt__sum_rows(o->dy, o->x, o->stats, o->d_gain, 0);
     if (o->d_shift) mtt__sum_rows(o->dy, NULL, NULL, o->d_shift, 0);
-    MTT__THREADS(rows * C)
+    MTT__THREADS(rows * width)
     for (row = 0; row < rows; row++) {
-        float *g = mtt__tiles(op), *xhat = g + C, *buffer = xhat + C, mean_g, mean_gx;
+        float *g = mtt__tiles(op), *xhat = g + width, *buffer = xhat + width, mean_g, mean_gx;
         const float *stats = (const float *)o->stats->data + 2 * row,
-                    *gain = mtt__read(o->gain, 0, C, buffer);
+                    *gain = mtt__read(o->gain, 0, width, buffer);
         const float mean = stats[0], rstd = stats[1];
         int64_t k;
-        mtt__load(o->dy, row * C, C, g);
-        mtt__load(o->x, row * C, C, xhat);
-        for (k = 0; k < C; k++) g[k] *= gain[k];
-        for (k = 0; k < C; k++) xhat[k] = (xhat[k] - mean) * rstd;
-        mean_g = op->shape->norm == MTT_NORM_LAYER ? mtt__sum(g, C) / (float)C : 0.0f;
-        mean_gx = mtt__dot(g, xhat, C) / (float)C;
-        for (k = 0; k < C; k++) g[k] = rstd * (g[k] - mean_g - xhat[k] * mean_gx);
-        if (o->joined) mtt__add_block(mtt__read(o->joined, row * C, C, xhat), g, C);
-        mtt__store(o->dx, row * C, C, g);
+        mtt__load(o->dy, row * width, width, g);
+        mtt__load(o->x, row * width, width, xhat);
+        for (k = 0; k < width; k++) g[k] *= gain[k];
+        for (k = 0; k < width; k++) xhat[k] = (xhat[k] - mean) * rstd;
+        mean_g = op->shape->norm == MTT_NORM_LAYER ? mtt__sum(g, width) / (float)width : 0.0f;
+        mean_gx = mtt__dot(g, xhat, width) / (float)width;
+        for (k = 0; k < width; k++) g[k] = rstd * (g[k] - mean_g - xhat[k] * mean_gx);
+        if (o->joined) mtt__add_block(mtt__read(o->joined, row * width, width, xhat), g, width);
+        mtt__store(o->dx, row * width, width, g);
     }
     if (o->dx_t) mtt__cpu_quantize(op, &dx);
     if (o->y_t) mtt__cpu_quantize(op, &y);
@@ -6911,10 +6919,10 @@ static void mtt__cpu_linear_backward_gelu(const mtt_op *op, const mtt_linear_bac
 
 /* Rotates the pairs of a head's D columns: (a, b) becomes (a cos - b sin, b cos + a sin); backward = 1: by
    the negative angles. `angles` holds cos and sin of each pair. */
-static void mtt__rotate(float *x, const float *angles, int64_t D, int interleaved, int backward)
+static void mtt__rotate(float *x, const float *angles, int64_t dim, int interleaved, int backward)
 {
-    int64_t i, near = interleaved ? 2 : 1, far = interleaved ? 1 : D / 2;
-    for (i = 0; i < D / 2; i++) {
+    int64_t i, near = interleaved ? 2 : 1, far = interleaved ? 1 : dim / 2;
+    for (i = 0; i < dim / 2; i++) {
         float a = x[near * i], b = x[near * i + far], c = angles[2 * i];
         float s = backward ? -angles[2 * i + 1] : angles[2 * i + 1];
         x[near * i] = a * c - b * s;
@@ -6932,23 +6940,23 @@ static float mtt__head_rstd(const mtt_shape *d, const float *x)
 static void mtt__cpu_rotary(const mtt_op *op, const mtt_rotary *o)
 {
     const mtt_shape *d = op->shape;
-    int64_t D = d->head_dim, heads = d->heads, turned = heads + d->heads_kv, row;
+    int64_t dim = d->head_dim, heads = d->heads, turned = heads + d->heads_kv, row;
     MTT__THREADS(mtt__elements(o->y))
     for (row = 0; row < d->rows; row++) {
         float x[MTT__MAX_HEAD], gains[2][MTT__MAX_HEAD];
         int64_t head, at = row * mtt__width(o->y), k;
-        if (o->q_gain) mtt__load(o->q_gain, 0, D, gains[0]);
-        if (o->k_gain) mtt__load(o->k_gain, 0, D, gains[1]);
-        for (head = 0; head < turned + d->heads_kv; head++, at += D) {
-            mtt__load(o->qkv, at, D, x);
+        if (o->q_gain) mtt__load(o->q_gain, 0, dim, gains[0]);
+        if (o->k_gain) mtt__load(o->k_gain, 0, dim, gains[1]);
+        for (head = 0; head < turned + d->heads_kv; head++, at += dim) {
+            mtt__load(o->qkv, at, dim, x);
             if (head < turned && o->q_gain) {
                 float rstd = mtt__head_rstd(d, x);
-                for (k = 0; k < D; k++) x[k] *= rstd * gains[head >= heads][k];
+                for (k = 0; k < dim; k++) x[k] *= rstd * gains[head >= heads][k];
             }
             if (head < turned && o->angles)
-                mtt__rotate(x, (const float *)o->angles->data + row % d->seq_len * D, D,
+                mtt__rotate(x, (const float *)o->angles->data + row % d->seq_len * dim, dim,
                             d->rotary_interleaved, 0);
-            mtt__store(o->y, at, D, x);
+            mtt__store(o->y, at, dim, x);
         }
     }
 }
@@ -6967,49 +6975,49 @@ static void mtt__rotary_backward_row(const mtt_op *op, const mtt_rotary_backward
                                      float sums[2][MTT__MAX_HEAD])
 {
     const mtt_shape *d = op->shape;
-    int64_t D = d->head_dim, head, at = row * mtt__width(o->dx), k;
+    int64_t dim = d->head_dim, head, at = row * mtt__width(o->dx), k;
     float g[MTT__MAX_HEAD], x[MTT__MAX_HEAD], gains[MTT__MAX_HEAD];
-    for (head = 0; head < d->heads + d->heads_kv; head++, at += D) {
+    for (head = 0; head < d->heads + d->heads_kv; head++, at += dim) {
         int of_k = head >= d->heads;
-        mtt__load(o->dy, at, D, g);
+        mtt__load(o->dy, at, dim, g);
         if (o->angles)
-            mtt__rotate(g, (const float *)o->angles->data + row % d->seq_len * D, D, d->rotary_interleaved,
-                        1);
+            mtt__rotate(g, (const float *)o->angles->data + row % d->seq_len * dim, dim,
+                        d->rotary_interleaved, 1);
         if (o->q_gain) {
             float rstd, mean;
-            mtt__load(o->qkv, at, D, x);
-            mtt__load(of_k ? o->k_gain : o->q_gain, 0, D, gains);
+            mtt__load(o->qkv, at, dim, x);
+            mtt__load(of_k ? o->k_gain : o->q_gain, 0, dim, gains);
             rstd = mtt__head_rstd(d, x);
-            for (k = 0; k < D; k++) x[k] *= rstd;
-            for (k = 0; k < D; k++) sums[of_k][k] += g[k] * x[k];
-            for (k = 0; k < D; k++) g[k] *= gains[k];
-            mean = mtt__dot(g, x, D) / (float)D;
-            for (k = 0; k < D; k++) g[k] = rstd * (g[k] - x[k] * mean);
+            for (k = 0; k < dim; k++) x[k] *= rstd;
+            for (k = 0; k < dim; k++) sums[of_k][k] += g[k] * x[k];
+            for (k = 0; k < dim; k++) g[k] *= gains[k];
+            mean = mtt__dot(g, x, dim) / (float)dim;
+            for (k = 0; k < dim; k++) g[k] = rstd * (g[k] - x[k] * mean);
         }
-        mtt__store(o->dx, at, D, g);
+        mtt__store(o->dx, at, dim, g);
     }
 }
 
 /* In place: dx is dy. Sums are made of PIECES pieces of all rows, whatever the number of threads. */
 static void mtt__cpu_rotary_backward(const mtt_op *op, const mtt_rotary_backward *o)
 {
-    enum { PIECES = 64 };
+    enum { pieces = 64 };
     float (*sums)[2][MTT__MAX_HEAD] = (float (*)[2][MTT__MAX_HEAD])mtt__tiles(op);
-    int64_t D = op->shape->head_dim, rows = op->shape->rows, piece, k;
-    memset(sums, 0, PIECES * sizeof(*sums));
+    int64_t dim = op->shape->head_dim, rows = op->shape->rows, piece, k;
+    memset(sums, 0, pieces * sizeof(*sums));
     MTT__THREADS(mtt__elements(o->dx))
-    for (piece = 0; piece < PIECES; piece++) {
+    for (piece = 0; piece < pieces; piece++) {
         int64_t row;
-        for (row = piece * rows / PIECES; row < (piece + 1) * rows / PIECES; row++)
+        for (row = piece * rows / pieces; row < (piece + 1) * rows / pieces; row++)
             mtt__rotary_backward_row(op, o, row, sums[piece]);
     }
-    for (piece = 1; piece < PIECES; piece++)
-        for (k = 0; k < D; k++) {
+    for (piece = 1; piece < pieces; piece++)
+        for (k = 0; k < dim; k++) {
             sums[0][0][k] += sums[piece][0][k];
             sums[0][1][k] += sums[piece][1][k];
         }
-    if (o->d_q_gain) memcpy(o->d_q_gain->data, sums[0][0], (size_t)D * sizeof(float));
-    if (o->d_k_gain) memcpy(o->d_k_gain->data, sums[0][1], (size_t)D * sizeof(float));
+    if (o->d_q_gain) memcpy(o->d_q_gain->data, sums[0][0], (size_t)dim * sizeof(float));
+    if (o->d_k_gain) memcpy(o->d_k_gain->data, sums[0][1], (size_t)dim * sizeof(float));
 }
 
 /* ---- plain attention ---- */
@@ -7025,10 +7033,10 @@ static mtt__view mtt__head(const mtt_op *op, const mtt_tensor *t, int part, int6
     const mtt_shape *d = op->shape;
     mtt_qkv qkv = mtt_qkv_of(d);
     int head = (int)(index % d->heads), transposed = part & MTT__TRANSPOSED, which = part & ~MTT__TRANSPOSED;
-    int64_t T = d->seq_len, D = d->head_dim, first = index / d->heads * T * mtt__width(t);
-    if (which == MTT__SQUARE) return mtt__matrix_at(t, index * T * T, T, T, transposed);
-    first += which == MTT__OUT ? head * D : mtt_qkv_column(&qkv, which, head);
-    return mtt__matrix_at(t, first, T, D, transposed);
+    int64_t seq = d->seq_len, dim = d->head_dim, first = index / d->heads * seq * mtt__width(t);
+    if (which == MTT__SQUARE) return mtt__matrix_at(t, index * seq * seq, seq, seq, transposed);
+    first += which == MTT__OUT ? head * dim : mtt_qkv_column(&qkv, which, head);
+    return mtt__matrix_at(t, first, seq, dim, transposed);
 }
 
 /* Scores are multiplied by this. */
@@ -7068,15 +7076,15 @@ static void mtt__cpu_attention_scores(const mtt_op *op, const mtt_attention_scor
 /* P = softmax of the keys that each query attends, 0 elsewhere */
 static void mtt__cpu_softmax(const mtt_op *op, const mtt_softmax *o)
 {
-    int64_t T = op->shape->seq_len, rows = mtt__rows(o->scores), row;
-    MTT__THREADS(rows * T)
+    int64_t seq = op->shape->seq_len, rows = mtt__rows(o->scores), row;
+    MTT__THREADS(rows * seq)
     for (row = 0; row < rows; row++) {
         float xs[MTT__BLOCK], p[MTT__BLOCK], sum = 0, most;
-        int64_t first = row * T, last = first + row % T, at, n, k;
-        int64_t low = first + mtt__first_key(op->shape->window, row % T);
+        int64_t first = row * seq, last = first + row % seq, at, n, k;
+        int64_t low = first + mtt__first_key(op->shape->window, row % seq);
         most = mtt__row_largest(o->scores, low, last + 1);
         MTT__BLOCKS(at, n, low, last + 1) sum += mtt__exp_sum(mtt__read(o->scores, at, n, xs), n, most);
-        MTT__BLOCKS(at, n, first, first + T) {
+        MTT__BLOCKS(at, n, first, first + seq) {
             const float *x = mtt__read(o->scores, at, n, xs);
             for (k = 0; k < n; k++) p[k] = at + k < low || at + k > last ? 0.0f : mtt__exp(x[k] - most) / sum;
             mtt__store(o->probs, at, n, p);
@@ -7100,13 +7108,13 @@ static void mtt__cpu_attention_values_backward(const mtt_op *op, const mtt_atten
 /* dS = P (mask dP - sum(mask dP P)), in place */
 static void mtt__cpu_softmax_backward(const mtt_op *op, const mtt_softmax_backward *o)
 {
-    int64_t T = op->shape->seq_len, rows = mtt__rows(o->d_probs), row;
-    MTT__THREADS(rows * T)
+    int64_t seq = op->shape->seq_len, rows = mtt__rows(o->d_probs), row;
+    MTT__THREADS(rows * seq)
     for (row = 0; row < rows; row++) {
         float g[MTT__BLOCK], buffer[MTT__BLOCK], sum = 0;
         int64_t at, n, k, pass;
         for (pass = 0; pass < 2; pass++)
-            MTT__BLOCKS(at, n, row * T, (row + 1) * T) {
+            MTT__BLOCKS(at, n, row * seq, (row + 1) * seq) {
                 const float *p = mtt__read(o->probs, at, n, buffer);
                 mtt__load(o->d_probs, at, n, g);
                 mtt__drop(op, o->control, at, n, g);
@@ -7160,60 +7168,60 @@ typedef struct mtt__attention_tile {
    takes half the time: keys are not transposed, and no rows of zeros are multiplied. */
 static void mtt__attend(const mtt_op *op, const mtt__attention_tile *t)
 {
-    enum { S = MTT__TILE, W = MTT__MAX_HEAD };
+    enum { side = MTT__TILE, stride = MTT__MAX_HEAD };
     mtt__tile *tiles = (mtt__tile *)mtt__tiles(op);
     float *q = tiles[0], *k = tiles[1], *v = tiles[2], *o = tiles[3], *s = tiles[4];
-    float row_max[S], row_sum[S], sum[W], scale = mtt__score_scale(op);
-    int64_t D = op->shape->head_dim, m = t->m, rows = mtt__round_up(m, 8), across = MTT__ACROSS, j0, i, j;
-    int few = m <= MTT__FEW_ROWS && across && D % across == 0 && t->v.row == D;
-    mtt__load_block(t->q, t->i0, m, 0, D, q, W);
-    memset(o, 0, (size_t)(rows * W) * sizeof(float));
-    for (i = 0; i < S; i++) row_max[i] = -3.4e38f, row_sum[i] = 0;
-    for (j0 = mtt__first_key(op->shape->window, t->place) / S * S; j0 < t->place + m; j0 += S) {
-        int64_t n = mtt__min(S, t->keys - j0), low, high;
-        memset(s, 0, (size_t)(rows * S) * sizeof(float));
+    float row_max[side], row_sum[side], sum[stride], scale = mtt__score_scale(op);
+    int64_t dim = op->shape->head_dim, m = t->m, rows = mtt__round_up(m, 8), across = MTT__ACROSS, j0, i, j;
+    int few = m <= MTT__FEW_ROWS && across && dim % across == 0 && t->v.row == dim;
+    mtt__load_block(t->q, t->i0, m, 0, dim, q, stride);
+    memset(o, 0, (size_t)(rows * stride) * sizeof(float));
+    for (i = 0; i < side; i++) row_max[i] = -3.4e38f, row_sum[i] = 0;
+    for (j0 = mtt__first_key(op->shape->window, t->place) / side * side; j0 < t->place + m; j0 += side) {
+        int64_t n = mtt__min(side, t->keys - j0), low, high;
+        memset(s, 0, (size_t)(rows * side) * sizeof(float));
         if (few) {
-            mtt__load(t->k_t.t, t->k_t.first + j0 * D, n * D, k);
-            mtt__load(t->v.t, t->v.first + j0 * D, n * D, v);
+            mtt__load(t->k_t.t, t->k_t.first + j0 * dim, n * dim, k);
+            mtt__load(t->v.t, t->v.first + j0 * dim, n * dim, v);
             for (i = 0; i < m; i++)
-                mtt__few_across(mtt__round_up(n, across), D, q + i * W, k, D, s + i * S);
+                mtt__few_across(mtt__round_up(n, across), dim, q + i * stride, k, dim, s + i * side);
         } else {
-            mtt__load_block(t->k_t, 0, D, j0, n, k, S);
-            mtt__load_block(t->v, j0, n, 0, D, v, W);
-            mtt__multiply_block(m, n, D, q, W, 1, k, S, s, S);
+            mtt__load_block(t->k_t, 0, dim, j0, n, k, side);
+            mtt__load_block(t->v, j0, n, 0, dim, v, stride);
+            mtt__multiply_block(m, n, dim, q, stride, 1, k, side, s, side);
         }
         for (i = 0; i < m; i++) {
-            float *p = s + i * S, *out = o + i * W, most, rescale;
+            float *p = s + i * side, *out = o + i * stride, most, rescale;
             mtt__attended(op->shape, t->place + i, j0, &low, &high);
-            for (j = 0; j < S; j++) p[j] = j < low || j >= high ? 0.0f : p[j] * scale;
+            for (j = 0; j < side; j++) p[j] = j < low || j >= high ? 0.0f : p[j] * scale;
             most = fmaxf(row_max[i], mtt__largest(p + low, high - low));
             rescale = mtt__exp(row_max[i] - most);
             for (j = low; j < high; j++) p[j] = mtt__exp(p[j] - most);
             row_sum[i] = row_sum[i] * rescale + mtt__sum(p + low, high - low);
-            for (j = 0; j < D; j++) out[j] *= rescale;
+            for (j = 0; j < dim; j++) out[j] *= rescale;
             row_max[i] = most;
             if (t->control) mtt__drop(op, t->control, t->element + i * t->keys + j0, n, p);
             memset(sum, 0, sizeof(sum));
-            if (few) mtt__few_along(D, n, p, v, D, sum);
-            for (j = 0; j < D && few; j++) out[j] += sum[j];
+            if (few) mtt__few_along(dim, n, p, v, dim, sum);
+            for (j = 0; j < dim && few; j++) out[j] += sum[j];
         }
-        if (!few) mtt__multiply_block(m, D, n, s, S, 1, v, W, o, W);
+        if (!few) mtt__multiply_block(m, dim, n, s, side, 1, v, stride, o, stride);
     }
     for (i = 0; i < m; i++) {
-        for (j = 0; j < D; j++) o[i * W + j] /= row_sum[i];
+        for (j = 0; j < dim; j++) o[i * stride + j] /= row_sum[i];
         if (t->lse) t->lse[i] = row_max[i] + logf(row_sum[i]);
     }
-    mtt__store_block(t->out, t->i0, m, 0, D, o, W);
+    mtt__store_block(t->out, t->i0, m, 0, dim, o, stride);
 }
 
 static void mtt__flash_tile(const mtt_op *op, const mtt_flash *f, int64_t head, int64_t i0)
 {
-    int64_t T = op->shape->seq_len, row = head * T + i0;
+    int64_t seq = op->shape->seq_len, row = head * seq + i0;
     mtt__attention_tile t = {mtt__head(op, f->qkv, MTT__Q, head),
                              mtt__head(op, f->qkv, MTT__K | MTT__TRANSPOSED, head),
                              mtt__head(op, f->qkv, MTT__V, head), mtt__head(op, f->out, MTT__OUT, head),
-                             i0, mtt__min(MTT__TILE, T - i0), i0, T,
-                             f->control, row * T, (float *)f->lse->data + row};
+                             i0, mtt__min(MTT__TILE, seq - i0), i0, seq,
+                             f->control, row * seq, (float *)f->lse->data + row};
     mtt__attend(op, &t);
 }
 
@@ -7238,29 +7246,29 @@ static void mtt__cpu_cached_attention(const mtt_op *op, const mtt_cached_attenti
     const int32_t *sequences = (const int32_t *)o->sequences->data;
     const int32_t *places = (const int32_t *)o->places->data;
     mtt_qkv qkv = mtt_qkv_of(d);
-    int64_t D = d->head_dim, context = o->keys->shape[1], groups = d->heads_kv, i, job;
+    int64_t dim = d->head_dim, context = o->keys->shape[1], groups = d->heads_kv, i, job;
     size_t size = mtt__dtype_bytes[o->qkv->dtype], row = size * (size_t)qkv.row;
     for (i = 0; i < d->rows; i++) {
         const char *from = (const char *)o->qkv->data + (size_t)i * row;
         int head;
-        if (places[i] < 0) memset((char *)o->out->data + size * (size_t)(i * d->heads * D), 0,
-                                  size * (size_t)(d->heads * D));
+        if (places[i] < 0) memset((char *)o->out->data + size * (size_t)(i * d->heads * dim), 0,
+                                  size * (size_t)(d->heads * dim));
         for (head = 0; head < groups && places[i] >= 0; head++) {
-            size_t at = size * (size_t)(((sequences[i] * groups + head) * context + places[i]) * D);
+            size_t at = size * (size_t)(((sequences[i] * groups + head) * context + places[i]) * dim);
             int query = head * (d->heads / d->heads_kv);
             memcpy((char *)o->keys->data + at,
-                   from + size * (size_t)mtt_qkv_column(&qkv, MTT__K, query), size * (size_t)D);
+                   from + size * (size_t)mtt_qkv_column(&qkv, MTT__K, query), size * (size_t)dim);
             memcpy((char *)o->values->data + at,
-                   from + size * (size_t)mtt_qkv_column(&qkv, MTT__V, query), size * (size_t)D);
+                   from + size * (size_t)mtt_qkv_column(&qkv, MTT__V, query), size * (size_t)dim);
         }
     }
-    MTT__OMP(omp parallel for schedule(dynamic, 1) if (d->rows * d->heads * D * (*places + 1) > MTT__ALONE))
+    MTT__OMP(omp parallel for schedule(dynamic, 1) if (d->rows * d->heads * dim * (*places + 1) > MTT__ALONE))
     for (job = 0; job < d->rows * d->heads; job++) {
         int64_t at = job / d->heads, head = job % d->heads, m = mtt__tile_rows(op, sequences, places, at);
         int64_t kv = sequences[at] * groups + head / (d->heads / groups);
         mtt__attention_tile t = {mtt__head(op, o->qkv, MTT__Q, head),
-                                 mtt__matrix_at(o->keys, kv * context * D, context, D, 1),
-                                 mtt__matrix_at(o->values, kv * context * D, context, D, 0),
+                                 mtt__matrix_at(o->keys, kv * context * dim, context, dim, 1),
+                                 mtt__matrix_at(o->values, kv * context * dim, context, dim, 0),
                                  mtt__head(op, o->out, MTT__OUT, head), at, m, places[at], places[at] + m,
                                  NULL, 0, NULL};
         if (m) mtt__attend(op, &t);
@@ -7288,48 +7296,48 @@ typedef struct mtt__flash_pair {
 
 static void mtt__load_queries(const mtt_op *op, const mtt_flash_backward *f, int64_t i0, mtt__flash_pair *t)
 {
-    enum { W = MTT__MAX_HEAD };
-    int64_t D = op->shape->head_dim, m = mtt__min(MTT__TILE, op->shape->seq_len - i0), i;
+    enum { stride = MTT__MAX_HEAD };
+    int64_t dim = op->shape->head_dim, m = mtt__min(MTT__TILE, op->shape->seq_len - i0), i;
     mtt__view o = mtt__head(op, f->out, MTT__OUT, t->head);
     float out[MTT__MAX_HEAD];
     t->i0 = i0;
     t->m = m;
-    mtt__load_block(mtt__head(op, f->qkv, MTT__Q, t->head), i0, m, 0, D, t->q, W);
-    mtt__load_block(mtt__head(op, f->d_out, MTT__OUT, t->head), i0, m, 0, D, t->d_out, W);
+    mtt__load_block(mtt__head(op, f->qkv, MTT__Q, t->head), i0, m, 0, dim, t->q, stride);
+    mtt__load_block(mtt__head(op, f->d_out, MTT__OUT, t->head), i0, m, 0, dim, t->d_out, stride);
     for (i = 0; i < m; i++) {
-        mtt__load(o.t, o.first + (i0 + i) * o.row, D, out);
-        t->delta[i] = mtt__dot(t->d_out + i * W, out, D);
+        mtt__load(o.t, o.first + (i0 + i) * o.row, dim, out);
+        t->delta[i] = mtt__dot(t->d_out + i * stride, out, dim);
     }
 }
 
 static void mtt__load_keys(const mtt_op *op, const mtt_flash_backward *f, int64_t j0, mtt__flash_pair *t)
 {
-    enum { S = MTT__TILE };
-    int64_t D = op->shape->head_dim, n = mtt__min(S, op->shape->seq_len - j0);
+    enum { side = MTT__TILE };
+    int64_t dim = op->shape->head_dim, n = mtt__min(side, op->shape->seq_len - j0);
     t->j0 = j0;
     t->n = n;
-    mtt__load_block(mtt__head(op, f->qkv, MTT__K, t->head), j0, n, 0, D, t->k, MTT__MAX_HEAD);
-    mtt__load_block(mtt__head(op, f->qkv, MTT__K | MTT__TRANSPOSED, t->head), 0, D, j0, n, t->k_t, S);
-    mtt__load_block(mtt__head(op, f->qkv, MTT__V | MTT__TRANSPOSED, t->head), 0, D, j0, n, t->v_t, S);
+    mtt__load_block(mtt__head(op, f->qkv, MTT__K, t->head), j0, n, 0, dim, t->k, MTT__MAX_HEAD);
+    mtt__load_block(mtt__head(op, f->qkv, MTT__K | MTT__TRANSPOSED, t->head), 0, dim, j0, n, t->k_t, side);
+    mtt__load_block(mtt__head(op, f->qkv, MTT__V | MTT__TRANSPOSED, t->head), 0, dim, j0, n, t->v_t, side);
 }
 
 /* P = mask e^(S - lse) and dS = e^(S - lse) (mask dP - delta) / sqrt(head_dim) with dP = dO V^T */
 static void mtt__flash_gradients(const mtt_op *op, const mtt_flash_backward *f, mtt__flash_pair *t)
 {
-    enum { S = MTT__TILE, W = MTT__MAX_HEAD };
+    enum { side = MTT__TILE, stride = MTT__MAX_HEAD };
     const mtt_shape *d = op->shape;
-    int64_t first = t->head * d->seq_len + t->i0, D = d->head_dim, i, j, low, high;
-    float mask[S], scale = mtt__score_scale(op), d_scale = mtt__attends_one(d) ? 0.0f : scale;
+    int64_t first = t->head * d->seq_len + t->i0, dim = d->head_dim, i, j, low, high;
+    float mask[side], scale = mtt__score_scale(op), d_scale = mtt__attends_one(d) ? 0.0f : scale;
     memset(t->p, 0, sizeof(t->p));
     memset(t->ds, 0, sizeof(t->ds));
-    mtt__multiply_block(t->m, t->n, D, t->q, W, 1, t->k_t, S, t->p, S);
-    mtt__multiply_block(t->m, t->n, D, t->d_out, W, 1, t->v_t, S, t->ds, S);
+    mtt__multiply_block(t->m, t->n, dim, t->q, stride, 1, t->k_t, side, t->p, side);
+    mtt__multiply_block(t->m, t->n, dim, t->d_out, stride, 1, t->v_t, side, t->ds, side);
     for (i = 0; i < t->m; i++) {
-        float *p = t->p + i * S, *ds = t->ds + i * S, lse = ((const float *)f->lse->data)[first + i];
+        float *p = t->p + i * side, *ds = t->ds + i * side, lse = ((const float *)f->lse->data)[first + i];
         for (j = 0; j < t->n; j++) mask[j] = 1.0f;
         mtt__drop(op, f->control, (first + i) * d->seq_len + t->j0, t->n, mask);
         mtt__attended(d, t->i0 + i, t->j0, &low, &high);
-        for (j = 0; j < S; j++)
+        for (j = 0; j < side; j++)
             if (j < low || j >= high) p[j] = ds[j] = 0;
         for (j = low; j < high; j++) {
             float e = mtt__exp(p[j] * scale - lse);
@@ -7343,35 +7351,35 @@ static void mtt__flash_gradients(const mtt_op *op, const mtt_flash_backward *f, 
 static void mtt__store_gradients(const mtt_op *op, const mtt_flash_backward *f, int part, int64_t head,
                                  int64_t i0, int64_t m, float *tile)
 {
-    enum { W = MTT__MAX_HEAD };
-    int64_t D = op->shape->head_dim, i, k;
+    enum { stride = MTT__MAX_HEAD };
+    int64_t dim = op->shape->head_dim, i, k;
     mtt__view to = mtt__head(op, f->d_qkv, part, head);
     for (i = 0; i < m && f->d_qkv_t; i++) {
-        mtt_tensor columns = mtt__row_range(f->d_qkv_t, to.first % to.row, D);
-        for (k = 0; k < D; k++) tile[i * W + k] = mtt__from_bf16(mtt__to_bf16(tile[i * W + k]));
-        mtt__store_column(&columns, to.first / to.row + i0 + i, D, tile + i * W);
+        mtt_tensor columns = mtt__row_range(f->d_qkv_t, to.first % to.row, dim);
+        for (k = 0; k < dim; k++) tile[i * stride + k] = mtt__from_bf16(mtt__to_bf16(tile[i * stride + k]));
+        mtt__store_column(&columns, to.first / to.row + i0 + i, dim, tile + i * stride);
     }
-    mtt__store_block(to, i0, m, 0, D, tile, W);
+    mtt__store_block(to, i0, m, 0, dim, tile, stride);
 }
 
 /* One tile of keys: dV = P^T dO and dK = dS^T Q, summed over the heads of
    queries that share it, from `head` up, and their tiles of queries that attend it. */
 static void mtt__flash_backward_keys(const mtt_op *op, const mtt_flash_backward *f, int64_t head, int64_t j0)
 {
-    enum { S = MTT__TILE, W = MTT__MAX_HEAD };
+    enum { side = MTT__TILE, stride = MTT__MAX_HEAD };
     const mtt_shape *d = op->shape;
-    int64_t end = d->window ? mtt__min(d->seq_len, j0 + S - 1 + d->window) : d->seq_len, i0;
+    int64_t end = d->window ? mtt__min(d->seq_len, j0 + side - 1 + d->window) : d->seq_len, i0;
     mtt__flash_pair *t = (mtt__flash_pair *)(void *)mtt__tiles(op);
     t->head = head;
     mtt__load_keys(op, f, j0, t);
     memset(t->dk, 0, sizeof(t->dk));
     memset(t->dv, 0, sizeof(t->dv));
     for (; t->head < head + d->heads / d->heads_kv; t->head++)
-        for (i0 = j0; i0 < end; i0 += S) {
+        for (i0 = j0; i0 < end; i0 += side) {
             mtt__load_queries(op, f, i0, t);
             mtt__flash_gradients(op, f, t);
-            mtt__multiply_block(t->n, d->head_dim, t->m, t->p, 1, S, t->d_out, W, t->dv, W);
-            mtt__multiply_block(t->n, d->head_dim, t->m, t->ds, 1, S, t->q, W, t->dk, W);
+            mtt__multiply_block(t->n, d->head_dim, t->m, t->p, 1, side, t->d_out, stride, t->dv, stride);
+            mtt__multiply_block(t->n, d->head_dim, t->m, t->ds, 1, side, t->q, stride, t->dk, stride);
         }
     mtt__store_gradients(op, f, MTT__K, head, j0, t->n, t->dk);
     mtt__store_gradients(op, f, MTT__V, head, j0, t->n, t->dv);
@@ -7382,17 +7390,17 @@ static void mtt__flash_backward_keys(const mtt_op *op, const mtt_flash_backward 
 static void mtt__flash_backward_queries(const mtt_op *op, const mtt_flash_backward *f, int64_t head,
                                         int64_t i0)
 {
-    enum { S = MTT__TILE, W = MTT__MAX_HEAD };
+    enum { side = MTT__TILE, stride = MTT__MAX_HEAD };
     mtt__flash_pair *t = (mtt__flash_pair *)(void *)mtt__tiles(op);
     float *dq = t->dk;
     int64_t j0;
     t->head = head;
     mtt__load_queries(op, f, i0, t);
     memset(dq, 0, sizeof(t->dk));
-    for (j0 = mtt__first_key(op->shape->window, i0) / S * S; j0 < i0 + t->m; j0 += S) {
+    for (j0 = mtt__first_key(op->shape->window, i0) / side * side; j0 < i0 + t->m; j0 += side) {
         mtt__load_keys(op, f, j0, t);
         mtt__flash_gradients(op, f, t);
-        mtt__multiply_block(t->m, op->shape->head_dim, t->n, t->ds, S, 1, t->k, W, dq, W);
+        mtt__multiply_block(t->m, op->shape->head_dim, t->n, t->ds, side, 1, t->k, stride, dq, stride);
     }
     mtt__store_gradients(op, f, MTT__Q, head, i0, t->m, dq);
 }
@@ -7415,8 +7423,8 @@ static void mtt__cpu_flash_backward(const mtt_op *op, const mtt_flash_backward *
    x[target] is the largest; and lse. All are 0 where the target does not count. */
 static void mtt__cpu_cross_entropy(const mtt_op *op, const mtt_cross_entropy *o)
 {
-    int64_t V = op->shape->vocab, rows = mtt__rows(o->losses), row;
-    MTT__THREADS(rows * V)
+    int64_t vocab = op->shape->vocab, rows = mtt__rows(o->losses), row;
+    MTT__THREADS(rows * vocab)
     for (row = 0; row < rows; row++) {
         int32_t target = ((const int32_t *)o->targets->data)[row];
         int64_t first = row * mtt__width(o->logits), at, n;
@@ -7424,8 +7432,8 @@ static void mtt__cpu_cross_entropy(const mtt_op *op, const mtt_cross_entropy *o)
         double sum = 0;
         memset(out, 0, 3 * sizeof(float));
         if (target < 0) continue;
-        most = mtt__row_largest(o->logits, first, first + V);
-        MTT__BLOCKS(at, n, first, first + V)
+        most = mtt__row_largest(o->logits, first, first + vocab);
+        MTT__BLOCKS(at, n, first, first + vocab)
             sum += mtt__exp_sum(mtt__read(o->logits, at, n, buffer), n, most);
         mtt__load(o->logits, first + target, 1, &x);
         out[2] = most + (float)log(sum);
@@ -8114,17 +8122,17 @@ MTTDEF double mtt_rotary_step(const mtt_model_desc *m, int pair)
    Rounded from double: at 2^20 positions a float's angle would be wrong by 0.06. */
 static mtt_status mtt__fill_positions(mtt_trainer *t, const mtt_tensor *table, int rotary)
 {
-    int64_t C = table->shape[1], row, i;
+    int64_t width = table->shape[1], row, i;
     mtt_status status = MTT_OK;
     for (row = 0; row < table->shape[0] && !status; row++) {
-        for (i = 0; i < C; i++) {
+        for (i = 0; i < width; i++) {
             double step = rotary ? mtt_rotary_step(&t->schedule->model, (int)(i / 2))
-                                 : pow(10000.0, -(double)(i / 2 * 2) / (double)C);
+                                 : pow(10000.0, -(double)(i / 2 * 2) / (double)width);
             int sine = i % 2 == rotary;
             double wave = sine ? sin((double)row * step) : cos((double)row * step);
             t->values[i] = (float)(rotary ? wave : 0.02 * wave);
         }
-        status = mtt__move(t, MTT__PUT, table, row * C, C, t->values);
+        status = mtt__move(t, MTT__PUT, table, row * width, width, t->values);
     }
     return status;
 }
@@ -11320,25 +11328,25 @@ struct mtt_corpus {
 /* Reads blocks until `bytes` wait in the buffer or the file ends. */
 static mtt_status mtt__corpus_need(mtt_corpus *c, size_t bytes)
 {
-    enum { BLOCK = 1 << 18 };
+    enum { block = 1 << 18 };
     while (!c->ended && c->size - c->start < bytes) {
         size_t got = 0;
         ptrdiff_t n = 1;
-        if (c->start && c->capacity - c->size < BLOCK) {
+        if (c->start && c->capacity - c->size < block) {
             memmove(c->buffer, c->buffer + c->start, c->size -= c->start);
             c->start = 0;
         }
         if (c->size - c->start > MTT_DOCUMENT_LIMIT)
             return mtt__fail(c->env, MTT_E_FORMAT, "%s:%llu: a line is longer than %zu bytes: split it",
                              c->name, (unsigned long long)c->line + 1, (size_t)MTT_DOCUMENT_LIMIT);
-        if (mtt__reserve(c->env, (void **)&c->buffer, &c->capacity, c->size + BLOCK, 1)) return MTT_E_MEMORY;
-        while (got < BLOCK && n) {
-            n = MTT__SYS_READ(c->fd, c->buffer + c->size + got, BLOCK - got);
+        if (mtt__reserve(c->env, (void **)&c->buffer, &c->capacity, c->size + block, 1)) return MTT_E_MEMORY;
+        while (got < block && n) {
+            n = MTT__SYS_READ(c->fd, c->buffer + c->size + got, block - got);
             if (n < 0 && errno != EINTR) return mtt__file_fail(c->env, c->name, "read it", errno);
             if (n > 0) got += (size_t)n;
         }
         c->hash = mtt__hash(c->hash, c->buffer + c->size, got);
-        c->ended = got < BLOCK;
+        c->ended = got < block;
         c->size += got;
     }
     return MTT_OK;
@@ -15690,10 +15698,10 @@ static int mtt__least_guest(const mtt__guest *g, int count, double now)
    guests lose theirs, and a rank that does comes again. */
 static mtt_status mtt__gather(mtt_ranks *r, int first, int last, int waits)
 {
-    enum { GUESTS = 64 };
+    enum { guests = 64 };
     int calls = last - first, unmet = calls, missing = waits ? r->count - 1 - r->rank : 0, others = -missing;
-    mtt__guest *all = (mtt__guest *)mtt__alloc(r->env, (size_t)(calls + GUESTS), sizeof(*all));
-    struct pollfd *polls = (struct pollfd *)mtt__alloc(r->env, (size_t)(calls + GUESTS + 1), sizeof(*polls));
+    mtt__guest *all = (mtt__guest *)mtt__alloc(r->env, (size_t)(calls + guests), sizeof(*all));
+    struct pollfd *polls = (struct pollfd *)mtt__alloc(r->env, (size_t)(calls + guests + 1), sizeof(*polls));
     double start = mtt__now_ms(), now = start, watched = now;
     const char *reason = "";
     int i, fd, comes, full = 0, count = calls;
@@ -15718,12 +15726,12 @@ static mtt_status mtt__gather(mtt_ranks *r, int first, int last, int waits)
             else missing -= met;
             if (i >= calls && all[i].fd < 0) all[i] = all[--count];
         }
-        if (comes && (full || count == calls + GUESTS)) {
+        if (comes && (full || count == calls + guests)) {
             i = mtt__least_guest(all + calls, count - calls, now);
             if (i < 0) poll(NULL, 0, 10);
             else mtt__socket_close(&all[calls + i].fd), all[calls + i] = all[--count];
         }
-        for (; waits && count < calls + GUESTS && (fd = accept(r->listening, NULL, NULL)) >= 0; others++) {
+        for (; waits && count < calls + guests && (fd = accept(r->listening, NULL, NULL)) >= 0; others++) {
             memset(&all[count], 0, sizeof(*all));
             mtt__socket_prepare(fd);
             mtt__socket_name(fd, 1, all[count].address);
@@ -15731,7 +15739,7 @@ static mtt_status mtt__gather(mtt_ranks *r, int first, int last, int waits)
             all[count].host = -1;
             all[count++].fd = fd;
         }
-        full = waits && count < calls + GUESTS && (errno == EMFILE || errno == ENFILE);
+        full = waits && count < calls + guests && (errno == EMFILE || errno == ENFILE);
         if (missing + unmet && !r->status && now - watched > 50) watched = now, mtt__watch_connected(r);
         if (missing && full && count == calls && !r->status)
             mtt__ranks_fail(r, r->rank, MTT_E_ARGUMENT, "cannot open %d sockets: raise the limit of open "
