@@ -28,7 +28,8 @@
 
    Contents. The manual: what it does, words, how to use it, memory, numbers, options, failures. Then the
    interface. Then the implementation, in rooms; a room uses only the rooms above it. Search for a room's tag.
-   The hall is what memory-efficient training needs, in the order in which to read it:
+   The first, >>os, is what mtt asks of an operating system. The hall is what memory-efficient training needs,
+   in the order in which to read it:
 
    >>base       text, failures, blocks            >>plan       bytes, offsets, budgets
    >>numbers    16-bit floats, randomness         >>cpu        every operation in plain C
@@ -2179,6 +2180,209 @@ MTTDEF const char *mtt_op_name(mtt_op_kind kind);
 #endif
 
 /* -----------------------------------------------------------------------------------------------------------
+   >>os
+   -------------------------------------------------------------------------------------------------------- */
+
+/* What mtt asks of an operating system, in one place; only >>ranks asks for more. Readers of the hall can go
+   on with >>base. A call that fails returns -1 and sets errno. Interrupted calls are made again. */
+
+/* System calls that fail when a disk is full or damaged. Tests define all seven to make them fail. */
+#ifndef MTT__SYS_OPEN
+#define MTT__SYS_OPEN open
+#define MTT__SYS_READ read
+#define MTT__SYS_PREAD pread
+#define MTT__SYS_PWRITE pwrite
+#define MTT__SYS_FSYNC fsync
+#define MTT__SYS_CLOSE close
+#define MTT__SYS_RENAME rename
+#endif
+
+/* Milliseconds of a clock that only goes forward. */
+static double mtt__now_ms(void)
+{
+    struct timespec t = {0, 0};
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
+}
+
+/* Starts this program again with a variable set. Comes back if that cannot be done. */
+static MTT__UNUSED void mtt__os_restart(char **argv, const char *name, const char *value)
+{
+    if (!setenv(name, value, 1)) execv("/proc/self/exe", argv);
+    unsetenv(name);
+}
+
+/* Asks Linux for huge pages: a token of GPT-2 (124M) takes 10 % less time, because the processor looks up
+   fewer addresses. */
+static void mtt__os_huge_pages(void *block, size_t bytes)
+{
+#ifdef MADV_HUGEPAGE
+    const uintptr_t page = 1 << 21, from = ((uintptr_t)block + page - 1) / page * page;
+    const uintptr_t end = ((uintptr_t)block + bytes) / page * page;
+    if (from < end) madvise((void *)from, end - from, MADV_HUGEPAGE); /* if it fails, pages are small */
+#else
+    (void)block, (void)bytes;
+#endif
+}
+
+/* How a file is opened. AT_ONCE does not wait for the writer of a named pipe, NO_LINK refuses a symbolic
+   link, NEW makes the file and fails if there is one. */
+enum {
+    MTT__READ = O_RDONLY,
+    MTT__READ_AT_ONCE = O_RDONLY | O_NONBLOCK,
+    MTT__READ_NO_LINK = O_RDONLY | O_NONBLOCK | O_NOFOLLOW,
+    MTT__WRITE_NEW = O_WRONLY | O_CREAT | O_EXCL
+};
+
+typedef enum mtt__file_kind { MTT__REGULAR, MTT__FOLDER, MTT__SPECIAL, MTT__STREAM } mtt__file_kind;
+
+typedef struct mtt__file_info {
+    mtt__file_kind kind; /* SPECIAL: a device; STREAM: a pipe or a socket */
+    uint64_t bytes, device, number; /* device and number tell files apart */
+    int64_t modified;
+} mtt__file_info;
+
+static int mtt__os_open(const char *path, int how)
+{
+    int fd;
+    do fd = MTT__SYS_OPEN(path, how | O_CLOEXEC, 0644);
+    while (fd < 0 && errno == EINTR);
+    return fd;
+}
+
+static void mtt__os_close(int fd)
+{
+    MTT__SYS_CLOSE(fd);
+}
+
+static mtt__file_info mtt__os_info_from(const struct stat *s)
+{
+    mtt__file_info info;
+    info.kind = S_ISREG(s->st_mode) ? MTT__REGULAR : S_ISDIR(s->st_mode) ? MTT__FOLDER
+              : S_ISCHR(s->st_mode) || S_ISBLK(s->st_mode) ? MTT__SPECIAL : MTT__STREAM;
+    info.bytes = (uint64_t)s->st_size;
+    info.device = (uint64_t)s->st_dev;
+    info.number = (uint64_t)s->st_ino;
+    info.modified = (int64_t)s->st_mtime;
+    return info;
+}
+
+/* What an open file is. */
+static int mtt__os_info(int fd, mtt__file_info *info)
+{
+    struct stat s;
+    int result = fstat(fd, &s);
+    if (!result) *info = mtt__os_info_from(&s);
+    return result;
+}
+
+/* What a path names, behind links. */
+static int mtt__os_find(const char *path, mtt__file_info *info)
+{
+    struct stat s;
+    int result = stat(path, &s);
+    if (!result) *info = mtt__os_info_from(&s);
+    return result;
+}
+
+/* 1 = the path itself, and not a link, still names the open file. */
+static int mtt__os_is_named(int fd, const char *path)
+{
+    struct stat mine, named;
+    return !fstat(fd, &mine) && !lstat(path, &named) && mine.st_ino == named.st_ino &&
+           mine.st_dev == named.st_dev;
+}
+
+/* 1 = there is a file that this process may read. */
+static MTT__UNUSED int mtt__os_readable(const char *path)
+{
+    return !access(path, R_OK);
+}
+
+/* Reads up to `bytes` bytes, and at most 1 GiB. 0: the end. */
+static MTT__UNUSED ptrdiff_t mtt__os_read(int fd, void *data, size_t bytes)
+{
+    ptrdiff_t n;
+    do n = MTT__SYS_READ(fd, data, bytes < 1u << 30 ? bytes : 1u << 30);
+    while (n < 0 && errno == EINTR);
+    return n;
+}
+
+static MTT__UNUSED ptrdiff_t mtt__os_read_at(int fd, void *data, size_t bytes, uint64_t offset)
+{
+    ptrdiff_t n;
+    do n = MTT__SYS_PREAD(fd, data, bytes < 1u << 30 ? bytes : 1u << 30, (off_t)offset);
+    while (n < 0 && errno == EINTR);
+    return n;
+}
+
+static ptrdiff_t mtt__os_write_at(int fd, const void *data, size_t bytes, uint64_t offset)
+{
+    ptrdiff_t n;
+    do n = MTT__SYS_PWRITE(fd, data, bytes < 1u << 30 ? bytes : 1u << 30, (off_t)offset);
+    while (n < 0 && errno == EINTR);
+    return n;
+}
+
+static int mtt__os_sync(int fd)
+{
+    int result;
+    do result = MTT__SYS_FSYNC(fd);
+    while (result && errno == EINTR);
+    return result;
+}
+
+/* Makes a rename in the folder last. Not every folder can be synced: that is no failure. */
+static int mtt__os_sync_folder(const char *folder)
+{
+    int fd = mtt__os_open(folder, MTT__READ), error = fd < 0 || mtt__os_sync(fd) ? errno : 0;
+    if (fd >= 0) mtt__os_close(fd);
+    errno = error;
+    return error && error != EACCES && error != EINVAL ? -1 : 0;
+}
+
+/* 0 = another process has locked the file. On a file system without locks nobody has. */
+static int mtt__os_lock(int fd)
+{
+    return !flock(fd, LOCK_EX | LOCK_NB) || errno != EWOULDBLOCK;
+}
+
+static int mtt__os_rename(const char *from, const char *to)
+{
+    return MTT__SYS_RENAME(from, to);
+}
+
+static int mtt__os_remove(const char *path)
+{
+    return unlink(path);
+}
+
+static MTT__UNUSED int mtt__os_make_folder(const char *path)
+{
+    return mkdir(path, 0777);
+}
+
+/* 1 = the file system of an open file has room for so many bytes more, or does not say. */
+static int mtt__os_has_room(int fd, uint64_t bytes)
+{
+    struct statvfs info;
+    return fstatvfs(fd, &info) || !info.f_blocks || bytes / info.f_frsize < info.f_bavail;
+}
+
+/* The first `bytes` bytes of a file as memory, above 0. What is written there stays in memory. */
+static int mtt__os_map(int fd, size_t bytes, char **data)
+{
+    void *map = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE, fd, 0);
+    *data = map == MAP_FAILED ? NULL : (char *)map;
+    return *data ? 0 : -1;
+}
+
+static void mtt__os_unmap(char *data, size_t bytes)
+{
+    munmap(data, bytes);
+}
+
+/* -----------------------------------------------------------------------------------------------------------
    >>base
    -------------------------------------------------------------------------------------------------------- */
 
@@ -2229,8 +2433,7 @@ MTTDEF void mtt_wait_passively(char **argv)
 {
 #ifdef _OPENMP
     if (getenv("OMP_WAIT_POLICY") || getenv("GOMP_SPINCOUNT")) return;
-    if (!setenv("OMP_WAIT_POLICY", "passive", 1)) execv("/proc/self/exe", argv);
-    unsetenv("OMP_WAIT_POLICY"); /* without /proc go on as before */
+    mtt__os_restart(argv, "OMP_WAIT_POLICY", "passive");
 #else
     (void)argv;
 #endif
@@ -2239,13 +2442,6 @@ MTTDEF void mtt_wait_passively(char **argv)
 MTTDEF const char *mtt_status_string(mtt_status status)
 {
     return (unsigned)status < MTT_STATUS_COUNT ? mtt__status_text[status] : "unknown status";
-}
-
-static double mtt__now_ms(void)
-{
-    struct timespec t = {0, 0};
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
 }
 
 /* A bounded text under construction: cut at the capacity, always terminated. */
@@ -7797,23 +7993,10 @@ static mtt_status mtt__cpu_open(mtt_env *env, const mtt_backend *backend, const 
     return *context ? MTT_OK : MTT_E_MEMORY;
 }
 
-/* Asks Linux for huge pages: a token of GPT-2 (124M) takes 10 % less time, because the processor looks up
-   fewer addresses. */
-static void mtt__advise_pages(void *block, size_t bytes)
-{
-#ifdef MADV_HUGEPAGE
-    const uintptr_t page = 1 << 21, from = ((uintptr_t)block + page - 1) / page * page;
-    const uintptr_t end = ((uintptr_t)block + bytes) / page * page;
-    if (from < end) madvise((void *)from, end - from, MADV_HUGEPAGE); /* if it fails, pages are small */
-#else
-    (void)block, (void)bytes;
-#endif
-}
-
 static mtt_status mtt__cpu_alloc(void *context, size_t bytes, void **block)
 {
     *block = mtt__alloc_raw(((mtt__cpu *)context)->env, bytes);
-    if (*block) mtt__advise_pages(*block, bytes);
+    if (*block) mtt__os_huge_pages(*block, bytes);
     return *block ? MTT_OK : MTT_E_MEMORY;
 }
 
@@ -9216,17 +9399,6 @@ static MTT__UNUSED mtt_status mtt__vocab_check(mtt__vocab_file *f, const mtt__vo
 /* Reading: a regular file becomes a block of memory (mtt__map). Writing: mtt_writer replaces a file
    atomically. CRC-32 finds damage. A failure is MTT_E_FILE, with the path, the reason and a remedy. */
 
-/* System calls that fail when a disk is full or damaged. Tests define all seven to make them fail. */
-#ifndef MTT__SYS_OPEN
-#define MTT__SYS_OPEN open
-#define MTT__SYS_READ read
-#define MTT__SYS_PREAD pread
-#define MTT__SYS_PWRITE pwrite
-#define MTT__SYS_FSYNC fsync
-#define MTT__SYS_CLOSE close
-#define MTT__SYS_RENAME rename
-#endif
-
 static mtt_status mtt__file_fail(mtt_env *env, const char *path, const char *verb, int error)
 {
     const char *remedy = "check the disk and try again";
@@ -9236,52 +9408,41 @@ static mtt_status mtt__file_fail(mtt_env *env, const char *path, const char *ver
     return mtt__fail(env, MTT_E_FILE, "%s: cannot %s: %s; %s", path, verb, strerror(error), remedy);
 }
 
-static int mtt__open_retry(const char *path, int flags)
-{
-    int fd;
-    do fd = MTT__SYS_OPEN(path, flags | O_CLOEXEC, 0644);
-    while (fd < 0 && errno == EINTR);
-    return fd;
-}
-
 /* Opens a regular file for reading, and does not wait for the writer of a named pipe. */
-static mtt_status mtt__open_regular(mtt_env *env, const char *path, int *fd, struct stat *info)
+static mtt_status mtt__open_regular(mtt_env *env, const char *path, int *fd, mtt__file_info *info)
 {
     int error;
-    *fd = mtt__open_retry(path, O_RDONLY | O_NONBLOCK);
-    error = *fd < 0 || fstat(*fd, info) ? errno : 0;
-    if (!error && S_ISREG(info->st_mode)) return MTT_OK;
-    if (*fd >= 0) MTT__SYS_CLOSE(*fd);
+    *fd = mtt__os_open(path, MTT__READ_AT_ONCE);
+    error = *fd < 0 || mtt__os_info(*fd, info) ? errno : 0;
+    if (!error && info->kind == MTT__REGULAR) return MTT_OK;
+    if (*fd >= 0) mtt__os_close(*fd);
     *fd = -1;
     if (error) return mtt__file_fail(env, path, "read it", error);
     return mtt__fail(env, MTT_E_FILE, "%s is a folder, a device or a pipe: name a regular file", path);
 }
 
-/* A regular file as memory; NULL if it is empty. With PROT_WRITE the memory may change; the file does not. */
+/* A regular file as memory; NULL if it is empty. The memory may change; the file does not. */
 typedef struct mtt__map {
     char *data;
     size_t bytes;
 } mtt__map;
 
-static mtt_status mtt__map_open(mtt_env *env, const char *path, int protection, mtt__map *map)
+static mtt_status mtt__map_open(mtt_env *env, const char *path, mtt__map *map)
 {
-    struct stat info;
-    void *data = NULL;
+    mtt__file_info info;
     int fd, error = 0;
     mtt_status status = mtt__open_regular(env, path, &fd, &info);
     memset(map, 0, sizeof(*map));
     if (status) return status;
-    if ((uint64_t)info.st_size < SIZE_MAX / 2) map->bytes = (size_t)info.st_size;
-    if (map->bytes) data = mmap(NULL, map->bytes, protection, MAP_PRIVATE, fd, 0);
-    if (data == MAP_FAILED) error = errno;
-    else map->data = (char *)data;
-    MTT__SYS_CLOSE(fd);
+    if (info.bytes < SIZE_MAX / 2) map->bytes = (size_t)info.bytes;
+    if (map->bytes && mtt__os_map(fd, map->bytes, &map->data)) error = errno;
+    mtt__os_close(fd);
     return error ? mtt__file_fail(env, path, "read it", error) : MTT_OK;
 }
 
 static void mtt__map_close(mtt__map *map)
 {
-    if (map->data) munmap(map->data, map->bytes);
+    if (map->data) mtt__os_unmap(map->data, map->bytes);
     memset(map, 0, sizeof(*map));
 }
 
@@ -9327,20 +9488,12 @@ struct mtt_writer {
     unsigned char buffer[32768];
 };
 
-/* 1 = the path still names the open file. */
-static int mtt__is_named(int fd, const char *path)
-{
-    struct stat mine, named;
-    return !fstat(fd, &mine) && !lstat(path, &named) && mine.st_ino == named.st_ino &&
-           mine.st_dev == named.st_dev;
-}
-
 /* Removes the file before it closes it: without the lock, the name may already belong to another writer. */
 static void mtt__writer_abort(mtt_writer *w)
 {
     if (!w->live) return;
-    if (mtt__is_named(w->fd, w->temporary)) unlink(w->temporary);
-    MTT__SYS_CLOSE(w->fd);
+    if (mtt__os_is_named(w->fd, w->temporary)) mtt__os_remove(w->temporary);
+    mtt__os_close(w->fd);
     w->live = 0;
 }
 
@@ -9355,11 +9508,11 @@ static mtt_status mtt__writer_fail(mtt_writer *w, const char *verb, int error)
     return w->status;
 }
 
-/* Locks an open file. Returns 0 if another process has the lock, or has already renamed or removed the file.
-   On a file system without locks flock fails with another error, which is accepted. */
+/* Locks an open file. Returns 0 if another process has the lock, or has already renamed or removed the
+   file. */
 static int mtt__writer_lock(int fd, const char *path)
 {
-    return (!flock(fd, LOCK_EX | LOCK_NB) || errno != EWOULDBLOCK) && mtt__is_named(fd, path);
+    return mtt__os_lock(fd) && mtt__os_is_named(fd, path);
 }
 
 /* Creates the temporary and locks it. -1: errno is EWOULDBLOCK if another process is writing. What is there
@@ -9367,15 +9520,15 @@ static int mtt__writer_lock(int fd, const char *path)
    and never written to. Its lock is held meanwhile, so that only one of two processes removes it. */
 static int mtt__writer_create(const char *path)
 {
-    int old = mtt__open_retry(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK), fd = -1, error = EWOULDBLOCK;
+    int old = mtt__os_open(path, MTT__READ_NO_LINK), fd = -1, error = EWOULDBLOCK;
     if (old < 0 && errno != ENOENT && errno != ELOOP && errno != ENXIO) error = errno;
     else if (old < 0 || mtt__writer_lock(old, path)) {
-        if (old >= 0 || errno != ENOENT) unlink(path); /* a link or a socket cannot be opened */
-        fd = mtt__open_retry(path, O_WRONLY | O_CREAT | O_EXCL);
+        if (old >= 0 || errno != ENOENT) mtt__os_remove(path); /* a link or a socket cannot be opened */
+        fd = mtt__os_open(path, MTT__WRITE_NEW);
         if (errno != EEXIST) error = errno;
-        if (fd >= 0 && !mtt__writer_lock(fd, path)) MTT__SYS_CLOSE(fd), fd = -1, error = EWOULDBLOCK;
+        if (fd >= 0 && !mtt__writer_lock(fd, path)) mtt__os_close(fd), fd = -1, error = EWOULDBLOCK;
     }
-    if (old >= 0) MTT__SYS_CLOSE(old);
+    if (old >= 0) mtt__os_close(old);
     errno = error;
     return fd;
 }
@@ -9383,12 +9536,13 @@ static int mtt__writer_create(const char *path)
 static mtt_status mtt__writer_open(mtt_env *env, const char *path, mtt_writer *w)
 {
     const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
-    struct stat named;
+    mtt__file_info named;
     int missing;
     memset(w, 0, offsetof(mtt_writer, path));
     w->env = env;
     w->status = MTT_E_FILE;
-    if (strlen(path) >= sizeof(w->path) || !*name || (stat(path, &named) == 0 && !S_ISREG(named.st_mode)))
+    if (strlen(path) >= sizeof(w->path) || !*name ||
+        (!mtt__os_find(path, &named) && named.kind != MTT__REGULAR))
         return mtt__fail(env, MTT_E_FILE, "%s: give the name of a regular file, below 2048 bytes", path);
     memcpy(w->path, path, strlen(path) + 1);
     w->folder_size = (size_t)(name - path) + 1;
@@ -9407,18 +9561,16 @@ static mtt_status mtt__writer_open(mtt_env *env, const char *path, mtt_writer *w
 /* Announces the size of the finished file, so that a full disk is found before the work and not after it. */
 static mtt_status mtt__writer_expect(mtt_writer *w, uint64_t bytes)
 {
-    struct statvfs info;
     w->expected = bytes;
-    if (w->status || fstatvfs(w->fd, &info) || !info.f_blocks) return w->status; /* no blocks: unknown */
-    return bytes / info.f_frsize < info.f_bavail ? MTT_OK : mtt__writer_fail(w, "write it", ENOSPC);
+    if (w->status || mtt__os_has_room(w->fd, bytes)) return w->status;
+    return mtt__writer_fail(w, "write it", ENOSPC);
 }
 
 static mtt_status mtt__writer_out(mtt_writer *w, uint64_t offset, const void *data, size_t bytes)
 {
     const char *at = (const char *)data;
     while (bytes && !w->status) {
-        ptrdiff_t n = MTT__SYS_PWRITE(w->fd, at, bytes < 1u << 30 ? bytes : 1u << 30, (off_t)offset);
-        if (n < 0 && errno == EINTR) continue;
+        ptrdiff_t n = mtt__os_write_at(w->fd, at, bytes, offset);
         if (n <= 0) return mtt__writer_fail(w, "write it", n ? errno : EIO);
         at += n;
         bytes -= (size_t)n;
@@ -9448,36 +9600,25 @@ MTTDEF mtt_status mtt_writer_patch(mtt_writer *w, uint64_t offset, const void *d
     return mtt__writer_flush(w) ? w->status : mtt__writer_out(w, offset, data, bytes);
 }
 
-static int mtt__sync(int fd)
-{
-    int result;
-    do result = MTT__SYS_FSYNC(fd);
-    while (result && errno == EINTR);
-    return result;
-}
-
 MTTDEF mtt_status mtt_writer_finish(mtt_writer *w)
 {
     if (mtt__writer_flush(w)) return w->status;
-    return mtt__sync(w->fd) ? mtt__writer_fail(w, "sync it", errno) : MTT_OK;
+    return mtt__os_sync(w->fd) ? mtt__writer_fail(w, "sync it", errno) : MTT_OK;
 }
 
 /* The result of close does not matter, because the data is synced. The file stays locked until the rename. */
 MTTDEF mtt_status mtt_writer_commit(mtt_writer *w)
 {
-    int folder, error;
+    int error;
     if (mtt_writer_finish(w)) return w->status;
-    if (!mtt__is_named(w->fd, w->temporary)) return mtt__writer_fail(w, "find its temporary", ENOENT);
-    if (MTT__SYS_RENAME(w->temporary, w->path)) return mtt__writer_fail(w, "rename its temporary", errno);
+    if (!mtt__os_is_named(w->fd, w->temporary)) return mtt__writer_fail(w, "find its temporary", ENOENT);
+    if (mtt__os_rename(w->temporary, w->path)) return mtt__writer_fail(w, "rename its temporary", errno);
     w->temporary[w->folder_size] = 0;
-    folder = mtt__open_retry(w->temporary, O_RDONLY);
-    error = folder < 0 || mtt__sync(folder) ? errno : 0;
-    if (folder >= 0) MTT__SYS_CLOSE(folder);
-    MTT__SYS_CLOSE(w->fd);
+    error = mtt__os_sync_folder(w->temporary) ? errno : 0;
+    mtt__os_close(w->fd);
     w->live = 0;
     w->status = MTT_E_FILE; /* for later calls */
-    if (!error || error == EACCES || error == EINVAL) return MTT_OK; /* not every folder can be synced */
-    return mtt__file_fail(w->env, w->path, "sync its folder", error);
+    return error ? mtt__file_fail(w->env, w->path, "sync its folder", error) : MTT_OK;
 }
 
 MTTDEF void mtt_writer_close(mtt_writer *w)
@@ -11228,7 +11369,7 @@ MTTDEF mtt_status mtt_tokenizer_load(mtt_env *env, const char *path, const mtt_t
 {
     mtt__vocab_file f;
     mtt__map map;
-    mtt_status status = mtt__map_open(env, path, PROT_READ | PROT_WRITE, &map);
+    mtt_status status = mtt__map_open(env, path, &map);
     *out = NULL;
     if (status) return status;
     f.env = env;
@@ -11341,9 +11482,9 @@ static mtt_status mtt__corpus_need(mtt_corpus *c, size_t bytes)
                              c->name, (unsigned long long)c->line + 1, (size_t)MTT_DOCUMENT_LIMIT);
         if (mtt__reserve(c->env, (void **)&c->buffer, &c->capacity, c->size + block, 1)) return MTT_E_MEMORY;
         while (got < block && n) {
-            n = MTT__SYS_READ(c->fd, c->buffer + c->size + got, block - got);
-            if (n < 0 && errno != EINTR) return mtt__file_fail(c->env, c->name, "read it", errno);
-            if (n > 0) got += (size_t)n;
+            n = mtt__os_read(c->fd, c->buffer + c->size + got, block - got);
+            if (n < 0) return mtt__file_fail(c->env, c->name, "read it", errno);
+            got += (size_t)n;
         }
         c->hash = mtt__hash(c->hash, c->buffer + c->size, got);
         c->ended = got < block;
@@ -11437,7 +11578,7 @@ MTTDEF mtt_status mtt_corpus_open(mtt_env *env, const char *path, const char *fi
     size_t path_size = strlen(path) + 1, field_size = strlen(field ? field : "text") + 1;
     mtt_corpus *c = (mtt_corpus *)mtt__alloc(env, 1, mtt__add(sizeof(*c), path_size + field_size));
     mtt_status status = MTT_OK;
-    struct stat info;
+    mtt__file_info info;
     *out = NULL;
     if (!c) return MTT_E_MEMORY;
     c->env = env;
@@ -11447,11 +11588,11 @@ MTTDEF mtt_status mtt_corpus_open(mtt_env *env, const char *path, const char *fi
     c->space = c->most = c->blank * 64;
     c->field = (const char *)memcpy((char *)(c + 1) + path_size, field ? field : "text", field_size);
     c->name = strcmp(path, "-") == 0 ? "standard input" : c->path;
-    c->fd = c->name == c->path ? mtt__open_retry(path, O_RDONLY) : 0;
-    if (c->fd < 0 || fstat(c->fd, &info)) status = mtt__file_fail(env, c->name, "open it", errno);
-    else if (S_ISDIR(info.st_mode))
+    c->fd = c->name == c->path ? mtt__os_open(path, MTT__READ) : 0;
+    if (c->fd < 0 || mtt__os_info(c->fd, &info)) status = mtt__file_fail(env, c->name, "open it", errno);
+    else if (info.kind == MTT__FOLDER)
         status = mtt__fail(env, MTT_E_FILE, "%s is a folder: name a file in it", path);
-    else if (S_ISCHR(info.st_mode) || S_ISBLK(info.st_mode))
+    else if (info.kind == MTT__SPECIAL)
         status = mtt__fail(env, MTT_E_FILE, "%s is a device: name a file or a pipe", c->name);
     if (!status) status = mtt__reserve(env, (void **)&c->buffer, &c->capacity, (size_t)1 << 20, 1);
     if (!status) status = mtt__corpus_detect(c, field != NULL);
@@ -11463,7 +11604,7 @@ MTTDEF mtt_status mtt_corpus_open(mtt_env *env, const char *path, const char *fi
 MTTDEF void mtt_corpus_close(mtt_corpus *c)
 {
     if (!c) return;
-    if (c->fd > 0) MTT__SYS_CLOSE(c->fd);
+    if (c->fd > 0) mtt__os_close(c->fd);
     mtt__free(c->env, c->buffer);
     mtt__free(c->env, c);
 }
@@ -11585,7 +11726,7 @@ struct mtt_tokens {
     mtt_env *env;
     int fd;             /* -1: the ids are in `memory` */
     const char *memory;
-    time_t modified;    /* when the file was checked */
+    int64_t modified;   /* when the file was checked */
     mtt__token_header header;
     const char *path;
 };
@@ -11594,17 +11735,16 @@ struct mtt_tokens {
    the process with SIGBUS. */
 static mtt_status mtt__tokens_fetch(const mtt_tokens *t, uint64_t offset, void *data, size_t bytes)
 {
-    const size_t most = (size_t)1 << 30;
     char *at = (char *)data;
     ptrdiff_t n = 1;
-    struct stat info;
+    mtt__file_info info;
     if (t->fd < 0) return memcpy(data, t->memory + offset - sizeof(t->header), bytes), MTT_OK;
     while (bytes && n) {
-        n = MTT__SYS_PREAD(t->fd, at, bytes < most ? bytes : most, (off_t)offset);
-        if (n < 0 && errno != EINTR) return mtt__file_fail(t->env, t->path, "read it", errno);
-        if (n > 0) at += n, offset += (uint64_t)n, bytes -= (size_t)n;
+        n = mtt__os_read_at(t->fd, at, bytes, offset);
+        if (n < 0) return mtt__file_fail(t->env, t->path, "read it", errno);
+        at += n, offset += (uint64_t)n, bytes -= (size_t)n;
     }
-    if (!bytes && !fstat(t->fd, &info) && info.st_mtime == t->modified) return MTT_OK;
+    if (!bytes && !mtt__os_info(t->fd, &info) && info.modified == t->modified) return MTT_OK;
     return mtt__fail(t->env, MTT_E_FILE, "%s changed while it was in use: prepare it again from the text",
                      t->path);
 }
@@ -11670,15 +11810,15 @@ MTTDEF mtt_status mtt_tokens_open(mtt_env *env, const char *path, mtt_tokens **o
     size_t size = strlen(path) + 1;
     mtt_tokens *t = (mtt_tokens *)mtt__alloc(env, 1, mtt__add(sizeof(*t), size));
     mtt_status status;
-    struct stat info;
+    mtt__file_info info;
     *out = NULL;
     if (!t) return MTT_E_MEMORY;
     t->env = env;
     t->path = (char *)memcpy(t + 1, path, size);
     status = mtt__open_regular(env, path, &t->fd, &info);
     if (!status) {
-        t->modified = info.st_mtime;
-        status = mtt__tokens_check(t, (uint64_t)info.st_size);
+        t->modified = info.modified;
+        status = mtt__tokens_check(t, info.bytes);
     }
     if (status) mtt_tokens_close(t);
     else *out = t;
@@ -11716,7 +11856,7 @@ MTTDEF mtt_status mtt_tokens_copy(mtt_env *env, const int32_t *ids, size_t count
 MTTDEF void mtt_tokens_close(mtt_tokens *t)
 {
     if (!t) return;
-    if (t->fd >= 0) MTT__SYS_CLOSE(t->fd);
+    if (t->fd >= 0) mtt__os_close(t->fd);
     mtt__free(t->env, t);
 }
 
@@ -11768,9 +11908,10 @@ static mtt_status mtt__dataset_files(mtt_env *env, const char *prefix, int vocab
     mtt__map map;
     mtt_status status;
     uint32_t crc;
+    mtt__file_info info;
     int i;
     mtt__part_path(tokenizer, prefix, MTT__TOKENIZER_PART);
-    status = mtt__map_open(env, tokenizer, PROT_READ, &map);
+    status = mtt__map_open(env, tokenizer, &map);
     if (status) return status;
     mtt__crc_init(&table);
     crc = mtt__crc32(&table, 0, map.data, map.bytes);
@@ -11778,7 +11919,7 @@ static mtt_status mtt__dataset_files(mtt_env *env, const char *prefix, int vocab
     for (i = 0; i < MTT_SPLIT_COUNT; i++) {
         mtt_tokens **tokens = mtt__dataset_split(dataset, i);
         const mtt__token_header *h;
-        if (access(mtt__part_path(path, prefix, i), F_OK) && i == MTT_TEST) return MTT_OK;
+        if (mtt__os_find(mtt__part_path(path, prefix, i), &info) && i == MTT_TEST) return MTT_OK;
         status = mtt_tokens_open(env, path, tokens);
         if (status) return status;
         h = &(*tokens)->header;
@@ -11849,7 +11990,7 @@ static mtt_status mtt__prepare_options(mtt__prepare *p)
                         kind->options ? mtt__hash(0, (const char *)kind->options, kind->options_bytes) : 0};
     mtt__map map;
     if (d->tokenizer) {
-        mtt_status status = mtt__map_open(p->env, d->tokenizer, PROT_READ, &map);
+        mtt_status status = mtt__map_open(p->env, d->tokenizer, &map);
         if (status) return status;
         words[0] = map.bytes ? mtt__hash(0, map.data, map.bytes) : 0;
         words[1] = 0;
@@ -12058,7 +12199,7 @@ MTTDEF mtt_status mtt_prepare(mtt_env *env, const mtt_prepare_desc *desc, mtt_pr
 {
     mtt_prepare_report unused, *r = report ? report : &unused;
     mtt__prepare *p;
-    struct stat info;
+    mtt__file_info info;
     mtt_status status;
     int i;
     memset(r, 0, sizeof(*r));
@@ -12069,7 +12210,7 @@ MTTDEF mtt_status mtt_prepare(mtt_env *env, const mtt_prepare_desc *desc, mtt_pr
     p->env = env;
     p->desc = desc;
     p->input = desc->input;
-    p->piped = strcmp(p->input, "-") == 0 || (stat(p->input, &info) == 0 && !S_ISREG(info.st_mode));
+    p->piped = strcmp(p->input, "-") == 0 || (!mtt__os_find(p->input, &info) && info.kind != MTT__REGULAR);
     mtt__crc_init(&p->crc);
     status = mtt__prepare_options(p);
     if (!status) status = mtt__prepare_compare(p);
@@ -12084,7 +12225,7 @@ MTTDEF mtt_status mtt_prepare(mtt_env *env, const mtt_prepare_desc *desc, mtt_pr
         r->first_invalid = p->corpus->first_invalid;
     }
     for (i = 0; i < MTT__PARTS; i++) mtt__writer_abort(&p->writer[i]);
-    if (p->input == p->spool_path) unlink(p->spool_path);
+    if (p->input == p->spool_path) mtt__os_remove(p->spool_path);
     mtt_corpus_close(p->corpus);
     mtt_vocab_trainer_destroy(p->trainer);
     mtt_tokenizer_destroy(p->tokenizer);
@@ -12496,7 +12637,7 @@ static mtt_status mtt__st_open(mtt_env *env, const char *path, mtt__st *st)
     mtt_status status;
     uint64_t size = 0;
     mtt__st_init(env, path, st);
-    status = mtt__map_open(env, path, PROT_READ, &st->map);
+    status = mtt__map_open(env, path, &st->map);
     if (status) return status;
     if (st->map.bytes >= 8) memcpy(&size, st->map.data, 8);
     if (st->map.bytes < 8 || size > st->map.bytes - 8)
@@ -13269,7 +13410,7 @@ static mtt_status mtt__model_index(mtt_model *m, const char *path)
     mtt_json j;
     mtt_slice key, file;
     char name[256];
-    mtt_status status = mtt__map_open(m->env, path, PROT_READ, &map);
+    mtt_status status = mtt__map_open(m->env, path, &map);
     if (status) return status;
     mtt_json_init(&j, map.data ? map.data : "", map.bytes);
     for (mtt_json_begin(&j, '{'); mtt_json_key(&j, &key);)
@@ -13570,7 +13711,8 @@ static mtt_status mtt__model_folder(mtt_model *m)
     char path[MTT__MODEL_PATH + 32];
     mtt__vocab_file f;
     mtt__map map;
-    mtt_status status = mtt__map_open(m->env, mtt__model_path(m, "config.json", path), PROT_READ, &map);
+    mtt__file_info info;
+    mtt_status status = mtt__map_open(m->env, mtt__model_path(m, "config.json", path), &map);
     if (status) return status;
     m->form = MTT_FORM_HUGGING_FACE;
     f.env = m->env;
@@ -13586,10 +13728,10 @@ static mtt_status mtt__model_folder(mtt_model *m)
     mtt__map_close(&map);
     if (status) return status;
     m->seq_len = m->desc.max_seq;
-    if (access(mtt__model_path(m, "tokenizer.json", m->tokenizer), R_OK)) *m->tokenizer = 0;
-    if (!access(mtt__model_path(m, "model.safetensors", path), F_OK))
+    if (!mtt__os_readable(mtt__model_path(m, "tokenizer.json", m->tokenizer))) *m->tokenizer = 0;
+    if (!mtt__os_find(mtt__model_path(m, "model.safetensors", path), &info))
         return mtt__model_file(m, "model.safetensors");
-    if (!access(mtt__model_path(m, "model.safetensors.index.json", path), F_OK))
+    if (!mtt__os_find(mtt__model_path(m, "model.safetensors.index.json", path), &info))
         return mtt__model_index(m, path);
     return mtt__fail(m->env, MTT_E_FILE, "%s has neither model.safetensors nor model.safetensors.index.json: "
                      "save the model with save_pretrained", m->path);
@@ -13609,7 +13751,7 @@ static mtt_status mtt__model_resolve(mtt_model *m)
 MTTDEF mtt_status mtt_model_open(mtt_env *env, const char *path, mtt_model **out)
 {
     mtt_model *m = (mtt_model *)mtt__alloc(env, 1, sizeof(*m));
-    struct stat info;
+    mtt__file_info info;
     size_t size = strlen(path);
     mtt_status status;
     *out = NULL;
@@ -13617,8 +13759,8 @@ MTTDEF mtt_status mtt_model_open(mtt_env *env, const char *path, mtt_model **out
     m->env = env;
     if (size >= sizeof(m->path)) size = 0, errno = ENAMETOOLONG;
     memcpy(m->path, path, size);
-    if (!size || stat(path, &info)) status = mtt__file_fail(env, path, "open it", errno);
-    else status = S_ISDIR(info.st_mode) ? mtt__model_folder(m) : mtt__model_checkpoint(m);
+    if (!size || mtt__os_find(path, &info)) status = mtt__file_fail(env, path, "open it", errno);
+    else status = info.kind == MTT__FOLDER ? mtt__model_folder(m) : mtt__model_checkpoint(m);
     if (!status) status = mtt__model_resolve(m);
     if (!status) status = mtt__model_list(m);
     if (!status) status = mtt__model_match(m);
@@ -13817,7 +13959,7 @@ static mtt_status mtt__peft_write(mtt_trainer *t, const char *folder, mtt__peft_
     const mtt__out out = {mtt__writer_text, &writer};
     mtt_status status = MTT_OK;
     if (!path) return MTT_E_MEMORY;
-    if (mkdir(folder, 0777) && errno != EEXIST)
+    if (mtt__os_make_folder(folder) && errno != EEXIST)
         status = mtt__fail(t->env, MTT_E_FILE, "cannot make %s: %s", folder, strerror(errno));
     mtt__format(path, size, "%s/adapter_model.safetensors", folder);
     if (!status) status = mtt__st_save(t->env, path, entries, count, "", mtt__peft_read, x);

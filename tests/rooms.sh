@@ -56,6 +56,13 @@ generator mtt_sampl|mtt_generat(e|ion)|mtt__sequence
 files mtt_json_|mtt_writer|mtt__map_|mtt__crc
 WORDS
 
+# Of the operating system, only >>os and >>ranks ask.
+calls='open|stat|[fl]stat|mmap|munmap|unlink|rename|mkdir|access|flock|fsync|p(read|write)|execv|madvise'
+none "$(awk '/^   >>base$/ {on = 1} /^   >>ranks$/ {on = 0}
+  on {gsub(/"[^"]*"/, "\"\""); print FNR " " $0}' mtt.h |
+  grep -E "[^.>_a-z]($calls|clock_gettime)\(|[^A-Z_](O_|PROT_|S_IS)[A-Z]|struct stat|MTT__SYS")" \
+  "a call of the operating system outside >>os"
+
 # Names that are defined: functions, macros, types, enumerators.
 defined() {
   { grep -oE '^#define MTT__[A-Z0-9_]+' "$1" | awk '{print $2}'

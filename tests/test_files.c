@@ -96,7 +96,7 @@ static mtt_env env;
 static mtt_status get_file(const char *path, char **data, size_t *bytes)
 {
     mtt__map map;
-    mtt_status status = mtt__map_open(&env, path, PROT_READ, &map);
+    mtt_status status = mtt__map_open(&env, path, &map);
     *bytes = map.bytes;
     *data = status ? NULL : (char *)malloc(map.bytes + 1);
     if (map.bytes) memcpy(*data, map.data, map.bytes);
@@ -389,7 +389,7 @@ static void test_files_plain(void)
     refused(mtt__writer_open(&env, in(""), &w), MTT_E_FILE, "regular file", "write to no name");
     unlink(in("pipe"));
     write_file(in("empty"), "", 0);
-    check(mtt__map_open(&env, in("empty"), PROT_READ, &map) == MTT_OK && !map.bytes, "empty map: %s",
+    check(mtt__map_open(&env, in("empty"), &map) == MTT_OK && !map.bytes, "empty map: %s",
           env.error);
     mtt__map_close(&map);
     check(file_is(in("empty"), "", 0), "empty file");
