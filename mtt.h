@@ -791,7 +791,7 @@ MTTDEF mtt_status mtt_decode(const mtt_tokenizer *tokenizer, const int32_t *ids,
 
 /* A kind of tokenizer. Its functions use private structs, so they are compiled in the file with the
    implementation. mtt.h copies the table, and reads the options only while it makes a tokenizer. */
-struct mtt__vocab_file;
+struct mtt__json_file;
 struct mtt__strings;
 struct mtt__ids;
 struct mtt_tokenizer_kind {
@@ -800,7 +800,7 @@ struct mtt_tokenizer_kind {
     size_t options_bytes; /* if these bytes change, mtt_prepare makes the dataset again */
     mtt_status (*create)(mtt_tokenizer *t);
     void (*destroy)(mtt_tokenizer *t);
-    mtt_status (*load)(mtt_tokenizer *t, struct mtt__vocab_file *file);
+    mtt_status (*load)(mtt_tokenizer *t, struct mtt__json_file *file);
     mtt_status (*learn)(mtt_tokenizer *t, int vocab, const struct mtt__strings *words); /* words and counts */
     size_t (*cut)(const mtt_tokenizer *t, const char *text, size_t bytes); /* length of the first word */
     mtt_status (*spell)(const mtt_tokenizer *t, const char *word, size_t bytes, struct mtt__ids *ids);
@@ -9343,22 +9343,22 @@ static void mtt__print_json_string(mtt__text *out, const char *at, size_t bytes)
 
 /* A key of a tokenizer.json, as "key" or "part.key", cut at 127 bytes, and its value as it is in the text.
    The key of an array's element is its index. */
-typedef struct mtt__vocab_key {
+typedef struct mtt__json_key {
     char path[128];
     mtt_slice value;
-} mtt__vocab_key;
+} mtt__json_key;
 
 /* A tokenizer file in memory. Loaders undo escapes in its text, which makes pieces only shorter. */
-typedef struct mtt__vocab_file {
+typedef struct mtt__json_file {
     mtt_env *env;
     const char *path, *scope; /* scope: what mtt can read, for errors */
     mtt_json j;
     size_t key_count; /* 0 = not a tokenizer.json */
-    mtt__vocab_key keys[192];
-} mtt__vocab_file;
+    mtt__json_key keys[192];
+} mtt__json_file;
 
 /* The value of a key; its `at` is NULL if there is none. */
-static mtt_slice mtt__vocab_value(const mtt__vocab_file *f, const char *path)
+static mtt_slice mtt__json_value(const mtt__json_file *f, const char *path)
 {
     const mtt_slice none = {NULL, 0};
     size_t i;
@@ -9369,15 +9369,15 @@ static mtt_slice mtt__vocab_value(const mtt__vocab_file *f, const char *path)
 
 /* A value must be one of the texts between bars: { is any object, [ any array, missing no value. Keys without
    a rule change no ids. */
-typedef struct mtt__vocab_rule {
+typedef struct mtt__json_rule {
     const char *path, *allowed;
-} mtt__vocab_rule;
+} mtt__json_rule;
 
-static MTT__UNUSED mtt_status mtt__vocab_check(mtt__vocab_file *f, const mtt__vocab_rule *rules, size_t count)
+static MTT__UNUSED mtt_status mtt__json_check(mtt__json_file *f, const mtt__json_rule *rules, size_t count)
 {
     const mtt_slice missing = {"missing", 7};
     for (; count; count--, rules++) {
-        const mtt_slice found = mtt__vocab_value(f, rules->path), value = found.at ? found : missing;
+        const mtt_slice found = mtt__json_value(f, rules->path), value = found.at ? found : missing;
         const char *at = rules->allowed;
         size_t size;
         for (; *at; at += size + (at[size] == '|')) {
@@ -10183,7 +10183,7 @@ MTTDEF void mtt_tokenizer_destroy(mtt_tokenizer *t)
 
 /* Makes a tokenizer from a file or from words. With neither it has no pieces and can only count words. */
 static mtt_status mtt__tokenizer_make(mtt_env *env, const mtt_tokenizer_kind *kind,
-                                      struct mtt__vocab_file *file, const mtt__strings *words, int vocab,
+                                      struct mtt__json_file *file, const mtt__strings *words, int vocab,
                                       mtt_tokenizer **out)
 {
     mtt_tokenizer *t = *out = (mtt_tokenizer *)mtt__alloc(env, 1, sizeof(*t));
@@ -10797,7 +10797,7 @@ static mtt_status mtt__bpe_learn(mtt_tokenizer *t, int vocab, const mtt__strings
 
 /* ---- tokenizer files */
 
-static mtt_status mtt__vocab_fail(mtt__vocab_file *f, const char *fault)
+static mtt_status mtt__vocab_fail(mtt__json_file *f, const char *fault)
 {
     int near = 0;
     while (f->j.end - f->j.at > near && near < 24 && f->j.at[near] > ' ' && f->j.at[near] < 127) near++;
@@ -10805,19 +10805,19 @@ static mtt_status mtt__vocab_fail(mtt__vocab_file *f, const char *fault)
                      (size_t)(f->j.at - f->j.begin), f->j.fault ? f->j.fault : fault, near, f->j.at);
 }
 
-static int mtt__vocab_is(const mtt__vocab_file *f, const char *path, const char *value)
+static int mtt__vocab_is(const mtt__json_file *f, const char *path, const char *value)
 {
-    return mtt_slice_is(mtt__vocab_value(f, path), value);
+    return mtt_slice_is(mtt__json_value(f, path), value);
 }
 
 /* Lists the keys of the object at the top, whose `part` is "", and of the objects in it; all keys that are in
    its normalizer, pre-tokenizer and post-processor. */
-static void mtt__vocab_keys(mtt__vocab_file *f, const char *part, int depth)
+static void mtt__vocab_keys(mtt__json_file *f, const char *part, int depth)
 {
     mtt_json *j = &f->j;
     const int open = mtt_json_peek(j) == '{' ? '{' : '[';
     const int deep = *part && strchr("np", *part) && depth < 8;
-    mtt__vocab_key k;
+    mtt__json_key k;
     mtt_slice key;
     int mark, index;
     mtt_json_begin(j, open);
@@ -10827,7 +10827,7 @@ static void mtt__vocab_keys(mtt__vocab_file *f, const char *part, int depth)
         else if (key.size < sizeof(name)) name[mtt_json_unescape(key, name)] = 0;
         else memcpy(name, "(long)", 7);
         mtt__format(k.path, sizeof(k.path), "%s%s%s", part, *part ? "." : "", name);
-        if (mtt__vocab_value(f, k.path).at) mtt__json_fail(j, "a key occurs twice");
+        if (mtt__json_value(f, k.path).at) mtt__json_fail(j, "a key occurs twice");
         mark = mtt_json_peek(j);
         k.value.at = j->at;
         if (*k.path && ((mark == '{' && !*part) || (deep && (mark == '{' || mark == '['))))
@@ -10884,7 +10884,7 @@ static int mtt__piece_bytes(const mtt__bpe *b, mtt_slice *piece)
 }
 
 /* Appends the merge "A B". The piece that it makes must be new if `fresh`, and otherwise known. */
-static mtt_status mtt__vocab_merge(mtt_tokenizer *t, mtt__vocab_file *f, mtt_slice a, int fresh)
+static mtt_status mtt__vocab_merge(mtt_tokenizer *t, mtt__json_file *f, mtt_slice a, int fresh)
 {
     mtt__bpe *b = (mtt__bpe *)t->own;
     const size_t pieces = t->pieces.count, merges = b->merges.count;
@@ -10909,7 +10909,7 @@ static mtt_status mtt__vocab_merge(mtt_tokenizer *t, mtt__vocab_file *f, mtt_sli
 }
 
 /* GPT-2's vocab.bpe: its version, then a merge on each line. */
-static mtt_status mtt__vocab_gpt2(mtt_tokenizer *t, mtt__vocab_file *f)
+static mtt_status mtt__vocab_gpt2(mtt_tokenizer *t, mtt__json_file *f)
 {
     const mtt__merges *merges = &((mtt__bpe *)t->own)->merges;
     mtt_json *j = &f->j;
@@ -10976,7 +10976,7 @@ static int mtt__piece_parts(const mtt__strings *s, const mtt__string *piece, uin
    together. Within the bytes of a piece that does the same in every word, until the piece is made. So each
    piece is made of the same two, and they can be found by spelling it alone. A piece without two parts is
    made by no merge; only a whole word can be it. */
-static mtt_status mtt__piece_merge(mtt_tokenizer *t, mtt__vocab_file *f, uint32_t id)
+static mtt_status mtt__piece_merge(mtt_tokenizer *t, mtt__json_file *f, uint32_t id)
 {
     const mtt__string piece = t->pieces.items[id];
     uint32_t parts[2];
@@ -10999,7 +10999,7 @@ static void mtt__bpe_find_bytes(mtt_tokenizer *t, mtt_json *j)
 /* A .tiktoken file: on each line a token in base64, a space and its id. The empty token, "=", is in no text.
    The file says neither how to cut words nor what ends a document. Published vocabularies are known by their
    number of tokens and CRC-32; MTT_PATTERN_COUNT means a pattern that mtt lacks. */
-static mtt_status mtt__vocab_tiktoken(mtt_tokenizer *t, mtt__vocab_file *f)
+static mtt_status mtt__vocab_tiktoken(mtt_tokenizer *t, mtt__json_file *f)
 {
     static const struct {
         uint32_t count, crc; /* 0 = any */
@@ -11066,7 +11066,7 @@ static mtt_status mtt__vocab_append(mtt_tokenizer *t, mtt_json *j, uint32_t *nex
 }
 
 /* Reads the pieces, which must be in order of their ids. Added tokens may be among them. */
-static mtt_status mtt__vocab_pieces(mtt_tokenizer *t, mtt__vocab_file *f)
+static mtt_status mtt__vocab_pieces(mtt_tokenizer *t, mtt__json_file *f)
 {
     mtt_json *j = &f->j;
     mtt__strings *s = &t->pieces;
@@ -11098,7 +11098,7 @@ static mtt_status mtt__vocab_pieces(mtt_tokenizer *t, mtt__vocab_file *f)
 }
 
 /* Reads the added tokens, which must be in order of their ids. */
-static mtt_status mtt__vocab_tokens(mtt_tokenizer *t, mtt__vocab_file *f)
+static mtt_status mtt__vocab_tokens(mtt_tokenizer *t, mtt__json_file *f)
 {
     static const char *const ends[] = {MTT__END_OF_TEXT, "<|end_of_text|>", "</s>"};
     mtt_json *j = &f->j;
@@ -11108,7 +11108,7 @@ static mtt_status mtt__vocab_tokens(mtt_tokenizer *t, mtt__vocab_file *f)
     size_t i, count = 0;
     uint32_t end = MTT__NONE;
     char *normal;
-    j->at = mtt__vocab_value(f, "added_tokens").at;
+    j->at = mtt__json_value(f, "added_tokens").at;
     for (mtt_json_begin(j, '['); !status && mtt_json_item(j) && mtt__vocab_added(j, &token, &text); count++) {
         text.size = mtt_json_unescape(text, (char *)text.at);
         if (count == MTT__ADDED_MOST) mtt__json_fail(j, "more than 4096 added tokens");
@@ -11136,9 +11136,9 @@ static mtt_status mtt__vocab_tokens(mtt_tokenizer *t, mtt__vocab_file *f)
 }
 
 /* The pattern of a tokenizer.json, or NULL. */
-static const mtt__pattern *mtt__vocab_pattern(const mtt__vocab_file *f)
+static const mtt__pattern *mtt__vocab_pattern(const mtt__json_file *f)
 {
-    const mtt_slice regex = mtt__vocab_value(f, "pre_tokenizer.pretokenizers.0.pattern.Regex");
+    const mtt_slice regex = mtt__json_value(f, "pre_tokenizer.pretokenizers.0.pattern.Regex");
     int i;
     if (mtt__vocab_is(f, "pre_tokenizer.type", "\"ByteLevel\"")) return mtt__patterns;
     if (!regex.at) return &mtt__patterns[MTT_PATTERN_SMOLLM];
@@ -11151,7 +11151,7 @@ static const mtt__pattern *mtt__vocab_pattern(const mtt__vocab_file *f)
 }
 
 /* Finds the token that a TemplateProcessing, whose path is `part`, puts before a text. */
-static mtt_status mtt__vocab_begin(mtt_tokenizer *t, mtt__vocab_file *f, const char *part)
+static mtt_status mtt__vocab_begin(mtt_tokenizer *t, mtt__json_file *f, const char *part)
 {
     static const char *const keys[] = {".type", ".single.0.Sequence.id", ".single.0.SpecialToken.id",
                                        ".single.1.Sequence.id", ".single.1", ".single.2"};
@@ -11162,7 +11162,7 @@ static mtt_status mtt__vocab_begin(mtt_tokenizer *t, mtt__vocab_file *f, const c
     uint32_t k;
     size_t i;
     for (i = 0; i < MTT__LENGTH(keys); i++)
-        found[i] = mtt__vocab_value(f, mtt__format(path, sizeof(path), "%s%s", part, keys[i]));
+        found[i] = mtt__json_value(f, mtt__format(path, sizeof(path), "%s%s", part, keys[i]));
     name = found[2];
     if (!mtt_slice_is(found[0], "\"TemplateProcessing\"")) return MTT_OK;
     if (mtt_slice_is(found[1], "\"A\"") && !found[4].at) return MTT_OK;
@@ -11170,7 +11170,7 @@ static mtt_status mtt__vocab_begin(mtt_tokenizer *t, mtt__vocab_file *f, const c
         return mtt__vocab_fail(f, "a TemplateProcessing must be a special token and the text A, or A alone");
     k = mtt__strings_find(&t->added_texts, name.at + 1, name.size - 2);
     mtt__format(path, sizeof(path), "%s.special_tokens.%.*s.ids", part, (int)name.size - 2, name.at + 1);
-    ids = mtt__vocab_value(f, path);
+    ids = mtt__json_value(f, path);
     mtt_json_init(&j, ids.at ? ids.at : "", ids.size);
     if (!mtt_json_begin(&j, '[') || !mtt_json_item(&j) || !mtt_json_u64(&j, &id) ||
         mtt_json_item(&j) || k == MTT__NONE || t->added[k].id != id)
@@ -11179,9 +11179,9 @@ static mtt_status mtt__vocab_begin(mtt_tokenizer *t, mtt__vocab_file *f, const c
     return MTT_OK;
 }
 
-static mtt_status mtt__bpe_load(mtt_tokenizer *t, mtt__vocab_file *f)
+static mtt_status mtt__bpe_load(mtt_tokenizer *t, mtt__json_file *f)
 {
-    static const mtt__vocab_rule rules[] = {
+    static const mtt__json_rule rules[] = {
         {"version", "\"1.0\""}, {"added_tokens", "["},
         {"normalizer", "null|{"}, {"normalizer.type", "\"NFC\"|\"Sequence\"|missing"},
         {"normalizer.normalizers.0.type", "\"NFC\"|missing"}, {"normalizer.normalizers.1", "missing"},
@@ -11195,35 +11195,35 @@ static mtt_status mtt__bpe_load(mtt_tokenizer *t, mtt__vocab_file *f)
         {"model.ignore_merges", "false|true|missing"}, {"model.vocab", "{"}, {"model.merges", "["},
     };
 #define MTT__PARTS "pre_tokenizer.pretokenizers."
-    static const mtt__vocab_rule whole[] = {{"pre_tokenizer.add_prefix_space", "false"},
+    static const mtt__json_rule whole[] = {{"pre_tokenizer.add_prefix_space", "false"},
                                             {"pre_tokenizer.use_regex", "true|missing"}};
-    static const mtt__vocab_rule parts[] = {
+    static const mtt__json_rule parts[] = {
         {MTT__PARTS "0.type", "\"Split\"|\"Digits\""}, {MTT__PARTS "0.behavior", "\"Isolated\"|missing"},
         {MTT__PARTS "0.invert", "false|missing"}, {MTT__PARTS "0.individual_digits", "true|missing"},
         {MTT__PARTS "1.type", "\"ByteLevel\""}, {MTT__PARTS "1.add_prefix_space", "false"},
         {MTT__PARTS "2", "missing"}, {MTT__PARTS "1.use_regex", "false"} /* after Split */,
         {MTT__PARTS "1.use_regex", "true|missing"},
     };
-    const mtt_slice finish = mtt__vocab_value(f, "post_processor");
+    const mtt_slice finish = mtt__json_value(f, "post_processor");
     mtt__bpe *b = (mtt__bpe *)t->own;
     mtt_json *j = &f->j;
     mtt_status status;
     mtt_slice text;
     int split;
     if (!f->key_count) return *f->j.at == '#' ? mtt__vocab_gpt2(t, f) : mtt__vocab_tiktoken(t, f);
-    status = mtt__vocab_check(f, rules, MTT__LENGTH(rules));
+    status = mtt__json_check(f, rules, MTT__LENGTH(rules));
     if (status) return status;
     split = mtt__vocab_is(f, MTT__PARTS "0.type", "\"Split\"");
     b->pattern = mtt__vocab_pattern(f);
     if (!b->pattern || (split && !b->pattern->regex))
         return mtt__fail(f->env, MTT_E_FORMAT, "%s: pre_tokenizer.pretokenizers.0.pattern must be the Regex "
                          "of GPT-2, Llama 3 or Qwen: mtt has no other", f->path);
-    if (!mtt__vocab_value(f, MTT__PARTS "0.type").at) status = mtt__vocab_check(f, whole, 2);
-    else status = mtt__vocab_check(f, parts, 7);
-    if (!status && b->pattern != mtt__patterns) status = mtt__vocab_check(f, &parts[8 - split], 1);
+    if (!mtt__json_value(f, MTT__PARTS "0.type").at) status = mtt__json_check(f, whole, 2);
+    else status = mtt__json_check(f, parts, 7);
+    if (!status && b->pattern != mtt__patterns) status = mtt__json_check(f, &parts[8 - split], 1);
     b->whole_words = mtt__vocab_is(f, "model.ignore_merges", "true");
     t->nfc = mtt__vocab_is(f, "normalizer.type", "\"NFC\"") ||
-             mtt__vocab_value(f, "normalizer.normalizers.0.type").at;
+             mtt__json_value(f, "normalizer.normalizers.0.type").at;
     if (!status && t->nfc) status = mtt__normal_make(t->env, &t->normal);
     if (!status) status = mtt__vocab_tokens(t, f);
     if (!status) status = mtt__vocab_begin(t, f, "post_processor");
@@ -11233,9 +11233,9 @@ static mtt_status mtt__bpe_load(mtt_tokenizer *t, mtt__vocab_file *f)
     if (finish.at && !(b->finish = (char *)mtt__alloc_raw(t->env, finish.size))) return MTT_E_MEMORY;
     if (finish.at) memcpy(b->finish, finish.at, b->finish_bytes = finish.size);
 #undef MTT__PARTS
-    j->at = mtt__vocab_value(f, "model.vocab").at;
+    j->at = mtt__json_value(f, "model.vocab").at;
     status = mtt__vocab_pieces(t, f);
-    j->at = mtt__vocab_value(f, "model.merges").at;
+    j->at = mtt__json_value(f, "model.merges").at;
     if (!status) mtt_json_begin(j, '[');
     while (!status && mtt_json_item(j) && mtt__json_text(j, " ", &text))
         status = mtt__vocab_merge(t, f, text, 0);
@@ -11340,7 +11340,7 @@ static int mtt__is_tiktoken(const mtt_json *j)
 }
 
 /* Chooses the kind that reads a file: BPE or the caller's, which may be NULL. */
-static mtt_status mtt__vocab_kind(mtt__vocab_file *f, const mtt_tokenizer_kind **kind)
+static mtt_status mtt__vocab_kind(mtt__json_file *f, const mtt_tokenizer_kind **kind)
 {
     const mtt_tokenizer_kind *other = *kind;
     const char *advice = "for BERT's WordPiece, include tools/wordpiece.h and pass mtt_wordpiece()";
@@ -11355,7 +11355,7 @@ static mtt_status mtt__vocab_kind(mtt__vocab_file *f, const mtt_tokenizer_kind *
     if (mark != '{') return MTT_OK;
     mtt__vocab_keys(f, "", 0);
     if (!mtt_json_end(&f->j)) return mtt__vocab_fail(f, NULL);
-    type = mtt__vocab_value(f, "model.type");
+    type = mtt__json_value(f, "model.type");
     if (!type.at || mtt_slice_is(type, "\"BPE\"")) return MTT_OK;
     *kind = other;
     if (other && type.size == strlen(other->name) + 2 && memcmp(type.at + 1, other->name, type.size - 2) == 0)
@@ -11367,7 +11367,7 @@ static mtt_status mtt__vocab_kind(mtt__vocab_file *f, const mtt_tokenizer_kind *
 MTTDEF mtt_status mtt_tokenizer_load(mtt_env *env, const char *path, const mtt_tokenizer_kind *kind,
                                      mtt_tokenizer **out)
 {
-    mtt__vocab_file f;
+    mtt__json_file f;
     mtt__map map;
     mtt_status status = mtt__map_open(env, path, &map);
     *out = NULL;
@@ -13577,7 +13577,7 @@ static const struct {
 
 static const struct {
     int families;
-    const char *keys, *allowed; /* keys: blanks separate settings; allowed: see mtt__vocab_rule */
+    const char *keys, *allowed; /* keys: blanks separate settings; allowed: see mtt__json_rule */
 } mtt__config_rules[] = {
     {MTT__ALL, "model_type", "\"gpt2\"|\"llama\"|\"qwen3\""},
     {MTT__ALL, "quantization_config per_layer_config attention_chunk_size transformers_weights text_config",
@@ -13600,9 +13600,9 @@ static const struct {
 
 /* Finds a setting. Its key and its value, which has the size 0 if there is none, become keys[0] of the file.
    keys[1] is the object of keys with a dot. */
-static mtt_slice mtt__config_find(mtt__vocab_file *f, const char *keys)
+static mtt_slice mtt__config_find(mtt__json_file *f, const char *keys)
 {
-    mtt__vocab_key *k = f->keys;
+    mtt__json_key *k = f->keys;
     char text[256];
     mtt_slice name;
     mtt_json j;
@@ -13628,7 +13628,7 @@ static mtt_slice mtt__config_find(mtt__vocab_file *f, const char *keys)
     }
 }
 
-static mtt_status mtt__config_number(mtt__vocab_file *f, size_t row, int family, mtt_model_desc *desc)
+static mtt_status mtt__config_number(mtt__json_file *f, size_t row, int family, mtt_model_desc *desc)
 {
     const char *keys = family == MTT__GPT2 ? mtt__config_numbers[row].gpt2 : mtt__config_numbers[row].rotary;
     const mtt_slice text = mtt__config_find(f, keys);
@@ -13652,7 +13652,7 @@ static mtt_status mtt__config_number(mtt__vocab_file *f, size_t row, int family,
 }
 
 /* The description that config.json gives. Its model_type implies the rest. */
-static mtt_status mtt__model_config(mtt__vocab_file *f, mtt_model_desc *desc)
+static mtt_status mtt__model_config(mtt__json_file *f, mtt_model_desc *desc)
 {
     const int gpt2 = mtt_slice_is(mtt__config_find(f, "model_type"), "\"gpt2\"");
     const int qwen3 = mtt_slice_is(mtt__config_find(f, "model_type"), "\"qwen3\"");
@@ -13667,11 +13667,11 @@ static mtt_status mtt__model_config(mtt__vocab_file *f, mtt_model_desc *desc)
     if (!mtt_json_key(&j, &type)) mtt__config_find(f, "rope_parameters");
     f->keys[1] = f->keys[0];
     for (i = 0; i < MTT__LENGTH(mtt__config_rules); i++) {
-        const mtt__vocab_rule rule = {f->keys->path, mtt__config_rules[i].allowed};
+        const mtt__json_rule rule = {f->keys->path, mtt__config_rules[i].allowed};
         const char *keys = mtt__config_rules[i].families & family ? mtt__config_rules[i].keys : "";
         for (; *keys; keys += strcspn(keys, " "), keys += *keys == ' ') {
             mtt__config_find(f, keys);
-            if (mtt__vocab_check(f, &rule, 1)) return MTT_E_FORMAT;
+            if (mtt__json_check(f, &rule, 1)) return MTT_E_FORMAT;
         }
     }
     if (mtt_slice_is(mtt__config_find(f, ".rope_type|.type"), "\"llama3\"")) numbers = MTT__LLAMA3_NUMBERS;
@@ -13709,7 +13709,7 @@ static const char *mtt__model_path(const mtt_model *m, const char *name, char te
 static mtt_status mtt__model_folder(mtt_model *m)
 {
     char path[MTT__MODEL_PATH + 32];
-    mtt__vocab_file f;
+    mtt__json_file f;
     mtt__map map;
     mtt__file_info info;
     mtt_status status = mtt__map_open(m->env, mtt__model_path(m, "config.json", path), &map);

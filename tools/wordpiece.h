@@ -460,7 +460,7 @@ static mtt_status mtt__words_load_piece(mtt_tokenizer *t, mtt_slice piece, uint6
 
 /* A vocab.txt: a piece a line, whose id is the number of the line from 0. Blanks at the end of a line, such
    as that of a Windows line end, do not count. */
-static mtt_status mtt__words_load_list(mtt_tokenizer *t, mtt__vocab_file *f)
+static mtt_status mtt__words_load_list(mtt_tokenizer *t, mtt__json_file *f)
 {
     const char *at = f->j.begin, *fault = NULL;
     mtt_status status = MTT_OK;
@@ -480,9 +480,9 @@ static mtt_status mtt__words_load_list(mtt_tokenizer *t, mtt__vocab_file *f)
                      "file or BERT's vocab.txt", f->path, (unsigned)line, fault);
 }
 
-static mtt_status mtt__words_load(mtt_tokenizer *t, mtt__vocab_file *f)
+static mtt_status mtt__words_load(mtt_tokenizer *t, mtt__json_file *f)
 {
-    static const mtt__vocab_rule rules[] = {
+    static const mtt__json_rule rules[] = {
         {"version", "\"1.0\""},
         {"added_tokens", "["},
         {"normalizer.type", "\"BertNormalizer\""},
@@ -508,19 +508,19 @@ static mtt_status mtt__words_load(mtt_tokenizer *t, mtt__vocab_file *f)
     uint64_t id;
     int added = 0;
     if (!f->key_count) return mtt__words_load_list(t, f);
-    status = mtt__vocab_check(f, rules, MTT__LENGTH(rules));
+    status = mtt__json_check(f, rules, MTT__LENGTH(rules));
     if (status) return status;
     o->lowercase = mtt__vocab_is(f, "normalizer.lowercase", "true");
     o->keep_controls = mtt__vocab_is(f, "normalizer.clean_text", "false");
     o->keep_cjk = mtt__vocab_is(f, "normalizer.handle_chinese_chars", "false");
-    text = mtt__vocab_value(f, "normalizer.strip_accents");
+    text = mtt__json_value(f, "normalizer.strip_accents");
     o->strip_accents = mtt_slice_is(text, "true") || (o->lowercase && mtt_slice_is(text, "null"));
-    j->at = mtt__vocab_value(f, "added_tokens").at;
+    j->at = mtt__json_value(f, "added_tokens").at;
     for (mtt_json_begin(j, '['); mtt_json_item(j) && mtt__vocab_added(j, &token, &text); added = 1)
         if (!token.special) mtt__json_fail(j, "an added token must be special");
     if (!added) mtt__json_fail(j, "no added token");
     if (j->fault) return mtt__vocab_fail(f, NULL);
-    j->at = mtt__vocab_value(f, "model.vocab").at;
+    j->at = mtt__json_value(f, "model.vocab").at;
     for (mtt_json_begin(j, '{'); !status && mtt_json_key(j, &text) && mtt_json_u64(j, &id);) {
         text.size = mtt_json_unescape(text, (char *)text.at);
         status = mtt__words_load_piece(t, text, id, &fault);
