@@ -2267,7 +2267,7 @@ static mtt__file_info mtt__os_info_from(const struct stat *s)
     return info;
 }
 
-/* What an open file is. */
+/* Tells what an open file is. */
 static int mtt__os_info(int fd, mtt__file_info *info)
 {
     struct stat s;
@@ -2276,7 +2276,7 @@ static int mtt__os_info(int fd, mtt__file_info *info)
     return result;
 }
 
-/* What a path names, behind links. */
+/* Tells what a path names, behind links. */
 static int mtt__os_find(const char *path, mtt__file_info *info)
 {
     struct stat s;
@@ -2369,7 +2369,7 @@ static int mtt__os_has_room(int fd, uint64_t bytes)
     return fstatvfs(fd, &info) || !info.f_blocks || bytes / info.f_frsize < info.f_bavail;
 }
 
-/* The first `bytes` bytes of a file as memory, above 0. What is written there stays in memory. */
+/* Maps the first `bytes` bytes of a file, above 0, to memory. What is written there stays in memory. */
 static int mtt__os_map(int fd, size_t bytes, char **data)
 {
     void *map = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE, fd, 0);
@@ -2490,8 +2490,8 @@ MTT__PRINTF(3, 4) static char *mtt__format(char *at, size_t capacity, const char
 
 #define MTT__NONE UINT32_MAX /* no code point, no id, no place */
 
-/* The code point at `at`, and the size of its sequence. Where the bytes are malformed (overlong, a surrogate,
-   cut short) it is MTT__NONE of size 1. */
+/* Returns the code point at `at`, and the size of its sequence. Where the bytes are malformed (overlong, a
+   surrogate, cut short) it is MTT__NONE of size 1. */
 MTT__INLINE uint32_t mtt__utf8_get(const unsigned char *at, const unsigned char *end, int *size)
 {
     static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};
@@ -2557,7 +2557,7 @@ static void *mtt__alloc_raw(mtt_env *env, size_t bytes)
     return block;
 }
 
-/* `count` zeroed elements of `size` bytes, at least one byte; NULL with the error recorded. */
+/* Allocates `count` zeroed elements of `size` bytes, at least one byte; NULL with the error recorded. */
 static void *mtt__alloc(mtt_env *env, size_t count, size_t size)
 {
     size_t bytes = mtt__mul(count, size);
@@ -2803,19 +2803,19 @@ static uint64_t mtt__random_bits(uint64_t seed, uint64_t stream, uint64_t index)
     return (uint64_t)r[1] << 32 | r[0];
 }
 
-/* A uniform integer below `bound` (at most 2^32): the remainder of 64 bits. Its bias is below 2^-32. */
+/* Draws a uniform integer below `bound` (at most 2^32): the remainder of 64 bits. Its bias is below 2^-32. */
 static MTT__UNUSED uint64_t mtt__random_below(uint64_t seed, uint64_t stream, uint64_t index, uint64_t bound)
 {
     return mtt__random_bits(seed, stream, index) % bound;
 }
 
-/* Uniform in (0, 1), from the upper 52 bits. */
+/* Draws uniformly from (0, 1), by the upper 52 bits. */
 static double mtt__random_uniform(uint64_t seed, uint64_t stream, uint64_t index)
 {
     return ((double)(mtt__random_bits(seed, stream, index) >> 12) + 0.5) * (1.0 / 4503599627370496.0);
 }
 
-/* Element `index` of a stream of normal numbers (Box & Muller 1958). Two of them share a draw. */
+/* Returns element `index` of a stream of normal numbers (Box & Muller 1958). Two of them share a draw. */
 static float mtt__random_normal(uint64_t seed, uint64_t stream, int64_t index)
 {
     uint64_t bits = mtt__random_bits(seed, stream, (uint64_t)index >> 1);
@@ -2824,7 +2824,7 @@ static float mtt__random_normal(uint64_t seed, uint64_t stream, int64_t index)
     return (float)(radius * (index & 1 ? sin(angle) : cos(angle)));
 }
 
-/* The exclusive or of the upper and the lower half of a product of 128 bits. */
+/* Returns the exclusive or of the upper and the lower half of a product of 128 bits. */
 static uint64_t mtt__fold(uint64_t a, uint64_t b)
 {
     uint64_t a_low = (uint32_t)a, a_high = a >> 32, b_low = (uint32_t)b, b_high = b >> 32;
@@ -2832,8 +2832,8 @@ static uint64_t mtt__fold(uint64_t a, uint64_t b)
     return (a_high * b_high + (one >> 32) + (two >> 32)) ^ a * b;
 }
 
-/* A keyed hash: folded products, as in wyhash. The lower half of a product alone would carry a difference in
-   the top bit through, whatever the key. The last load overlaps the one before. */
+/* Hashes with a key: folded products, as in wyhash. The lower half of a product alone would carry a
+   difference in the top bit through, whatever the key. The last load overlaps the one before. */
 static uint64_t mtt__hash(uint64_t key, const char *at, size_t size)
 {
     const uint64_t k = 0x9e3779b97f4a7c15u;
@@ -3228,7 +3228,7 @@ static const struct {
     {"zero2", offsetof(mtt_policy, shard), MTT_SHARD_GRADIENTS},
 };
 
-/* The number behind `prefix` if that is all of the word, 1 to 2^30; otherwise 0. */
+/* Returns the number behind `prefix` if that is all of the word, 1 to 2^30; otherwise 0. */
 static int mtt__word_number(const char *word, size_t size, const char *prefix)
 {
     size_t i = strlen(prefix);
@@ -5011,7 +5011,7 @@ static void mtt__set_shape(mtt_shape *d, const mtt_schedule *s, int batch, int s
     d->schedule = d == &s->programs->shape ? (uint64_t)(mtt__now_ms() * 1e6) : s->programs->shape.schedule;
 }
 
-/* The rows of a table at an index. */
+/* Returns the rows of a table at an index. */
 static mtt_tensor *mtt__gather_rows(mtt__builder *b, mtt_tensor *table, mtt_tensor *index, const char *name)
 {
     mtt_tensor *y;
@@ -5191,7 +5191,7 @@ static int mtt__tree_rank(mtt__packer *p, int node)
     return changed;
 }
 
-/* The least rank, below `best`, of the tensors that live within operations x to y. */
+/* Returns the least rank, below `best`, of the tensors that live within operations x to y. */
 static int mtt__tree_first(const mtt__packer *p, int node, int x, int y, int best)
 {
     const mtt__box *box = &p->boxes[node];
@@ -5436,7 +5436,7 @@ static int64_t mtt__gathered(const mtt_op *op, int parameter, int rank, int64_t 
     return mtt__ceil_div(count, MTT__RANGE_BLOCK);
 }
 
-/* What this rank sends to the others. */
+/* Counts what this rank sends to the others. */
 static double mtt__wire_bytes(const mtt_op *op)
 {
     const mtt_all_gather *gather = MTT_OPERANDS_OF(all_gather, op);
@@ -5490,8 +5490,8 @@ static void mtt__op_cost(const mtt_op *op, double *flops, double *traffic)
 #undef B
 }
 
-/* What each operation costs, and the bytes alive during it, by category: changes at the first and after the
-   last operation of each tensor, then running sums. Refuses what size_t cannot hold. */
+/* Lists what each operation costs, and the bytes alive during it, by category: changes at the first and after
+   the last operation of each tensor, then running sums. Refuses what size_t cannot hold. */
 static mtt_status mtt__measure(mtt_env *env, mtt__program *p)
 {
     size_t all = 0, now[MTT_CATEGORY_COUNT] = {0};
@@ -5587,8 +5587,8 @@ typedef struct mtt__search {
     int packed;
 } mtt__search;
 
-/* The least k up to n for which the training step fits, with whole + k * whole_by layers recomputed whole and
-   partial + k * partial_by in part. n itself is known to fit. */
+/* Finds the least k up to n for which the training step fits, with whole + k * whole_by layers recomputed
+   whole and partial + k * partial_by in part. n itself is known to fit. */
 static mtt_status mtt__fewest(const mtt__search *q, int whole, int whole_by, int partial, int partial_by,
                               int n, int *fewest)
 {
@@ -5775,7 +5775,7 @@ MTTDEF void mtt_schedule_destroy(mtt_schedule *s)
     mtt__free(s->env, s);
 }
 
-/* Whether nothing is computed while transfer `i` is under way. */
+/* Tells whether nothing is computed while transfer `i` is under way. */
 static int mtt__is_exposed(const mtt__program *p, int i)
 {
     while (++i < p->op_count && i != p->step_begin && mtt__is_transfer(&p->ops[i])) {}
@@ -5937,7 +5937,7 @@ enum {
 /* A loop over [from, end) in blocks: `n` elements from `at` up. */
 #define MTT__BLOCKS(at, n, from, end) for (at = from; (n = mtt__min(MTT__BLOCK, (end) - at)) > 0; at += n)
 
-/* The calling thread's tiles: a row of the workspace. Its stack may be of 128 KB. */
+/* Returns the calling thread's tiles: a row of the workspace. Its stack may be of 128 KB. */
 static float *mtt__tiles(const mtt_op *op)
 {
     return (float *)op->workspace->data + mtt__thread() * mtt__width(op->workspace);
@@ -6005,7 +6005,7 @@ static void mtt__store(const mtt_tensor *t, int64_t first, int64_t count, const 
     }
 }
 
-/* Some rows of a tensor; those of the residual stream are tokens. */
+/* Returns some rows of a tensor; those of the residual stream are tokens. */
 static mtt_tensor mtt__row_range(const mtt_tensor *t, int64_t first, int64_t count)
 {
     mtt_tensor part = *t;
@@ -6028,7 +6028,7 @@ static void mtt__store_column(const mtt_tensor *t, int64_t column, int64_t count
     }
 }
 
-/* The values themselves if they are floats, otherwise a copy in `buffer`. */
+/* Returns the values themselves if they are floats, otherwise a copy in `buffer`. */
 static const float *mtt__read(const mtt_tensor *t, int64_t first, int64_t count, float *buffer)
 {
     if (t->dtype == MTT_F32) return (const float *)t->data + first;
@@ -6041,9 +6041,10 @@ MTT__INLINE mtt_counters *mtt__counters(const mtt_tensor *t) { return (mtt_count
 
 /* ---- sums ---- */
 
-/* e^x within 2 ulp, without a branch or a call, so that loops over it become vectors: 2^n times a polynomial
-   on [-ln2/2, ln2/2] (Cephes' expf). Saturates near 0 below -87 and near FLT_MAX above 88. Adding 1.5 * 2^23
-   rounds to an integer. Setting bits that are set keeps compilers that reorder sums from cancelling it. */
+/* Returns e^x within 2 ulp, without a branch or a call, so that loops over it become vectors: 2^n times a
+   polynomial on [-ln2/2, ln2/2] (Cephes' expf). Saturates near 0 below -87 and near FLT_MAX above 88. Adding
+   1.5 * 2^23 rounds to an integer. Setting bits that are set keeps compilers that reorder sums from
+   cancelling it. */
 MTT__INLINE float mtt__exp(float x)
 {
     float clamped = x < -87.0f ? -87.0f : x > 88.0f ? 88.0f : x;
@@ -6100,7 +6101,8 @@ static float mtt__largest(const float *x, int64_t n)
     return best;
 }
 
-/* For a softmax of elements [first, end): the largest, and a block's part of the sum of e^(x - largest). */
+/* Returns, for a softmax of elements [first, end), the largest, and a block's part of the sum of e^(x -
+   largest). */
 static float mtt__row_largest(const mtt_tensor *t, int64_t first, int64_t end)
 {
     float buffer[MTT__BLOCK], best = -3.4e38f;
@@ -6119,7 +6121,7 @@ static float mtt__exp_sum(const float *x, int64_t n, float largest)
 
 /* ---- elementwise operations ---- */
 
-/* Dropout: multiplies `count` values, elements from `first` up, by their mask: 0, or 1 / (1 - p). */
+/* Multiplies `count` values, for dropout, elements from `first` up, by their mask: 0, or 1 / (1 - p). */
 static void mtt__drop(const mtt_op *op, const mtt_tensor *control, int64_t first, int64_t count,
                       float *values)
 {
@@ -6519,7 +6521,7 @@ static void mtt__load_stripe(const mtt__product *g, mtt__view v, int64_t p0, int
     }
 }
 
-/* What a tile's sums start from: C, the bias or 0. */
+/* Sets what a tile's sums start from: C, the bias or 0. */
 static void mtt__start_tile(const mtt__product *g, int64_t i, int64_t m, int64_t j, int64_t n, float *out)
 {
     int64_t r;
@@ -6737,7 +6739,7 @@ static void mtt__few_along_pairs(int64_t n, int64_t k, const float *x, const uin
 #define mtt__few_along_pairs(n, k, x, b, ldb, sum) ((void)(b))
 #endif
 
-/* The sums of up to DEPTH terms, from p up, for n columns of C's row i, from j0 up. */
+/* Adds up to DEPTH terms, from p up, for n columns of C's row i, from j0 up. */
 static void mtt__few_terms(const mtt__product *g, int64_t i, int64_t p, int64_t j0, int64_t n, float *sum)
 {
     int64_t k = mtt__min(MTT__DEPTH, g->a.m - p), at = g->b.first + p * g->b.row + j0 * g->b.column;
@@ -6766,8 +6768,9 @@ static void mtt__few_columns(const mtt__product *g, int64_t j0, int64_t n)
     for (i = 0; i < g->c.m; i++) mtt__store(g->c.t, g->c.first + i * g->c.row + j0, n, c + i * n);
 }
 
-/* C's only row. Threads share B's rows, DEPTH at a time, so each reads long runs of memory: up to twice as
-   fast as if they shared its columns. 0 = B has too few rows for all threads, or there are too many sums. */
+/* Computes C's only row. Threads share B's rows, DEPTH at a time, so each reads long runs of memory: up to
+   twice as fast as if they shared its columns. 0 = B has too few rows for all threads, or there are too many
+   sums. */
 static int mtt__few_panels(const mtt__product *g)
 {
     enum { depth = MTT__DEPTH, space = 65536 };
@@ -7223,7 +7226,7 @@ enum { MTT__Q, MTT__K, MTT__V, MTT__OUT, MTT__SQUARE, MTT__TRANSPOSED = 8 };
 
 static int64_t mtt__heads(const mtt_op *op) { return (int64_t)op->shape->batch * op->shape->heads; }
 
-/* The view of such a matrix. `index` counts heads through the batch, sequence after sequence. */
+/* Returns the view of such a matrix. `index` counts heads through the batch, sequence after sequence. */
 static mtt__view mtt__head(const mtt_op *op, const mtt_tensor *t, int part, int64_t index)
 {
     const mtt_shape *d = op->shape;
@@ -7336,7 +7339,7 @@ static void mtt__cpu_attention_scores_backward(const mtt_op *op, const mtt_atten
 typedef float mtt__tile[MTT__TILE * MTT__MAX_HEAD];
 typedef float mtt__score_tile[MTT__TILE * MTT__TILE];
 
-/* The keys [*low, *high) of a tile that a query attends, counted from the tile's first key j0. */
+/* Finds the keys [*low, *high) of a tile that a query attends, counted from the tile's first key j0. */
 static void mtt__attended(const mtt_shape *d, int64_t query, int64_t j0, int64_t *low, int64_t *high)
 {
     int64_t first = mtt__first_key(d->window, query) - j0;
@@ -7421,8 +7424,9 @@ static void mtt__flash_tile(const mtt_op *op, const mtt_flash *f, int64_t head, 
     mtt__attend(op, &t);
 }
 
-/* The rows of a tile from row i up: neighbours in their sequence, up to a place that tiles of keys divide. So
-   a row's bits do not depend on which rows are computed with it. 0 = row i is within a tile, or no token. */
+/* Counts the rows of a tile from row i up: neighbours in their sequence, up to a place that tiles of keys
+   divide. So a row's bits do not depend on which rows are computed with it. 0 = row i is within a tile, or no
+   token. */
 static int64_t mtt__tile_rows(const mtt_op *op, const int32_t *sequences, const int32_t *places, int64_t i)
 {
     int64_t n = 1;
@@ -7558,8 +7562,8 @@ static void mtt__store_gradients(const mtt_op *op, const mtt_flash_backward *f, 
     mtt__store_block(to, i0, m, 0, dim, tile, stride);
 }
 
-/* One tile of keys: dV = P^T dO and dK = dS^T Q, summed over the heads of
-   queries that share it, from `head` up, and their tiles of queries that attend it. */
+/* Computes one tile of keys: dV = P^T dO and dK = dS^T Q, summed over the heads of queries that share it,
+   from `head` up, and their tiles of queries that attend it. */
 static void mtt__flash_backward_keys(const mtt_op *op, const mtt_flash_backward *f, int64_t head, int64_t j0)
 {
     enum { side = MTT__TILE, stride = MTT__MAX_HEAD };
@@ -7581,8 +7585,8 @@ static void mtt__flash_backward_keys(const mtt_op *op, const mtt_flash_backward 
     mtt__store_gradients(op, f, MTT__V, head, j0, t->n, t->dv);
 }
 
-/* One tile of queries: dQ = dS K, summed over the tiles of keys. It computes S and dP again: two more
-   products besides five, instead of an FP32 accumulator for dQ. */
+/* Computes one tile of queries: dQ = dS K, summed over the tiles of keys. It computes S and dP again: two
+   more products besides five, instead of an FP32 accumulator for dQ. */
 static void mtt__flash_backward_queries(const mtt_op *op, const mtt_flash_backward *f, int64_t head,
                                         int64_t i0)
 {
@@ -7686,7 +7690,8 @@ static void mtt__cpu_cross_entropy_backward(const mtt_op *op, const mtt_cross_en
     mtt__cpu_logit_gradients(op, o, 0);
 }
 
-/* The gradients of the head's weight and bias, and of a chunk's x, from 8-bit gradients of its logits. */
+/* Makes the gradients of the head's weight and bias, and of a chunk's x, from 8-bit gradients of its logits.
+   */
 static void mtt__chunk_gradients(const mtt_op *op, const mtt_chunked_loss *o, mtt_tensor *d_logits,
                                  mtt_tensor *dx, int64_t first)
 {
@@ -7705,9 +7710,9 @@ static void mtt__chunk_gradients(const mtt_op *op, const mtt_chunked_loss *o, mt
     if (o->d_bias) mtt__sum_columns(o->d_logits_t, o->d_bias, op->adds);
 }
 
-/* Head, loss and their gradients for a few rows at a time. The logits of a chunk become their gradients in
-   place, or beside them in 8 bits, and feed both products before the next chunk overwrites them. The weight's
-   gradient adds up in FP32. */
+/* Computes head, loss and their gradients for a few rows at a time. The logits of a chunk become their
+   gradients in place, or beside them in 8 bits, and feed both products before the next chunk overwrites them.
+   The weight's gradient adds up in FP32. */
 static void mtt__cpu_chunked_loss(const mtt_op *op, const mtt_chunked_loss *o)
 {
     mtt_op part = *op;
@@ -7844,7 +7849,7 @@ static void mtt__cpu_sum_squares(const mtt_op *op, const mtt_sum_squares *o)
     }
 }
 
-/* One sum of all blocks in their order. */
+/* Adds up all blocks in their order. */
 static void mtt__cpu_grad_norm(const mtt_op *op, const mtt_grad_norm *o)
 {
     const double *squares = o->squares ? (const double *)o->squares->data : NULL;
@@ -8196,8 +8201,8 @@ static mtt_status mtt__move(mtt_trainer *t, int way, const mtt_tensor *tensor, i
     return status;
 }
 
-/* The same for the compact state, which has two parts: a master has the lower bits and the 16-bit weight in
-   use, moments have codes and a scale for each group. */
+/* Does the same for the compact state, which has two parts: a master has the lower bits and the 16-bit weight
+   in use, moments have codes and a scale for each group. */
 static mtt_status mtt__move_compact(mtt_trainer *t, int way, const mtt__parameter *q, int kind, int64_t at,
                                     int64_t count, int mine, float *values)
 {
@@ -8240,7 +8245,7 @@ static mtt_status mtt__move_mine(mtt_trainer *t, int way, const mtt__parameter *
     return mtt__move(t, way, q->weight, at, count, values);
 }
 
-/* The same for values in the shares of any ranks. All ranks get them from the one that has them. */
+/* Does the same for values in the shares of any ranks. All ranks get them from the one that has them. */
 static mtt_status mtt__move_kept(mtt_trainer *t, int way, const mtt__parameter *q, int kind, int64_t at,
                                  int64_t count, float *values)
 {
@@ -8264,7 +8269,8 @@ static mtt_status mtt__move_kept(mtt_trainer *t, int way, const mtt__parameter *
 
 /* ---- initial state ---- */
 
-/* Initial values of GPT-2: N(0, 0.02), divided by sqrt(2 layers) for projections into the residual stream. */
+/* Draws the initial values of GPT-2: N(0, 0.02), divided by sqrt(2 layers) for projections into the residual
+   stream. */
 static mtt_status mtt__fill_parameter(mtt_trainer *t, int index)
 {
     const mtt__parameter *q = &t->schedule->programs[MTT__TRAIN].parameters[index];
@@ -8298,11 +8304,11 @@ MTTDEF double mtt_rotary_step(const mtt_model_desc *m, int pair)
     return turns < low ? slow : (1 - share) * slow + share * step;
 }
 
-/* A table of positions: for each pair i of columns of position t, 0.02 times sine and cosine of
-   t / 10000^(2i / width). Vaswani et al. (2017) scale the embedding up to the sines; this scales the sines
-   down to the embedding. Without the factor, positions drown the words: a small model stays at a perplexity
-   of 1100 instead of reaching 363. Or, for rotary positions, cosine and sine of t times mtt_rotary_step.
-   Rounded from double: at 2^20 positions a float's angle would be wrong by 0.06. */
+/* Fills a table of positions: for each pair i of columns of position t, 0.02 times sine and cosine of t /
+   10000^(2i / width). Vaswani et al. (2017) scale the embedding up to the sines; this scales the sines down
+   to the embedding. Without the factor, positions drown the words: a small model stays at a perplexity of
+   1100 instead of reaching 363. Or, for rotary positions, cosine and sine of t times mtt_rotary_step. Rounded
+   from double: at 2^20 positions a float's angle would be wrong by 0.06. */
 static mtt_status mtt__fill_positions(mtt_trainer *t, const mtt_tensor *table, int rotary)
 {
     int64_t width = table->shape[1], row, i;
@@ -8320,13 +8326,13 @@ static mtt_status mtt__fill_positions(mtt_trainer *t, const mtt_tensor *table, i
     return status;
 }
 
-/* The address of a tensor that begins with element `first` of a parameter, reckoned to element 0. */
+/* Returns the address of a tensor that begins with element `first` of a parameter, reckoned to element 0. */
 static void *mtt__element_0(const mtt_tensor *t, mtt_dtype dtype, int64_t at, int64_t first)
 {
     return !t ? NULL : (char *)t->data + at - first * (int64_t)mtt__dtype_bytes[dtype];
 }
 
-/* All that the pieces of a parameter share. */
+/* Fills the fields that are the same in all ranges of a parameter. */
 static mtt_range mtt__whole_range(const mtt__program *p, int index, const mtt_policy *policy)
 {
     const mtt__parameter *q = &p->parameters[index];
@@ -8348,7 +8354,7 @@ static mtt_range mtt__whole_range(const mtt__program *p, int index, const mtt_po
     return r;
 }
 
-/* The device's work list: see mtt_range. */
+/* Makes the device's work list: see mtt_range. */
 static void mtt__list_ranges(const mtt__program *p, const mtt_policy *policy, mtt_range *r)
 {
     int32_t block = 0;
@@ -8422,7 +8428,7 @@ static mtt_status mtt__fill_scales(mtt_trainer *t)
     return mtt__move_scales(t, MTT__PUT, 0, count, t->values);
 }
 
-/* All but what training has besides: tables of positions, and zeros. */
+/* Fills the state that training and generation have in common: tables of positions, and zeros elsewhere. */
 static mtt_status mtt__fill_tables(mtt_trainer *t)
 {
     const mtt__program *p = &t->schedule->programs[0];
@@ -8490,7 +8496,7 @@ static void mtt__unbind(mtt_trainer *t)
                 t->backend.release(t->context, p->tensors[i]->data);
 }
 
-/* The arena does not fit. Names the largest tensors, and the batch that would fit. */
+/* Names the largest tensors of an arena that does not fit, and the batch that would fit. */
 static mtt_status mtt__refuse_memory(mtt_trainer *t, const mtt_policy *policy)
 {
     const mtt_schedule *s = t->schedule;
@@ -8709,7 +8715,8 @@ static mtt_status mtt__receive(mtt_trainer *t, mtt_counters *counters, mtt_step_
     return MTT_OK;
 }
 
-/* A loss or gradient that is not finite stops the device's updates. Reports it and lets them go on. */
+/* Reports a loss or gradient that is not finite, which has stopped the device's updates, and lets them go on.
+   */
 static mtt_status mtt__numbers_failed(mtt_trainer *t, mtt_counters *counters, double loss)
 {
     mtt_status status;
@@ -9086,7 +9093,7 @@ static int mtt__json_fail(mtt_json *j, const char *fault)
     return 0;
 }
 
-/* The byte at `at`; 0 at the end. */
+/* Returns the byte at `at`; 0 at the end. */
 MTT__INLINE int mtt__json_byte(const mtt_json *j)
 {
     return j->at < j->end ? (unsigned char)*j->at : 0;
@@ -9106,7 +9113,7 @@ static int mtt__json_pass(mtt_json *j, int mark)
     return here;
 }
 
-/* The same after blanks, unless there was a fault. */
+/* Does the same after blanks, unless there was a fault. */
 static int mtt__json_take(mtt_json *j, int mark)
 {
     return mtt_json_peek(j) && mtt__json_pass(j, mark);
@@ -9357,7 +9364,7 @@ typedef struct mtt__json_file {
     mtt__json_key keys[192];
 } mtt__json_file;
 
-/* The value of a key; its `at` is NULL if there is none. */
+/* Returns the value of a key; its `at` is NULL if there is none. */
 static mtt_slice mtt__json_value(const mtt__json_file *f, const char *path)
 {
     const mtt_slice none = {NULL, 0};
@@ -9859,7 +9866,7 @@ typedef struct mtt__table {
     size_t count, mask;
 } mtt__table;
 
-/* The cell that holds the key, or the empty one where it belongs. */
+/* Returns the cell that holds the key, or the empty one where it belongs. */
 MTT__INLINE mtt__cell *mtt__table_find(const mtt__table *table, uint64_t key)
 {
     uint64_t hash = key * 0x9e3779b97f4a7c15u;
@@ -9922,9 +9929,9 @@ static void mtt__strings_free(mtt__strings *s)
     mtt__free(s->env, s->table.cells);
 }
 
-/* The number of a string, or MTT__NONE. Its key is its hash, or the next free number if other strings have
-   that hash. The hash's own key is the address of the set, which the author of a text does not know: nobody
-   can choose words that collide. The table must exist. */
+/* Returns the number of a string, or MTT__NONE. Its key is its hash, or the next free number if other strings
+   have that hash. The hash's own key is the address of the set, which the author of a text does not know:
+   nobody can choose words that collide. The table must exist. */
 static uint32_t mtt__strings_look(const mtt__strings *s, const char *at, size_t size, uint64_t *key)
 {
     for (*key = mtt__hash((uint64_t)(uintptr_t)s, at, size);; ++*key) {
@@ -10044,7 +10051,7 @@ static uint32_t mtt__normal_parts(const mtt__normal *n, uint32_t c, uint32_t out
     return count;
 }
 
-/* The code point that two compose to, or MTT__NONE. */
+/* Returns the code point that two compose to, or MTT__NONE. */
 static uint32_t mtt__normal_join(const mtt__normal *n, uint32_t a, uint32_t b)
 {
     if (a - 0x1100 < 19 && b - 0x1161 < 21) return 0xac00 + ((a - 0x1100) * 21 + b - 0x1161) * 28;
@@ -10274,9 +10281,9 @@ static mtt_status mtt__added_put(mtt_tokenizer *t, mtt_slice text, const mtt__ad
     return MTT_OK;
 }
 
-/* The number of bytes before the first added token, and which it is: of those that begin there, the longest.
-   All of the text and MTT__NONE if there is none. A special token that is not wanted still hides those that
-   begin within it, as it does in Hugging Face's tokenizers. */
+/* Returns the number of bytes before the first added token, and which it is: of those that begin there, the
+   longest. All of the text and MTT__NONE if there is none. A special token that is not wanted still hides
+   those that begin within it, as it does in Hugging Face's tokenizers. */
 static size_t mtt__added_find(const mtt_tokenizer *t, int normalized, int special, const char *text,
                               size_t bytes, uint32_t *found)
 {
@@ -10455,7 +10462,8 @@ static mtt_status mtt__bpe_create(mtt_tokenizer *t)
     return MTT_OK;
 }
 
-/* The class and size of the character at `at`. A byte outside well-formed UTF-8 is one of class other. */
+/* Returns the class and size of the character at `at`. A byte outside well-formed UTF-8 is one of class
+   other. */
 MTT__INLINE int mtt__symbol(const unsigned char *classes, const unsigned char *at, const unsigned char *end,
                             int *size)
 {
@@ -10463,8 +10471,8 @@ MTT__INLINE int mtt__symbol(const unsigned char *classes, const unsigned char *a
     return c < MTT__UNICODE_END ? classes[c] : (int)MTT__OTHER;
 }
 
-/* The size of 's, 't, 'm, 'd, 're, 've or 'll at the beginning of a text, or 0. If case does not matter, the
-   long s of U+017F is an s, too. */
+/* Returns the size of 's, 't, 'm, 'd, 're, 've or 'll at the beginning of a text, or 0. If case does not
+   matter, the long s of U+017F is an s, too. */
 static size_t mtt__contraction(const unsigned char *at, size_t bytes, int any_case)
 {
     int a = bytes > 1 ? at[1] : 0, b = bytes > 2 ? at[2] : 0;
@@ -10481,7 +10489,7 @@ MTT__INLINE int mtt__is_line_end(int byte)
     return byte == '\r' || byte == '\n';
 }
 
-/* The length of the first word of a text that is not empty, by the pattern's regular expression. */
+/* Returns the length of the first word of a text that is not empty, by the pattern's regular expression. */
 static size_t mtt__bpe_cut(const mtt_tokenizer *t, const char *text, size_t bytes)
 {
     const unsigned char *classes = ((const mtt__bpe *)t->own)->classes;
@@ -10908,7 +10916,7 @@ static mtt_status mtt__vocab_merge(mtt_tokenizer *t, mtt__json_file *f, mtt_slic
                                     : "a merge makes a piece that is not in the vocabulary");
 }
 
-/* GPT-2's vocab.bpe: its version, then a merge on each line. */
+/* Reads GPT-2's vocab.bpe: its version, then a merge on each line. */
 static mtt_status mtt__vocab_gpt2(mtt_tokenizer *t, mtt__json_file *f)
 {
     const mtt__merges *merges = &((mtt__bpe *)t->own)->merges;
@@ -10950,8 +10958,8 @@ static int mtt__base64(mtt_slice *text)
     return 1;
 }
 
-/* The two parts of a piece that come of merging its bytes as tiktoken does: of all neighbours whose bytes
-   together are a piece, those of the lowest id, the leftmost first. 0 if more than two parts remain. */
+/* Finds the two parts of a piece that come of merging its bytes as tiktoken does: of all neighbours whose
+   bytes together are a piece, those of the lowest id, the leftmost first. 0 if more than two parts remain. */
 static int mtt__piece_parts(const mtt__strings *s, const mtt__string *piece, uint32_t parts[2])
 {
     uint16_t cut[MTT__PARTS_BYTES + 1];
@@ -10996,9 +11004,9 @@ static void mtt__bpe_find_bytes(mtt_tokenizer *t, mtt_json *j)
     }
 }
 
-/* A .tiktoken file: on each line a token in base64, a space and its id. The empty token, "=", is in no text.
-   The file says neither how to cut words nor what ends a document. Published vocabularies are known by their
-   number of tokens and CRC-32; MTT_PATTERN_COUNT means a pattern that mtt lacks. */
+/* Reads a .tiktoken file: on each line a token in base64, a space and its id. The empty token, "=", is in no
+   text. The file says neither how to cut words nor what ends a document. Published vocabularies are known by
+   their number of tokens and CRC-32; MTT_PATTERN_COUNT means a pattern that mtt lacks. */
 static mtt_status mtt__vocab_tiktoken(mtt_tokenizer *t, mtt__json_file *f)
 {
     static const struct {
@@ -11135,7 +11143,7 @@ static mtt_status mtt__vocab_tokens(mtt_tokenizer *t, mtt__json_file *f)
     return j->fault ? mtt__vocab_fail(f, NULL) : MTT_OK;
 }
 
-/* The pattern of a tokenizer.json, or NULL. */
+/* Returns the pattern of a tokenizer.json, or NULL. */
 static const mtt__pattern *mtt__vocab_pattern(const mtt__json_file *f)
 {
     const mtt_slice regex = mtt__json_value(f, "pre_tokenizer.pretokenizers.0.pattern.Regex");
@@ -11493,8 +11501,8 @@ static mtt_status mtt__corpus_need(mtt_corpus *c, size_t bytes)
     return MTT_OK;
 }
 
-/* Whether a byte is inside a character, or may begin one that form NFC joins to the one before it: 0 for the
-   letters below U+0300, most ideographs and Hangul's syllables. */
+/* Tells whether a byte is inside a character, or may begin one that form NFC joins to the one before it: 0
+   for the letters below U+0300, most ideographs and Hangul's syllables. */
 static int mtt__may_join(char byte)
 {
     const unsigned b = (unsigned char)byte;
@@ -11528,8 +11536,9 @@ static mtt_status mtt__corpus_next_piece(mtt_corpus *c, const char **text, size_
     return MTT_OK;
 }
 
-/* Fewer than 20 documents would leave a split empty. Their text is so short that all of it is in the buffer.
-   It gets pieces of 1/40 to 1/20 of its size, but of 16 bytes or more, so that a cut can look back. */
+/* Sets the size of pieces of a text of fewer than 20 documents, since they would leave a split empty. Their
+   text is so short that all of it is in the buffer. Pieces have 1/40 to 1/20 of its size, but 16 bytes or
+   more, so that a cut can look back. */
 static void mtt__corpus_measure(mtt_corpus *c)
 {
     const size_t start = c->start, most = (c->size - start) / 20;
@@ -11637,7 +11646,8 @@ static mtt_status mtt__corpus_check(mtt_corpus *c, const char *text, size_t byte
                      c->name, (unsigned long long)c->place - bytes + (size_t)(nul - text), c->path);
 }
 
-/* The text in a line of JSONL, its escapes undone in the buffer. Of equal keys the last one counts. */
+/* Returns the text in a line of JSONL, its escapes undone in the buffer. Of equal keys the last one counts.
+   */
 static mtt_status mtt__corpus_parse(mtt_corpus *c, const char *line, size_t size, const char **text,
                                     size_t *bytes)
 {
@@ -11772,7 +11782,7 @@ static mtt_status mtt__tokens_copy(const mtt_tokens *t, uint64_t first, size_t c
                      "again from the text", t->path, (unsigned)worst, mtt_tokens_vocab(t));
 }
 
-/* NULL, or why this cannot be the header of a file with so many bytes behind it. */
+/* Returns NULL, or why this cannot be the header of a file with so many bytes behind it. */
 static const char *mtt__token_fault(const mtt__token_header *h, uint64_t bytes)
 {
     if (memcmp(h->magic, "MTTTOKEN", 8) != 0) return "does not begin as a token file does";
@@ -12052,7 +12062,7 @@ static mtt_status mtt__prepare_each(mtt__prepare *p, mtt__document_fn use)
     return mtt__fail(p->env, MTT_E_DATA, "%s has no text: give a file with text", p->corpus->name);
 }
 
-/* NULL, or why the dataset with these headers cannot be used. */
+/* Returns NULL, or why the dataset with these headers cannot be used. */
 static const char *mtt__prepare_fault(const mtt__prepare *p)
 {
     const int any_options = p->desc->reuse_only && !p->desc->vocab && !p->desc->tokenizer;
@@ -12065,7 +12075,8 @@ static const char *mtt__prepare_fault(const mtt__prepare *p)
     return p->text && h->text != p->text ? "was made of another text, field or seed" : NULL;
 }
 
-/* MTT_OK if the dataset exists and was made of the same text, options and tokenizer, or MTT_E_MISMATCH. */
+/* Returns MTT_OK if the dataset exists and was made of the same text, options and tokenizer, or
+   MTT_E_MISMATCH. */
 static mtt_status mtt__prepare_compare(mtt__prepare *p)
 {
     mtt_dataset set = {NULL, NULL, NULL, NULL};
@@ -12267,9 +12278,9 @@ MTTDEF mtt_status mtt_batches_init(mtt_env *env, mtt_batches *batches, const mtt
     return MTT_OK;
 }
 
-/* Element `index` of the permutation of 0..n-1 for (seed, epoch). It is a Feistel network of six rounds on
-   the next even number of bits, which permutes without a table (Luby and Rackoff 1988). The network is
-   repeated until the result is below n, at most four times on average (Black and Rogaway 2002). */
+/* Returns element `index` of the permutation of 0..n-1 for (seed, epoch). It is a Feistel network of six
+   rounds on the next even number of bits, which permutes without a table (Luby and Rackoff 1988). The network
+   is repeated until the result is below n, at most four times on average (Black and Rogaway 2002). */
 static uint64_t mtt__permute(uint64_t seed, uint64_t epoch, uint64_t index, uint64_t n)
 {
     uint64_t stream = mtt__stream(MTT__SITE_SHUFFLE, 0, epoch), round;
@@ -12453,7 +12464,7 @@ static int mtt__st_by_place(const void *a, const void *b)
     return order ? order : (x->end > y->end) - (x->end < y->end);
 }
 
-/* NULL if the list has no entry of that name. */
+/* Returns the list's entry of that name, or NULL. */
 static const mtt__st_entry *mtt__st_find(const mtt__st_list *list, const char *name)
 {
     mtt__st_entry key;
@@ -12892,7 +12903,7 @@ static void mtt__checkpoint_number(mtt__checkpoint *c, const char *name, uint64_
                               (unsigned long long)here);
 }
 
-/* The same for what a file has only where it is not 0, and must then be the same. */
+/* Checks or writes a setting that is stored only if it is not 0, and must match on resume. */
 static void mtt__checkpoint_setting(mtt__checkpoint *c, const char *name, void *number, size_t size)
 {
     static const uint64_t none = 0;
@@ -12926,7 +12937,8 @@ static int mtt__checkpoint_default(const mtt_model_desc *model, const mtt_field 
     return !mtt_model_resolve(NULL, &m, &m) && mtt__field_get(&m, field) == mtt__field_get(model, field);
 }
 
-/* The model must be the same, except for dropout, and for max_seq without a table of positions. */
+/* Writes the numbers of the model, or compares them, except for dropout, and for max_seq without a table of
+   positions. */
 static mtt_status mtt__checkpoint_numbers(mtt__checkpoint *c)
 {
 #define MTT__NUMBER(name, member, low, high) \
@@ -12970,7 +12982,7 @@ static mtt_status mtt__checkpoint_numbers(mtt__checkpoint *c)
     return c->status;
 }
 
-/* The adapter of a weight, A or B; NULL: none. */
+/* Returns the adapter of a weight, A or B; NULL: none. */
 static const mtt__parameter *mtt__adapter(const mtt_trainer *t, const mtt__parameter *q, int of_b)
 {
     static const int kinds[] = {MTT__QKV_WEIGHT, MTT__PROJ_WEIGHT, MTT__FC_WEIGHT, MTT__MLP_WEIGHT};
@@ -12983,7 +12995,7 @@ static const mtt__parameter *mtt__adapter(const mtt_trainer *t, const mtt__param
     return NULL;
 }
 
-/* All values of a parameter, in memory of the caller's; NULL after a failure. */
+/* Returns all values of a parameter, in memory of the caller's; NULL after a failure. */
 static float *mtt__all_values(mtt_trainer *t, const mtt__parameter *q, mtt_status *status)
 {
     int64_t count = mtt__parameter_elements(q);
@@ -13016,7 +13028,7 @@ static mtt_status mtt__add_adapter(mtt_trainer *t, const mtt__parameter *q, int6
     return status;
 }
 
-/* A piece of a tensor. Ranks that have a share of it send it to the others, so all must read it. */
+/* Reads a piece of a tensor. Ranks that have a share of it send it to the others, so all must read it. */
 static mtt_status mtt__checkpoint_read(void *user, size_t index, size_t offset, void *buffer, size_t bytes)
 {
     mtt__checkpoint *c = (mtt__checkpoint *)user;
@@ -13104,7 +13116,7 @@ MTTDEF uint64_t mtt_checkpoint_bytes(const mtt_trainer *trainer)
     return bytes;
 }
 
-/* What is frozen here must be so in the file. The name of a first moment says it. */
+/* Checks that what is frozen here is so in the file. The name of a first moment says it. */
 static mtt_status mtt__checkpoint_frozen(const mtt__checkpoint *c)
 {
     const mtt__program *p = &c->t->schedule->programs[MTT__TRAIN];
@@ -13319,7 +13331,7 @@ static const char *mtt__form_impose(mtt_model_desc *m)
     return "gpt2";
 }
 
-/* A value of a field in words. */
+/* Puts a value of a field in words. */
 static const char *mtt__field_words(const void *desc, const mtt_field *f, char words[40])
 {
     double value = mtt__field_get(desc, f);
@@ -13403,7 +13415,7 @@ static mtt_status mtt__model_file(mtt_model *m, const char *name)
     return status;
 }
 
-/* The files that {"weight_map": {"a tensor": "a file", ...}} names. */
+/* Lists the files that {"weight_map": {"a tensor": "a file", ...}} names. */
 static mtt_status mtt__model_index(mtt_model *m, const char *path)
 {
     mtt__map map;
@@ -13458,7 +13470,7 @@ static mtt_status mtt__model_list(mtt_model *m)
                      twice.at);
 }
 
-/* The entry of a tensor, whose name is without what it begins with. */
+/* Returns the entry of a tensor, whose name is without what it begins with. */
 static mtt__st_entry *mtt__model_find(const mtt_model *m, const mtt_form_tensor *t)
 {
     const char *dot = strchr(t->name, '.');
@@ -13478,7 +13490,7 @@ static int mtt__model_ignores(const mtt_model *m, const char *name)
     return m->desc.tied_head && !strcmp(name, "lm_head.weight");
 }
 
-/* Every tensor of the description is there, and no other. */
+/* Checks that every tensor of the description is there, and no other. */
 static mtt_status mtt__model_match(mtt_model *m)
 {
     mtt_form_tensor t;
@@ -13651,7 +13663,7 @@ static mtt_status mtt__config_number(mtt__json_file *f, size_t row, int family, 
     return MTT_OK;
 }
 
-/* The description that config.json gives. Its model_type implies the rest. */
+/* Reads the description that config.json gives. Its model_type implies the rest. */
 static mtt_status mtt__model_config(mtt__json_file *f, mtt_model_desc *desc)
 {
     const int gpt2 = mtt_slice_is(mtt__config_find(f, "model_type"), "\"gpt2\"");
@@ -13700,7 +13712,7 @@ static mtt_status mtt__model_config(mtt__json_file *f, mtt_model_desc *desc)
     return MTT_OK;
 }
 
-/* The path of a file in the model's folder, in `text`. */
+/* Writes the path of a file in the model's folder to `text`. */
 static const char *mtt__model_path(const mtt_model *m, const char *name, char text[MTT__MODEL_PATH + 32])
 {
     return mtt__format(text, MTT__MODEL_PATH + 32, "%s/%s", m->path, name);
@@ -13904,7 +13916,7 @@ static mtt_status mtt__peft_read(void *user, size_t index, size_t offset, void *
     return MTT_OK;
 }
 
-/* adapter_config.json. Modules are named with their layers, since some layers may have no adapter. */
+/* Writes adapter_config.json. Modules are named with their layers, since some layers may have no adapter. */
 static void mtt__peft_print(const mtt_schedule *s, const mtt__peft_tensor *x, size_t count,
                             const mtt__out *out)
 {
@@ -14004,7 +14016,8 @@ MTTDEF mtt_status mtt_adapter_save(mtt_trainer *t, const char *folder)
 
 /* ---- drawing ids, and the text of a sequence ---- */
 
-/* The sum over the logits from `least` up of exp((x - most) / temperature); their number if that is 0. */
+/* Returns the sum over the logits from `least` up of exp((x - most) / temperature); their number if that is
+   0. */
 static double mtt__sample_mass(const float *x, int n, float least, float most, float temperature)
 {
     double sum = 0;
@@ -14015,7 +14028,7 @@ static double mtt__sample_mass(const float *x, int n, float least, float most, f
     return temperature > 0 ? sum : count;
 }
 
-/* The largest threshold from `low` up that leaves that mass, by bisection, which needs no memory. */
+/* Finds the largest threshold from `low` up that leaves that mass, by bisection, which needs no memory. */
 static float mtt__sample_least(const float *x, int n, float low, float most, float temperature, double mass)
 {
     float high = most;
@@ -14092,7 +14105,7 @@ static mtt_status mtt__add_ids(mtt_env *env, mtt__sequence *q, const int32_t *id
     return MTT_OK;
 }
 
-/* The ids of a prompt. Returns their number. */
+/* Points to the ids of a prompt, and returns their number. */
 static int mtt__prompt(const mtt_tokenizer *tokenizer, const mtt_generation *g, int number, int32_t *end,
                        const int32_t **ids)
 {
@@ -14101,7 +14114,7 @@ static int mtt__prompt(const mtt_tokenizer *tokenizer, const mtt_generation *g, 
     return g->sizes[number] ? g->sizes[number] : 1;
 }
 
-/* Before anything is drawn. `most`: ids of the longest prompt that is allowed. */
+/* Checks a task before anything is drawn. `most`: ids of the longest prompt that is allowed. */
 static mtt_status mtt__generation_check(mtt_env *env, const mtt_tokenizer *tokenizer, const mtt_generation *g,
                                         int vocab, int most)
 {
@@ -14279,7 +14292,7 @@ MTTDEF mtt_status mtt_generate(mtt_trainer *trainer, mtt_tokenizer *tokenizer,
 
 /* ---- a cache, and passes over it ---- */
 
-/* The schedule of a generator. */
+/* Makes the schedule of a generator. */
 static mtt_status mtt__generation_init(mtt_schedule *s, mtt_env *env, const mtt_model_desc *model,
                                        const mtt_generator_desc *desc, mtt_device device)
 {
@@ -14647,7 +14660,7 @@ static void mtt__socket_close(int *fd)
     *fd = -1;
 }
 
-/* A peer has ended without a last frame. `error` is 0 if its socket was closed, as at a death. */
+/* Records that a peer has ended without a last frame. `error` is 0 if its socket was closed, as by death. */
 static mtt_status mtt__lost(mtt_ranks *r, int rank, int error)
 {
     mtt__socket_close(&r->peers[rank].fd);
@@ -14656,7 +14669,8 @@ static mtt_status mtt__lost(mtt_ranks *r, int rank, int error)
     return mtt__ranks_fail(r, rank, MTT_E_RANK, "is lost: %s; check the network", strerror(error));
 }
 
-/* The next transfer of the exchange that sends to a rank, or receives from it; NULL after the last. */
+/* Returns the next transfer of the exchange that sends to a rank, or receives from it; NULL after the last.
+   */
 static const mtt_transfer *mtt__due(mtt_ranks *r, int rank, int receive)
 {
     int *at = receive ? &r->peers[rank].in.at : &r->peers[rank].out.at;
@@ -14667,7 +14681,7 @@ static const mtt_transfer *mtt__due(mtt_ranks *r, int rank, int receive)
     return NULL;
 }
 
-/* What is left of a frame's head, then of its data. */
+/* Returns what is left of a frame's head, then of its data. */
 static char *mtt__flow_rest(mtt__flow *flow, size_t *left)
 {
     size_t head = sizeof(flow->head);
@@ -15003,9 +15017,9 @@ static void mtt__note_all(mtt_ranks *r, uint32_t note)
     for (i = 0; i < r->count; i++) r->peers[i].note = note;
 }
 
-/* Until all is sent and received. A rank that waits for long says so, again and again, because data that it
-   sends afterwards takes it back. Then it tries all sockets: if it was stopped itself, the others have said
-   so, and it must not blame them. */
+/* Goes on until all is sent and received. A rank that waits long says so again and again, because data that
+   it sends afterwards takes it back. Then it tries all sockets: if it was stopped itself, the others have
+   said so, and it must not blame them. */
 static mtt_status mtt__transfer_all(mtt_ranks *r)
 {
     double now = mtt__now_ms(), told = now;
@@ -15343,7 +15357,7 @@ static mtt_status mtt__start_ranks(mtt_trainer *t)
     return status ? status : mtt__agree_fields(t->backend.ranks, &t->optim, mtt__optim_field);
 }
 
-/* What goes to a rank and comes from it: of each parameter its share and mine. */
+/* Lists what goes to a rank and comes from it: of each parameter its share and mine. */
 static int mtt__parameter_transfers(const mtt_op *op, int peer, mtt_transfer *t)
 {
     const mtt_all_gather *o = MTT_OPERANDS_OF(all_gather, op);
@@ -15359,7 +15373,7 @@ static int mtt__parameter_transfers(const mtt_op *op, int peer, mtt_transfer *t)
     return op->parameters;
 }
 
-/* The same for gradients: to a rank goes its share, and mine comes. */
+/* Does the same for gradients: to a rank goes its share, and mine comes. */
 static int mtt__gradient_transfers(const mtt_op *op, int peer, mtt_transfer *t)
 {
     const mtt_tensor *received = MTT_OPERANDS_OF(all_to_all, op)->received;
@@ -15376,7 +15390,7 @@ static int mtt__gradient_transfers(const mtt_op *op, int peer, mtt_transfer *t)
     return op->parameters;
 }
 
-/* The same for rows. */
+/* Does the same for rows. */
 static int mtt__row_transfers(const mtt_op *op, int peer, mtt_transfer *t)
 {
     const mtt_all_gather *o = MTT_OPERANDS_OF(all_gather, op);
@@ -15423,7 +15437,7 @@ static mtt_transfer *mtt__list_transfers(mtt_op *op, mtt_transfer *list)
     return end;
 }
 
-/* The transfers of the training program, whose tensors have addresses now. */
+/* Lists the transfers of the training program, whose tensors have addresses now. */
 static mtt_status mtt__bind_transfers(mtt_trainer *t)
 {
     mtt__program *p = &t->schedule->programs[MTT__TRAIN];
@@ -15476,8 +15490,9 @@ static mtt_status mtt__ranks_new(mtt_env *env, int rank, int count, double secon
     return MTT_OK;
 }
 
-/* Closed on exec, never blocking, no SIGPIPE. The rest is TCP's, and fails for other sockets: small frames go
-   at once, and a host that is gone is noticed after a minute, even if its rank is busy. */
+/* Sets a socket to be closed on exec, never to block, and to send no SIGPIPE. The rest is TCP's, and fails
+   for other sockets: small frames go at once, and a host that is gone is noticed after a minute, even if its
+   rank is busy. */
 static void mtt__socket_prepare(int fd)
 {
     int on = 1;
@@ -15557,7 +15572,7 @@ static uint32_t mtt__rotations(uint32_t x, int a, int b, int c) /* to the right 
     return (x >> a | x << (32 - a)) ^ (x >> b | x << (32 - b)) ^ (x >> c | x << (32 - c));
 }
 
-/* SHA-256 (FIPS 180-4) of `head` bytes of a block and of data after them. `out` may be the data. */
+/* Computes SHA-256 (FIPS 180-4) of `head` bytes of a block and of data after them. `out` may be the data. */
 static void mtt__sha256(const unsigned char *block, size_t head, const unsigned char *data, size_t bytes,
                         unsigned char *out)
 {
@@ -15594,7 +15609,7 @@ static void mtt__sha256(const unsigned char *block, size_t head, const unsigned 
     for (i = 0; i < 32; i++) out[i] = (unsigned char)(hash[i / 4] >> (24 - 8 * (i % 4)));
 }
 
-/* HMAC-SHA-256 (RFC 2104), 32 bytes. */
+/* Computes HMAC-SHA-256 (RFC 2104), 32 bytes. */
 static void mtt__hmac(const void *key, size_t size, const void *data, size_t bytes, unsigned char *out)
 {
     unsigned char inner[64] = {0}, outer[64];
@@ -15821,8 +15836,8 @@ static int mtt__receive_guest(mtt_ranks *r, mtt__guest *g)
     return g->fd = -1, 1;
 }
 
-/* The guest that loses its place to the next: one that was not answered before one that was, of the address
-   with most places, the oldest. -1 = all were answered just now: a rank needs time to prove. */
+/* Returns the guest that loses its place to the next: one that was not answered before one that was, of the
+   address with most places, the oldest. -1 = all were answered just now: a rank needs time to prove. */
 static int mtt__least_guest(const mtt__guest *g, int count, double now)
 {
     int i, k, weight, most = 0, least = -1;
@@ -15940,7 +15955,7 @@ static mtt_status mtt__join(mtt_ranks *r)
 }
 
 #ifdef MTT_MPI
-/* The ranks of MPI_COMM_WORLD. */
+/* Makes the handle of the ranks of MPI_COMM_WORLD. */
 static mtt_status mtt__mpi_connect(mtt_env *env, const mtt_ranks_desc *desc, double seconds, mtt_ranks **out)
 {
     int started = 0, rank = 0, count = 0, level = MPI_THREAD_FUNNELED;
