@@ -53,8 +53,8 @@
    named tensors. It holds the forward pass, the backward pass, recomputation, loss and optimizer. Memory is
    arithmetic on that list, so mtt knows every byte of the arena before it allocates anything.
    Fine-tuning: the policy's `freeze` names parameters that stay as they are, `lora_rank` trains adapters
-   alone. Neither has gradients, optimizer state or a backward pass for the rest. mtt_adapter_save writes
-   adapters for Hugging Face's PEFT, mtt_save_merged adds them to the weights.
+   alone. Neither has gradients, optimizer state or a backward pass for the rest. mtt_save_merged adds
+   adapters to the weights; tools/peft.h writes them for Hugging Face's PEFT.
 
    WHAT IT DOES NOT DO
    No automatic differentiation, no other architectures, no network access except between ranks. It runs on
@@ -584,6 +584,9 @@ MTTDEF mtt_status mtt_schedule_create(mtt_env *env, const mtt_model_desc *model,
                                       int batch, int seq_len, mtt_schedule **out);
 MTTDEF void mtt_schedule_destroy(mtt_schedule *schedule);
 MTTDEF void mtt_schedule_report(const mtt_schedule *schedule, mtt_plan_report *report);
+/* What a schedule was made of, with all defaults filled in. */
+MTTDEF const mtt_model_desc *mtt_schedule_model(const mtt_schedule *schedule);
+MTTDEF const mtt_policy *mtt_schedule_policy(const mtt_schedule *schedule);
 /* The operations in the order in which they run, and all tensors that they use. An operation has its
    operands, its cost and the bytes in memory while it runs. A tensor has its shape, its place in the arena,
    and the first and the last operation that uses it. Both lists belong to the schedule and live as long as it
@@ -696,12 +699,6 @@ MTTDEF mtt_status mtt_save(mtt_trainer *trainer, const char *path, const mtt_bat
 /* The same without moments, with the adapters added to the weights, W + (lora_alpha / lora_rank) A B: for
    programs that read weights, such as tools/convert. mtt_resume refuses it. */
 MTTDEF mtt_status mtt_save_merged(mtt_trainer *trainer, const char *path);
-/* Writes the adapters to a folder, which is made if it is missing: adapter_model.safetensors and
-   adapter_config.json, as Hugging Face's PEFT reads them for the model's Hugging Face folder. Models are
-   GPT-2's (LayerNorm, GELU, learned or sinusoidal positions), or Llama's and Qwen3's (RMSNorm, rotary,
-   SwiGLU, no biases). PEFT has adapters for q, k and v, and for gate and up. Here they share A, which is
-   written for each, and have a part of B's columns each: the same function. */
-MTTDEF mtt_status mtt_adapter_save(mtt_trainer *trainer, const char *folder);
 /* Bytes of the file that mtt_save writes, at any step, with or without batches; 0 when out of host memory. */
 MTTDEF uint64_t mtt_checkpoint_bytes(const mtt_trainer *trainer);
 /* Continues exactly where mtt_save stopped. Model, token file, what is frozen and the groups of parameters
@@ -2355,11 +2352,6 @@ static int mtt__os_rename(const char *from, const char *to)
 static int mtt__os_remove(const char *path)
 {
     return unlink(path);
-}
-
-static MTT__UNUSED int mtt__os_make_folder(const char *path)
-{
-    return mkdir(path, 0777);
 }
 
 /* 1 = the file system of an open file has room for so many bytes more, or does not say. */
@@ -5826,6 +5818,16 @@ MTTDEF void mtt_schedule_report(const mtt_schedule *s, mtt_plan_report *r)
         r->recompute_layers += mtt__recompute_level(s, i) >= MTT__BY_LAYER;
         r->recompute_selective += mtt__recompute_level(s, i) == MTT__BY_SELECTIVE;
     }
+}
+
+MTTDEF const mtt_model_desc *mtt_schedule_model(const mtt_schedule *s)
+{
+    return &s->model;
+}
+
+MTTDEF const mtt_policy *mtt_schedule_policy(const mtt_schedule *s)
+{
+    return &s->policy;
 }
 
 MTTDEF const mtt_op *mtt_schedule_ops(const mtt_schedule *s, int *count)
@@ -13879,133 +13881,6 @@ MTTDEF mtt_status mtt_trainer_load(mtt_trainer *t, mtt_model *m)
     if (!status) t->step = t->micro_batch = t->measured = 0, t->positions = m->seq_len;
     mtt__free(t->env, values);
     return status;
-}
-
-/* ---- adapters for PEFT ---- */
-
-/* 1 = PEFT has such a model: GPT-2, or Llama and Qwen3 without biases. */
-static int mtt__peft_has(const mtt_model_desc *m)
-{
-    if (m->norm_place != MTT_NORM_PRE) return 0;
-    if (m->positions == MTT_POSITIONS_ROTARY)
-        return m->norm == MTT_NORM_RMS && m->mlp == MTT_MLP_SWIGLU && m->no_biases;
-    return m->norm == MTT_NORM_LAYER && m->mlp == MTT_MLP_GELU && m->positions <= MTT_POSITIONS_LEARNED &&
-           !m->qk_norm && !m->no_biases && m->heads * m->d_head == m->d_model && m->heads_kv == m->heads;
-}
-
-/* An adapter of a weight of Hugging Face, maybe some columns of mtt's: A^T, or such columns of B as rows. */
-typedef struct mtt__peft_tensor {
-    char name[128];
-    mtt_form_tensor weight;
-    const mtt__parameter *q;
-    float *values; /* of the parameter */
-    int is_b;
-} mtt__peft_tensor;
-
-static mtt_status mtt__peft_read(void *user, size_t index, size_t offset, void *buffer, size_t bytes)
-{
-    const mtt__peft_tensor *x = (const mtt__peft_tensor *)user + index;
-    const int64_t width = x->q->shape[0], first = (int64_t)(offset / sizeof(float));
-    float *out = (float *)buffer;
-    int64_t i;
-    for (i = 0; i < (int64_t)(bytes / sizeof(float)); i++) {
-        int64_t column = (first + i) / width;
-        if (x->is_b) column = mtt_form_column(&x->weight, column);
-        out[i] = x->values[(first + i) % width * x->q->shape[1] + column];
-    }
-    return MTT_OK;
-}
-
-/* Writes adapter_config.json. Modules are named with their layers, since some layers may have no adapter. */
-static void mtt__peft_print(const mtt_schedule *s, const mtt__peft_tensor *x, size_t count,
-                            const mtt__out *out)
-{
-    size_t i, skip = strlen("base_model.model.");
-    mtt__put_json(out, "{'peft_type':'LORA','task_type':'CAUSAL_LM','inference_mode':true,"
-                  "'base_model_name_or_path':null,'bias':'none','lora_dropout':0.0,'r':%d,'lora_alpha':%.9g,"
-                  "'fan_in_fan_out':%s,'target_modules':[", s->policy.lora_rank, (double)s->policy.lora_alpha,
-                  s->model.positions == MTT_POSITIONS_ROTARY ? "false" : "true");
-    for (i = 0; i < count; i += 2) {
-        const char *name = x[i].name + skip;
-        mtt__put_json(out, "%s'%.*s'", i ? "," : "", (int)(strlen(name) - strlen(".lora_A.weight")), name);
-    }
-    mtt__put_json(out, "]}\n");
-}
-
-/* Lists the tensors, A and B of each weight in turn, and reads their parameters. Returns their number. */
-static size_t mtt__peft_list(mtt_trainer *t, mtt__peft_tensor *x, mtt__st_entry *e, mtt_status *status)
-{
-    const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
-    mtt_form_tensor weight;
-    int64_t cursor = 0;
-    size_t count = 0;
-    int i, is_b;
-    while (mtt_form_next(&t->schedule->model, MTT_FORM_HUGGING_FACE, &cursor, &weight)) {
-        for (i = 0; strcmp(p->parameters[i].weight->name, weight.parameter);) i++;
-        for (is_b = 0; is_b < 2; is_b++) {
-            const mtt__parameter *q = mtt__adapter(t, &p->parameters[i], is_b);
-            if (!q) break;
-            mtt__format(x->name, sizeof(x->name), "base_model.model.%.*s.lora_%c.weight",
-                        (int)(strlen(weight.name) - strlen(".weight")), weight.name, "AB"[is_b]);
-            x->weight = weight;
-            x->q = q;
-            x->values = mtt__all_values(t, q, status);
-            x->is_b = is_b;
-            e->name = x++->name;
-            e->dtype = MTT_F32;
-            e->rank = 2;
-            e->shape[0] = (uint64_t)(is_b ? weight.columns : q->shape[1]);
-            e++->shape[1] = (uint64_t)q->shape[0];
-            count++;
-        }
-    }
-    return count;
-}
-
-static mtt_status mtt__peft_write(mtt_trainer *t, const char *folder, mtt__peft_tensor *x, size_t count,
-                                  mtt__st_entry *entries)
-{
-    size_t size = strlen(folder) + 40;
-    char *path = (char *)mtt__alloc(t->env, size, 1);
-    mtt_writer writer;
-    const mtt__out out = {mtt__writer_text, &writer};
-    mtt_status status = MTT_OK;
-    if (!path) return MTT_E_MEMORY;
-    if (mtt__os_make_folder(folder) && errno != EEXIST)
-        status = mtt__fail(t->env, MTT_E_FILE, "cannot make %s: %s", folder, strerror(errno));
-    mtt__format(path, size, "%s/adapter_model.safetensors", folder);
-    if (!status) status = mtt__st_save(t->env, path, entries, count, "", mtt__peft_read, x);
-    mtt__format(path, size, "%s/adapter_config.json", folder);
-    if (!status) status = mtt__writer_open(t->env, path, &writer);
-    if (!status) {
-        mtt__peft_print(t->schedule, x, count, &out);
-        status = mtt_writer_commit(&writer);
-    }
-    mtt__free(t->env, path);
-    return status;
-}
-
-MTTDEF mtt_status mtt_adapter_save(mtt_trainer *t, const char *folder)
-{
-    size_t most = 2 * MTT__LENGTH(mtt__elsewhere) * (size_t)t->schedule->model.layers, count, i;
-    mtt__peft_tensor *tensors;
-    mtt__st_entry *entries;
-    mtt_status status = MTT_OK;
-    if (!t->schedule->policy.lora_rank)
-        return mtt__fail(t->env, MTT_E_ARGUMENT, "the model has no adapters: set lora_rank");
-    if (!mtt__peft_has(&t->schedule->model))
-        return mtt__fail(t->env, MTT_E_ARGUMENT, "PEFT has adapters for GPT-2, Llama and Qwen3, and this "
-                         "model is none of them: save it by mtt_save_merged");
-    tensors = (mtt__peft_tensor *)mtt__alloc(t->env, most, sizeof(*tensors) + sizeof(*entries));
-    if (!tensors) return MTT_E_MEMORY;
-    entries = (mtt__st_entry *)(void *)(tensors + most);
-    count = mtt__peft_list(t, tensors, entries, &status);
-    if (!status && t->schedule->policy.rank == 0) status = mtt__stay_busy(t);
-    if (!status && t->schedule->policy.rank == 0)
-        status = mtt__peft_write(t, folder, tensors, count, entries);
-    for (i = 0; i < count; i++) mtt__free(t->env, tensors[i].values);
-    mtt__free(t->env, tensors);
-    return mtt__all_agree(t, status, NULL);
 }
 #endif /* MTT_NO_MODELS */
 

@@ -4,6 +4,7 @@
                              the adapter's folder FOLDER/NAME, and FOLDER/NAME.logits after 1, 2, ... ids */
 #define MTT_IMPLEMENTATION
 #include "../mtt.h"
+#include "../tools/peft.h"
 
 enum { LENGTH = 24, VOCAB = 96 };
 static mtt_env env;
@@ -51,7 +52,7 @@ static int make(int number, const char *folder)
     snprintf(path, sizeof(path), "%s/%s.merged.safetensors", folder, name);
     if (mtt_save_merged(t, path)) return fail(path);
     snprintf(path, sizeof(path), "%s/%s", folder, name);
-    if (mtt_adapter_save(t, path)) return fail(path);
+    if (peft_save(&env, NULL, t, path)) return fail(path);
     snprintf(path, sizeof(path), "%s/%s.logits", folder, name);
     out = fopen(path, "wb");
     for (i = 1; i <= LENGTH && out; i++)

@@ -1,4 +1,4 @@
-"""Loads adapters that mtt_adapter_save has written with PEFT, on the same weights in transformers.
+"""Loads adapters that tools/peft.h has written with PEFT, on the same weights in transformers.
 
 usage: python3 tests/oracle_adapter.py BUILD_DIR      in the repository root, after
        cc -O2 tests/adapter_files.c -o BUILD_DIR/adapter_files -lm

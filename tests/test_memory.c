@@ -263,7 +263,6 @@ static void stacked(size_t number, mtt_dataset *data)
     must(mtt_generate(trainer, data->tokenizer, &text), name);
     must(mtt_save(trainer, path, &batches), name);
     must(mtt_resume(trainer, path, &batches), name);
-    if (lora) must(mtt_adapter_save(trainer, folder), name);
     if (lora) must(mtt_save_merged(trainer, path), name);
     mtt_trainer_destroy(trainer);
 }

@@ -22,6 +22,7 @@
 #include <time.h>
 #include "curves.h"
 #include "launch.h"
+#include "peft.h"
 
 enum { RUN_NAME = 200 }; /* letters: with an ending, a name in a folder has at most 255 */
 
@@ -683,7 +684,7 @@ static mtt_status run_save_adapters(run *r, mtt_trainer *t)
 {
     mtt_status status = mtt_save_merged(t, run_path(r, "_merged.safetensors"));
     if (status) return status;
-    status = mtt_adapter_save(t, run_path(r, "_adapter"));
+    status = peft_save(r->env, r->ranks, t, run_path(r, "_adapter"));
     return status == MTT_E_ARGUMENT ? MTT_OK : status; /* PEFT has no such model */
 }
 
