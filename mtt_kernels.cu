@@ -21,13 +21,16 @@
    Symbols: B sequences of T tokens, R = B T rows, C = d_model, H heads of width D, F = d_ff, V ids, Vp = V
    padded to 128. T as a template parameter: the type of a tensor's elements.
 
-   >>toolbox        loads, stores, reductions, dropout    >>loss         cross-entropy
-   >>backend state  contexts, errors, launches            >>optimizer    gradient norm, AdamW
-   >>elementwise    GELU, SwiGLU, residuals, sums         >>attention    scores, softmax, values
-   >>norm           LayerNorm, RMSNorm, gradients         >>flash        attention without the scores
-   >>eight bits     operands of FP8's products            >>ranks        copies between GPUs, NCCL
-   >>embedding      and its gradient                      >>backend      memory, graphs, run
-   >>products       linear layers, by cuBLASLt            >>hopper       the same, faster, on H100 and H200
+   The lesson: what training needs, in FP32 and 16 bits, by the simplest kernels that are fast.
+   >>toolbox        loads, stores, reductions, dropout    >>products     linear layers, by cuBLASLt
+   >>backend state  contexts, errors, launches            >>loss         cross-entropy
+   >>elementwise    GELU, SwiGLU, residuals, sums         >>optimizer    gradient norm, AdamW
+   >>norm           LayerNorm, RMSNorm, gradients         >>attention    scores, softmax, values
+   >>embedding      and its gradient                      >>flash        attention without the scores
+   The wings: more speed, less memory, more GPUs. Each can be skipped.
+   >>eight bits     FP8: numbers, operands of products    >>compact state  moments of 8 bits
+   >>tensor cores   FlashAttention by mma.sync            >>ranks        copies between GPUs, NCCL
+   >>hopper         the same and more, by wgmma           >>backend      memory, graphs, run
 
    Most kernels are templates. These take most of the compiler's time; T: FP32, BF16, FP16, E: BF16, FP16.
 
@@ -78,7 +81,7 @@
 #error "mtt_kernels.cu needs -arch=sm_80 or later. With an older GPU, build for the CPU, without MTT_CUDA"
 #endif
 
-/* The last room, >>hopper, holds what only an H100 or H200 runs; -DMTT_NO_HOPPER leaves it out. MTT__HOPPER:
+/* The room >>hopper holds what only an H100 or H200 runs; -DMTT_NO_HOPPER leaves it out. MTT__HOPPER:
    the compiler is making device code for it (sm_90a). */
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) && !defined(MTT_NO_HOPPER)
 #define MTT__HOPPER 1
@@ -437,16 +440,6 @@ struct mtt__cuda {
 };
 
 typedef mtt_status (*mtt__function)(mtt__cuda *c, const mtt_op *op);
-
-/* The last room of this file: finds out whether the device runs it, and which of its functions runs an
-   operation (NULL = that of the rooms above). */
-#ifndef MTT_NO_HOPPER
-static mtt_status mtt__find_hopper(mtt__cuda *c);
-static mtt__function mtt__hopper_function(const mtt__cuda *c, const mtt_op *op);
-#else
-static mtt_status mtt__find_hopper(mtt__cuda *) { return MTT_OK; }
-static mtt__function mtt__hopper_function(const mtt__cuda *, const mtt_op *) { return NULL; }
-#endif
 
 static mtt_status mtt__cuda_fail(mtt_env *env, mtt_status status, const char *format, ...)
 {
@@ -4069,8 +4062,8 @@ static mtt_status mtt__cuda_cached_attention(mtt__cuda *c, const mtt_op *op)
        lse_i = log sum_j e^S_ij,  Z = dropout's mask, 0 or 1 / (1 - p).
    No T x T matrix is in memory: S and P exist a tile at a time, in registers or shared memory.
 
-   In this order: what the kernels share; the algorithm, in exact FP32, which runs FP32 tensors; the same on
-   tensor cores (mma.sync), which runs 16-bit tensors. Kernels for H100 and H200 are in >>hopper.
+   Here is the algorithm, in exact FP32, which runs FP32 tensors. >>tensor cores has the same for 16-bit
+   tensors, by mma.sync, and >>hopper for H100 and H200, by wgmma.
 
    Symbols: BLOCK_Q queries and BLOCK_KV keys make a tile of scores. _gmem is device memory, _smem shared
    memory (a 32-bit address), _rmem registers.
@@ -4360,7 +4353,119 @@ static __global__ void __launch_bounds__(256, 2) mtt_k_flash_backward_exact(cons
         }
 }
 
-/* ---- tensor cores: one instruction each ---- */
+/* ---- launches ---- */
+
+static mtt__flash mtt__flash_arguments(const mtt_op *op, const mtt_tensor *qkv, const mtt_tensor *out,
+                                       const mtt_tensor *lse, const mtt_tensor *control)
+{
+    const mtt_shape *d = op->shape;
+    mtt__flash f = {};
+    f.qkv = qkv->data, f.out = out->data, f.lse = (float *)lse->data;
+    f.view = mtt_qkv_of(d);
+    f.seq_len = d->seq_len, f.width = (int64_t)d->heads * d->head_dim, f.tokens = d->rows;
+    f.members = d->heads / d->heads_kv;
+    f.window = d->window < d->seq_len ? d->window : 0;
+    f.head_count = d->batch * d->heads;
+    f.scale = mtt__head_scale(op), f.scale_log2 = f.scale * 1.4426950408889634f;
+    f.dropout = mtt__dropout_of(op, control);
+    f.gradient_scale = mtt__attends_one(d) ? 0.0f : f.scale * f.dropout.scale;
+    return f;
+}
+
+static mtt__flash mtt__flash_forward_arguments(const mtt_op *op)
+{
+    const mtt_flash *o = MTT_OPERANDS_OF(flash, op);
+    mtt__flash f = mtt__flash_arguments(op, o->qkv, o->out, o->lse, o->control);
+    f.out_8 = mtt__eight_of(o->out_8);
+    return f;
+}
+
+static mtt__flash mtt__flash_backward_arguments(const mtt_op *op)
+{
+    const mtt_flash_backward *o = MTT_OPERANDS_OF(flash_backward, op);
+    mtt__flash f = mtt__flash_arguments(op, o->qkv, o->out, o->lse, o->control);
+    f.d_out = o->d_out->data, f.d_qkv = o->d_qkv->data, f.d_qkv_t = mtt__at<uint8_t>(o->d_qkv_t);
+    return f;
+}
+
+static bool mtt__flash_takes(const mtt_shape *d)
+{
+    return d->head_dim >= 8 && d->head_dim <= 256 && d->head_dim % 8 == 0 && d->rows >= 1 &&
+           d->rows < (int64_t)1 << 31;
+}
+
+static mtt_status mtt__flash_refuse(mtt__cuda *c, const mtt_shape *d)
+{
+    return mtt__cuda_fail(c->env, MTT_E_ARGUMENT,
+                          "flash attention takes head widths of 8, 16, ... 256 and fewer than 2^31 tokens: "
+                          "width %d, %lld tokens",
+                          d->head_dim, (long long)d->rows);
+}
+
+template <typename E> static mtt_status mtt__launch_stats(mtt__cuda *c, const mtt__flash &f)
+{
+    const int D = f.view.head_dim, log_lanes = D <= 32 ? 2 : D <= 64 ? 3 : D <= 128 ? 4 : 5;
+    const int64_t tiles = mtt__ceil_div(f.seq_len, 256 >> log_lanes);
+    return mtt__launch(c, "flash_backward", mtt_k_flash_stats<E>, (unsigned)(tiles * f.head_count), 256, f,
+                       log_lanes);
+}
+
+template <int WIDTH, int TILE> static mtt_status mtt__launch_forward_exact(mtt__cuda *c, const mtt__flash &f)
+{
+    const size_t floats = (size_t)2 * TILE * (f.view.head_dim + 1) + TILE * (TILE + 1);
+    return mtt__launch_shared(c, "flash", mtt_k_flash_forward_exact<WIDTH, TILE>,
+                              mtt__blocks(f.seq_len, TILE) * f.head_count, 256, floats * sizeof(float), f);
+}
+
+/* Scratch: stats of a slice of heads of K, each with its heads of Q. */
+template <int WIDTH, int TILE>
+static mtt_status mtt__launch_backward_exact(mtt__cuda *c, const mtt_op *op, mtt__flash f)
+{
+    const size_t floats = (size_t)4 * TILE * (f.view.head_dim + 1) + 2 * TILE * (TILE + 1);
+    const size_t stats_bytes = f.members * (size_t)f.seq_len * sizeof(float2);
+    const size_t slice = op->workspace->bytes / stats_bytes;
+    const int heads = f.head_count / f.members;
+    void *scratch = NULL;
+    mtt_status status = mtt__scratch(c, op, stats_bytes, &scratch);
+    f.stats = (float2 *)scratch;
+    for (int first = 0, count; first < heads && status == MTT_OK; first += count) {
+        count = (size_t)(heads - first) < slice ? heads - first : (int)slice;
+        f.first_head = first * f.members, f.head_count = count * f.members;
+        const unsigned blocks = mtt__blocks(f.seq_len, TILE);
+        status = mtt__launch_stats<float>(c, f);
+        if (status == MTT_OK)
+            status = mtt__launch_shared(c, "flash_backward", mtt_k_flash_backward_exact<WIDTH, TILE, true>,
+                                        blocks * count, 256, floats * sizeof(float), f);
+        if (status == MTT_OK)
+            status = mtt__launch_shared(c, "flash_backward", mtt_k_flash_backward_exact<WIDTH, TILE, false>,
+                                        blocks * f.head_count, 256, floats * sizeof(float), f);
+    }
+    return status;
+}
+
+static mtt_status mtt__cuda_flash(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt__flash f = mtt__flash_forward_arguments(op);
+    if (!mtt__flash_takes(op->shape)) return mtt__flash_refuse(c, op->shape);
+    if (f.view.head_dim <= 64) return mtt__launch_forward_exact<64, 32>(c, f);
+    if (f.view.head_dim <= 128) return mtt__launch_forward_exact<128, 32>(c, f);
+    return mtt__launch_forward_exact<256, 32>(c, f);
+}
+
+static mtt_status mtt__cuda_flash_backward(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt__flash f = mtt__flash_backward_arguments(op);
+    if (!mtt__flash_takes(op->shape)) return mtt__flash_refuse(c, op->shape);
+    if (f.view.head_dim <= 64) return mtt__launch_backward_exact<64, 32>(c, op, f);
+    if (f.view.head_dim <= 128) return mtt__launch_backward_exact<128, 32>(c, op, f);
+    return mtt__launch_backward_exact<256, 16>(c, op, f);
+}
+
+/* ----------------------------------------------------------------------------------------------------------
+   >>tensor cores   FlashAttention for 16-bit tensors, by mma.sync
+   -------------------------------------------------------------------------------------------------------- */
+
+/* ---- one instruction each ---- */
 
 /* Four 8 x 8 matrices of 16-bit elements from shared memory. Lane l points to row l % 8 of matrix l / 8, and
    gets two elements of each: row l / 4, columns 2 (l % 4) and the next. Transposed: of the matrices'
@@ -5568,53 +5673,6 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_
 
 /* ---- launches ---- */
 
-static mtt__flash mtt__flash_arguments(const mtt_op *op, const mtt_tensor *qkv, const mtt_tensor *out,
-                                       const mtt_tensor *lse, const mtt_tensor *control)
-{
-    const mtt_shape *d = op->shape;
-    mtt__flash f = {};
-    f.qkv = qkv->data, f.out = out->data, f.lse = (float *)lse->data;
-    f.view = mtt_qkv_of(d);
-    f.seq_len = d->seq_len, f.width = (int64_t)d->heads * d->head_dim, f.tokens = d->rows;
-    f.members = d->heads / d->heads_kv;
-    f.window = d->window < d->seq_len ? d->window : 0;
-    f.head_count = d->batch * d->heads;
-    f.scale = mtt__head_scale(op), f.scale_log2 = f.scale * 1.4426950408889634f;
-    f.dropout = mtt__dropout_of(op, control);
-    f.gradient_scale = mtt__attends_one(d) ? 0.0f : f.scale * f.dropout.scale;
-    return f;
-}
-
-static mtt__flash mtt__flash_forward_arguments(const mtt_op *op)
-{
-    const mtt_flash *o = MTT_OPERANDS_OF(flash, op);
-    mtt__flash f = mtt__flash_arguments(op, o->qkv, o->out, o->lse, o->control);
-    f.out_8 = mtt__eight_of(o->out_8);
-    return f;
-}
-
-static mtt__flash mtt__flash_backward_arguments(const mtt_op *op)
-{
-    const mtt_flash_backward *o = MTT_OPERANDS_OF(flash_backward, op);
-    mtt__flash f = mtt__flash_arguments(op, o->qkv, o->out, o->lse, o->control);
-    f.d_out = o->d_out->data, f.d_qkv = o->d_qkv->data, f.d_qkv_t = mtt__at<uint8_t>(o->d_qkv_t);
-    return f;
-}
-
-static bool mtt__flash_takes(const mtt_shape *d)
-{
-    return d->head_dim >= 8 && d->head_dim <= 256 && d->head_dim % 8 == 0 && d->rows >= 1 &&
-           d->rows < (int64_t)1 << 31;
-}
-
-static mtt_status mtt__flash_refuse(mtt__cuda *c, const mtt_shape *d)
-{
-    return mtt__cuda_fail(c->env, MTT_E_ARGUMENT,
-                          "flash attention takes head widths of 8, 16, ... 256 and fewer than 2^31 tokens: "
-                          "width %d, %lld tokens",
-                          d->head_dim, (long long)d->rows);
-}
-
 /* Heads whose K and V stay in L2 together. */
 static int mtt__forward_group(const mtt__flash &f)
 {
@@ -5648,14 +5706,6 @@ template <typename E> static mtt_status mtt__flash_forward_of(mtt__cuda *c, cons
     if (D <= 128)                  MTT__RUN(128,    128,      32,        2, false,         2,    true);
                                    MTT__RUN(256,     64,      32,        1, false,         2,    true);
 #undef MTT__RUN
-}
-
-template <typename E> static mtt_status mtt__launch_stats(mtt__cuda *c, const mtt__flash &f)
-{
-    const int D = f.view.head_dim, log_lanes = D <= 32 ? 2 : D <= 64 ? 3 : D <= 128 ? 4 : 5;
-    const int64_t tiles = mtt__ceil_div(f.seq_len, 256 >> log_lanes);
-    return mtt__launch(c, "flash_backward", mtt_k_flash_stats<E>, (unsigned)(tiles * f.head_count), 256, f,
-                       log_lanes);
 }
 
 /* Heads that share keys can be taken one by one by a block, which keeps dK and dV in registers, or each by a
@@ -5744,1068 +5794,31 @@ static mtt_status mtt__flash_backward_of(mtt__cuda *c, const mtt_op *op, const m
 #undef MTT__RUN
 }
 
-template <int WIDTH, int TILE> static mtt_status mtt__launch_forward_exact(mtt__cuda *c, const mtt__flash &f)
+static mtt_status mtt__tensor_flash(mtt__cuda *c, const mtt_op *op)
 {
-    const size_t floats = (size_t)2 * TILE * (f.view.head_dim + 1) + TILE * (TILE + 1);
-    return mtt__launch_shared(c, "flash", mtt_k_flash_forward_exact<WIDTH, TILE>,
-                              mtt__blocks(f.seq_len, TILE) * f.head_count, 256, floats * sizeof(float), f);
-}
-
-/* Scratch: stats of a slice of heads of K, each with its heads of Q. */
-template <int WIDTH, int TILE>
-static mtt_status mtt__launch_backward_exact(mtt__cuda *c, const mtt_op *op, mtt__flash f)
-{
-    const size_t floats = (size_t)4 * TILE * (f.view.head_dim + 1) + 2 * TILE * (TILE + 1);
-    const size_t stats_bytes = f.members * (size_t)f.seq_len * sizeof(float2);
-    const size_t slice = op->workspace->bytes / stats_bytes;
-    const int heads = f.head_count / f.members;
-    void *scratch = NULL;
-    mtt_status status = mtt__scratch(c, op, stats_bytes, &scratch);
-    f.stats = (float2 *)scratch;
-    for (int first = 0, count; first < heads && status == MTT_OK; first += count) {
-        count = (size_t)(heads - first) < slice ? heads - first : (int)slice;
-        f.first_head = first * f.members, f.head_count = count * f.members;
-        const unsigned blocks = mtt__blocks(f.seq_len, TILE);
-        status = mtt__launch_stats<float>(c, f);
-        if (status == MTT_OK)
-            status = mtt__launch_shared(c, "flash_backward", mtt_k_flash_backward_exact<WIDTH, TILE, true>,
-                                        blocks * count, 256, floats * sizeof(float), f);
-        if (status == MTT_OK)
-            status = mtt__launch_shared(c, "flash_backward", mtt_k_flash_backward_exact<WIDTH, TILE, false>,
-                                        blocks * f.head_count, 256, floats * sizeof(float), f);
-    }
-    return status;
-}
-
-static mtt_status mtt__cuda_flash(mtt__cuda *c, const mtt_op *op)
-{
-    const mtt_dtype dtype = MTT_OPERANDS_OF(flash, op)->qkv->dtype;
     const mtt__flash f = mtt__flash_forward_arguments(op);
     if (!mtt__flash_takes(op->shape)) return mtt__flash_refuse(c, op->shape);
-    if (dtype == MTT_BF16_BITS) return mtt__flash_forward_of<__nv_bfloat16>(c, f);
-    if (dtype == MTT_F16_BITS) return mtt__flash_forward_of<__half>(c, f);
-    if (f.view.head_dim <= 64) return mtt__launch_forward_exact<64, 32>(c, f);
-    if (f.view.head_dim <= 128) return mtt__launch_forward_exact<128, 32>(c, f);
-    return mtt__launch_forward_exact<256, 32>(c, f);
+    if (MTT_OPERANDS_OF(flash, op)->qkv->dtype == MTT_F16_BITS) return mtt__flash_forward_of<__half>(c, f);
+    return mtt__flash_forward_of<__nv_bfloat16>(c, f);
 }
 
-static mtt_status mtt__cuda_flash_backward(mtt__cuda *c, const mtt_op *op)
+static mtt_status mtt__tensor_flash_backward(mtt__cuda *c, const mtt_op *op)
 {
-    const mtt_dtype dtype = MTT_OPERANDS_OF(flash_backward, op)->qkv->dtype;
     const mtt__flash f = mtt__flash_backward_arguments(op);
     if (!mtt__flash_takes(op->shape)) return mtt__flash_refuse(c, op->shape);
-    if (dtype == MTT_BF16_BITS) return mtt__flash_backward_of<__nv_bfloat16>(c, op, f);
-    if (dtype == MTT_F16_BITS) return mtt__flash_backward_of<__half>(c, op, f);
-    if (f.view.head_dim <= 64) return mtt__launch_backward_exact<64, 32>(c, op, f);
-    if (f.view.head_dim <= 128) return mtt__launch_backward_exact<128, 32>(c, op, f);
-    return mtt__launch_backward_exact<256, 16>(c, op, f);
+    if (MTT_OPERANDS_OF(flash_backward, op)->qkv->dtype == MTT_F16_BITS)
+        return mtt__flash_backward_of<__half>(c, op, f);
+    return mtt__flash_backward_of<__nv_bfloat16>(c, op, f);
 }
 
-/* ----------------------------------------------------------------------------------------------------------
-   >>ranks
-   -------------------------------------------------------------------------------------------------------- */
-
-/* GPUs of one host copy from each other's memory. If they cannot, or if there are several hosts, NCCL moves
-   the bytes. Both work in a stream of their own, `wires`, which waits for other ranks without a limit. So the
-   host watches the ranks' sockets, and ends these waits if a rank is lost: see mtt__wait_for_ranks. */
-
-/* An all-gather by the ranks' sockets. `all` has `bytes` for each rank; the caller has filled in its own. */
-static mtt_status mtt__exchange_all(mtt__cuda *c, void *all, size_t bytes)
+/* Which of an operation's functions is in this room, for 16-bit tensors; NULL = none. */
+static mtt__function mtt__tensor_function(const mtt_op *op)
 {
-    mtt_transfer *const list = (mtt_transfer *)mtt__host_alloc(c->env, (size_t)c->ranks * sizeof(*list));
-    char *const at = (char *)all;
-    mtt_status status;
-    int k = 0;
-    if (!list)
-        return mtt__cuda_fail(c->env, MTT_E_MEMORY, "out of host memory: no room for %d ranks", c->ranks);
-    for (int peer = 0; peer < c->ranks; peer++)
-        if (peer != c->rank)
-            list[k++] = {peer, at + (size_t)c->rank * bytes, bytes, at + (size_t)peer * bytes, bytes};
-    status = c->backend.exchange(c->backend.ranks, list, k);
-    mtt__host_free(c->env, list);
-    return status;
-}
-
-/* `wires` has the higher priority, because operations wait for transfers. */
-static mtt_status mtt__open_wires(mtt__cuda *c)
-{
-    int least = 0, greatest = 0;
-    cudaError_t error = cudaDeviceGetStreamPriorityRange(&least, &greatest);
-    if (!error) error = cudaStreamCreateWithPriority(&c->wires, cudaStreamNonBlocking, greatest);
-    if (!error) error = cudaEventCreateWithFlags(&c->ready, cudaEventDisableTiming);
-    if (!error) error = cudaEventCreateWithFlags(&c->arrived, cudaEventDisableTiming);
-    return mtt__checked(c, error, "opening it for several ranks");
-}
-
-/* ---- copies between GPUs of one host ---- */
-
-/* Copy engines move the bytes, so all multiprocessors stay free for operations. NCCL's kernels occupy some. A
-   product with one block for each multiprocessor then ends only after them.
-
-   Ranks signal each other by words in device memory. A word has one writer, which sets it to 1 in the memory
-   of its one reader. The reader waits for the 1 and sets the word back to 0, so that a captured graph can be
-   replayed. A transfer has a slot of two words for each pair of ranks:
-     READY  the writer's data is complete. A rank says it to all others. When all have said it, it copies.
-     TAKEN  the writer has copied. A rank waits for it before operations that may overwrite what it sent.
-   So transfers follow each other without waiting for TAKEN. A rank uses a slot again only after TAKEN of all
-   others. Each of them has then reset READY, which it saw before.
-
-   Updated weights arrive late: during the next forward pass, in which an operation waits only for its own
-   weights. A rank says UPDATED once, after all updates, because each wait for a word delays short kernels of
-   other streams by some 50 us. TAKEN is not needed. A rank says READY for its next transfer only after all
-   weights have arrived, and nobody updates weights before it has heard that READY. */
-enum { MTT__COPY_RANKS = 16, MTT__SLOTS = 32 };
-enum { MTT__READY = 0, MTT__TAKEN = MTT__SLOTS, MTT__UPDATED = 2 * MTT__SLOTS, MTT__WORDS };
-
-/* An address in the memory of a rank, as other processes can use it. */
-struct mtt__remote_address {
-    cudaIpcMemHandle_t block;
-    uint64_t offset;
-};
-
-/* A block of another rank that this process has mapped. */
-struct mtt__window {
-    mtt__window *next;
-    int peer;
-    cudaIpcMemHandle_t block;
-    char *data;
-};
-
-/* The source addresses of a list of transfers, found when the list first runs. */
-struct mtt__route {
-    mtt__route *next;
-    const mtt_transfer *transfers;
-    const char **from;
-};
-
-/* Weights of one all_gather, which arrive late. */
-struct mtt__late_weights {
-    mtt__late_weights *next;
-    const mtt_op *op; /* the all_gather, which another schedule may have freed */
-    cudaEvent_t arrived;
-    int waited;       /* 1 = `stream` already waits for `arrived` */
-    int count;
-    mtt_tensor *weights;
-};
-
-struct mtt__copies {
-    PFN_cuStreamBatchMemOp_v11070 run_words;
-    PFN_cuMemGetAddressRange_v3020 find_block;
-    uint32_t *words[MTT__COPY_RANKS]; /* of each reader, in its memory: [MTT__WORDS, writers] */
-    cudaStream_t signals;             /* says READY and UPDATED while `wires` still copies */
-    cudaEvent_t signalled;            /* `signals` has said all */
-    cudaStream_t rescue;              /* sets the words of a lost rank, so that waits for them end */
-    int shared;                       /* 1 = other ranks may have memory of this one open */
-    int open;                         /* slots in use: transfers whose TAKEN was not waited for */
-    mtt__late_weights *late;          /* the newest entry first */
-    int late_count;
-    mtt__window *windows;
-    mtt__route *routes;
-};
-
-/* The address of a word from rank `from` in the memory of rank `to`. */
-static CUdeviceptr mtt__word_at(const mtt__cuda *c, int word, int from, int to)
-{
-    return (CUdeviceptr)(c->copies->words[to] + word * c->ranks + from);
-}
-
-static const char MTT__BY_NCCL[] = "Set the policy's nccl (--nccl), so that NCCL moves the bytes";
-
-/* The driver's errors have other names than those of CUDA's runtime. */
-static mtt_status mtt__driver_checked(mtt__cuda *c, CUresult result, const char *what)
-{
-    const char *name = NULL;
-    void *find = NULL;
-    cudaDriverEntryPointQueryResult found;
-    if (result == CUDA_SUCCESS) return MTT_OK;
-    cudaGetDriverEntryPointByVersion("cuGetErrorName", &find, 6000, cudaEnableDefault, &found);
-    if (find) ((PFN_cuGetErrorName_v6000)find)(result, &name);
-    return mtt__cuda_fail(c->env, MTT_E_DEVICE, "CUDA device %d, %s: the driver's error %d (%s). %s",
-                          c->device, what, (int)result, name ? name : "unknown", MTT__BY_NCCL);
-}
-
-/* Says a word to all other ranks. */
-static mtt_status mtt__tell(mtt__cuda *c, cudaStream_t stream, int word)
-{
-    CUstreamBatchMemOpParams list[MTT__COPY_RANKS] = {};
-    unsigned k = 0;
-    for (int peer = 0; peer < c->ranks; peer++) {
-        if (peer == c->rank) continue;
-        auto &write = list[k++].writeValue;
-        write.operation = CU_STREAM_MEM_OP_WRITE_VALUE_32;
-        write.address = mtt__word_at(c, word, c->rank, peer);
-        write.value = 1;
-    }
-    return mtt__driver_checked(c, c->copies->run_words(stream, k, list, 0), "telling other ranks");
-}
-
-/* Waits in `wires` until all other ranks have said a word. */
-static mtt_status mtt__hear(mtt__cuda *c, int word)
-{
-    CUstreamBatchMemOpParams list[2 * MTT__COPY_RANKS] = {};
-    unsigned k = 0;
-    for (int peer = 0; peer < c->ranks; peer++) {
-        if (peer == c->rank) continue;
-        auto &wait = list[k++].waitValue;
-        auto &write = list[k++].writeValue;
-        wait.operation = CU_STREAM_MEM_OP_WAIT_VALUE_32;
-        write.operation = CU_STREAM_MEM_OP_WRITE_VALUE_32;
-        write.address = wait.address = mtt__word_at(c, word, peer, c->rank);
-        wait.value = 1;
-        wait.flags = CU_STREAM_WAIT_VALUE_GEQ;
-    }
-    return mtt__driver_checked(c, c->copies->run_words(c->wires, k, list, 0), "hearing other ranks");
-}
-
-static mtt_status mtt__open_window(mtt__cuda *c, int peer, const cudaIpcMemHandle_t *block, char **data)
-{
-    mtt__window *w = c->copies->windows;
-    void *opened = NULL;
-    mtt_status status;
-    while (w && (w->peer != peer || memcmp(&w->block, block, sizeof(*block)))) w = w->next;
-    if (!w) {
-        status = mtt__checked(c, cudaIpcOpenMemHandle(&opened, *block, cudaIpcMemLazyEnablePeerAccess),
-                              "opening the memory of another rank", MTT__BY_NCCL);
-        if (status != MTT_OK) return status;
-        w = (mtt__window *)mtt__host_alloc(c->env, sizeof(*w));
-        if (!w) {
-            cudaIpcCloseMemHandle(opened);
-            return mtt__cuda_fail(c->env, MTT_E_MEMORY, "out of host memory: %zu bytes", sizeof(*w));
-        }
-        *w = {c->copies->windows, peer, *block, (char *)opened};
-        c->copies->windows = w;
-    }
-    *data = w->data;
-    return MTT_OK;
-}
-
-/* Describes an address for other ranks. */
-static mtt_status mtt__remote_address_of(mtt__cuda *c, const void *at, mtt__remote_address *place)
-{
-    CUdeviceptr base = 0;
-    const CUresult found = c->copies->find_block(&base, NULL, (CUdeviceptr)at);
-    place->offset = (CUdeviceptr)at - base;
-    if (found != CUDA_SUCCESS) return mtt__driver_checked(c, found, "finding memory to share");
-    return mtt__checked(c, cudaIpcGetMemHandle(&place->block, (void *)base), "sharing memory", MTT__BY_NCCL);
-}
-
-/* Exchanges source addresses with the other ranks, whose lists of transfers match this one. */
-static mtt_status mtt__make_route(mtt__cuda *c, const mtt_transfer *transfers, int count, mtt__route **made)
-{
-    const size_t n = (size_t)count;
-    const size_t bytes = 2 * n * sizeof(mtt__remote_address) + 1;
-    mtt__remote_address *const places = (mtt__remote_address *)mtt__host_alloc(c->env, bytes);
-    mtt_transfer *const list = (mtt_transfer *)mtt__host_alloc(c->env, n * sizeof(*list) + 1);
-    mtt__route *const route = (mtt__route *)mtt__host_alloc(c->env, sizeof(*route) + n * sizeof(char *));
-    mtt_status status = MTT_OK;
-    if (!places || !list || !route)
-        status = mtt__cuda_fail(c->env, MTT_E_MEMORY, "out of host memory: no room for %d transfers", count);
-    for (int i = 0; i < count && status == MTT_OK; i++) {
-        list[i] = {transfers[i].peer, &places[i], sizeof(*places), &places[n + i], sizeof(*places)};
-        if (transfers[i].send_bytes) status = mtt__remote_address_of(c, transfers[i].send, &places[i]);
-    }
-    if (status == MTT_OK) status = c->backend.exchange(c->backend.ranks, list, count);
-    if (status == MTT_OK) route->from = (const char **)(route + 1);
-    for (int i = 0; i < count && status == MTT_OK; i++) {
-        char *block = NULL;
-        if (!transfers[i].receive_bytes) continue;
-        status = mtt__open_window(c, transfers[i].peer, &places[n + i].block, &block);
-        route->from[i] = block + places[n + i].offset;
-    }
-    if (status == MTT_OK) {
-        route->transfers = transfers;
-        route->next = c->copies->routes;
-        *made = c->copies->routes = route;
-    } else mtt__host_free(c->env, route);
-    mtt__host_free(c->env, places);
-    mtt__host_free(c->env, list);
-    return status;
-}
-
-/* Waits in `wires` until the others have copied all that this rank has sent. Frees all slots. */
-static mtt_status mtt__end_copies(mtt__cuda *c)
-{
-    mtt__copies *const x = c->copies;
-    cudaError_t error = cudaEventRecord(x->signalled, x->signals);
-    if (!error) error = cudaStreamWaitEvent(c->wires, x->signalled, 0);
-    mtt_status status = mtt__checked(c, error, "telling other ranks");
-    for (int slot = 0; slot < x->open && status == MTT_OK; slot++) status = mtt__hear(c, MTT__TAKEN + slot);
-    x->open = 0;
-    return status;
-}
-
-/* After event `ready`, says a word to all other ranks. `wires` waits until they have said it, too. */
-static mtt_status mtt__meet(mtt__cuda *c, int word)
-{
-    cudaError_t error = cudaStreamWaitEvent(c->copies->signals, c->ready, 0);
-    mtt_status status = mtt__checked(c, error, "telling other ranks");
-    if (status == MTT_OK) status = mtt__tell(c, c->copies->signals, word);
-    return status == MTT_OK ? mtt__hear(c, word) : status;
-}
-
-static mtt_status mtt__find_route(mtt__cuda *c, const mtt_transfer *transfers, int count, mtt__route **route)
-{
-    mtt__route *known = c->copies->routes;
-    while (known && known->transfers != transfers) known = known->next;
-    *route = known;
-    return known ? MTT_OK : mtt__make_route(c, transfers, count, route);
-}
-
-static mtt_status mtt__copy_list(mtt__cuda *c, const mtt_transfer *transfers, int count)
-{
-    mtt__route *route = NULL;
-    mtt_status status = mtt__find_route(c, transfers, count, &route);
-    for (int i = 0; i < count && status == MTT_OK; i++) {
-        const mtt_transfer *const t = &transfers[i];
-        if (!t->receive_bytes) continue;
-        cudaError_t error = cudaMemcpyAsync(t->receive, route->from[i], t->receive_bytes, cudaMemcpyDefault,
-                                            c->wires);
-        status = mtt__checked(c, error, "copying from another rank", MTT__BY_NCCL);
-    }
-    return status;
-}
-
-static mtt_status mtt__copy_all(mtt__cuda *c, const mtt_transfer *transfers, int count)
-{
-    mtt__copies *const x = c->copies;
-    mtt_status status = MTT_OK;
-    if (x->open == MTT__SLOTS) { /* READY of a slot is said again only after the others' TAKEN */
-        status = mtt__end_copies(c);
-        cudaError_t error = cudaEventRecord(c->ready, c->wires);
-        if (status == MTT_OK) status = mtt__checked(c, error, "waiting for other ranks");
-    }
-    if (status == MTT_OK) status = mtt__meet(c, MTT__READY + x->open);
-    if (status == MTT_OK) status = mtt__copy_list(c, transfers, count);
-    return status == MTT_OK ? mtt__tell(c, c->wires, MTT__TAKEN + x->open++) : status;
-}
-
-/* The entry of an all_gather's weights, which is made at the first call. */
-static mtt_status mtt__find_late(mtt__cuda *c, const mtt_op *op, mtt__late_weights **found)
-{
-    mtt__copies *const x = c->copies;
-    mtt__late_weights *late = x->late;
-    cudaError_t error;
-    while (late && late->op != op) late = late->next;
-    if (!late) {
-        const size_t bytes = sizeof(*late) + (size_t)op->parameters * sizeof(*late->weights);
-        late = (mtt__late_weights *)mtt__host_alloc(c->env, bytes);
-        if (!late) return mtt__cuda_fail(c->env, MTT_E_MEMORY, "out of host memory: %zu bytes", bytes);
-        error = cudaEventCreateWithFlags(&late->arrived, cudaEventDisableTiming);
-        late->next = x->late, late->op = op, late->count = op->parameters;
-        late->weights = (mtt_tensor *)(late + 1);
-        for (int p = 0; p < op->parameters; p++) late->weights[p] = *op->weights[p];
-        x->late = late;
-        x->late_count++;
-        if (error) return mtt__checked(c, error, "gathering weights");
-    }
-    *found = late;
-    return MTT_OK;
-}
-
-static int mtt__has_late(const mtt_op *op, const mtt__late_weights *w)
-{
-    for (int i = 0; i < op->inputs + op->outputs; i++)
-        for (int p = 0; p < w->count && op->operands[i]; p++)
-            if (op->operands[i]->data == w->weights[p].data) return 1;
-    return 0;
-}
-
-/* Whether an address lies in weights that arrive late. */
-static int mtt__is_late(const mtt__cuda *c, const void *at)
-{
-    for (const mtt__late_weights *w = c->copies ? c->copies->late : NULL; w; w = w->next)
-        for (const mtt_tensor *t = w->weights; t < w->weights + w->count; t++)
-            if ((uintptr_t)at - (uintptr_t)t->data < t->bytes) return 1;
-    return 0;
-}
-
-/* Lets `stream` wait for the late weights that an operation uses. Transfers wait for all, as does NULL. */
-static mtt_status mtt__await_weights(mtt__cuda *c, const mtt_op *op)
-{
-    cudaError_t error = cudaSuccess;
-    for (mtt__late_weights *w = c->copies ? c->copies->late : NULL; w && !error; w = w->next) {
-        if (w->waited || (op && !mtt__is_transfer(op) && !mtt__has_late(op, w))) continue;
-        w->waited = 1;
-        error = cudaStreamWaitEvent(c->stream, w->arrived, c->capturing ? cudaEventWaitExternal : 0);
-    }
-    return mtt__checked(c, error, "waiting for weights");
-}
-
-/* Operations wait again for all late weights. Returns the number of all_gathers that bring them. */
-static int mtt__forget_waits(mtt__cuda *c)
-{
-    if (!c->copies) return 0;
-    for (mtt__late_weights *w = c->copies->late; w; w = w->next) w->waited = 0;
-    return c->copies->late_count;
-}
-
-/* Frees routes, and the blocks that were mapped for them. */
-static void mtt__forget_routes(mtt__cuda *c)
-{
-    mtt__copies *const x = c->copies;
-    while (mtt__window *const w = x->windows) {
-        x->windows = w->next;
-        cudaIpcCloseMemHandle(w->data);
-        mtt__host_free(c->env, w);
-    }
-    while (mtt__route *const r = x->routes) {
-        x->routes = r->next;
-        mtt__host_free(c->env, r);
-    }
-}
-
-/* Unmaps other ranks' memory, and waits until they have unmapped this one's. CUDA does not allow a block to
-   be freed before that. If a rank is lost, this one waits for nobody. */
-static void mtt__end_sharing(mtt__cuda *c)
-{
-    mtt__copies *const x = c->copies;
-    char closed[MTT__COPY_RANKS];
-    if (!x || !x->shared) return;
-    x->shared = 0;
-    mtt__forget_routes(c);
-    for (int peer = 0; peer < c->ranks; peer++)
-        if (peer != c->rank && x->words[peer]) cudaIpcCloseMemHandle(x->words[peer]);
-    cudaGetLastError();
-    memset(closed, 1, sizeof(closed));
-    if (!c->lost) mtt__exchange_all(c, closed, 1);
-}
-
-static void mtt__close_copies(mtt__cuda *c)
-{
-    mtt__copies *const x = c->copies;
-    if (!x) return;
-    mtt__end_sharing(c);
-    if (x->signals) cudaStreamDestroy(x->signals);
-    if (x->signalled) cudaEventDestroy(x->signalled);
-    if (x->rescue) cudaStreamDestroy(x->rescue);
-    cudaFree(x->words[c->rank]);
-    cudaGetLastError();
-    mtt__host_free(c->env, x);
-    c->copies = NULL;
-}
-
-/* What each rank tells the others about copies. */
-struct mtt__offer {
-    char host[64];             /* Linux's boot id, which no two hosts share; empty: unknown */
-    cudaIpcMemHandle_t words;  /* its own */
-    int able;                  /* 1 = it can copy, as far as it knows */
-};
-
-/* Makes the words of this rank, and finds the driver's functions. */
-static void mtt__offer_copies(mtt__cuda *c, int nccl, mtt__offer *own)
-{
-    mtt__copies *const x = c->copies;
-    const size_t bytes = sizeof(uint32_t) * MTT__WORDS * (size_t)c->ranks;
-    cudaDriverEntryPointQueryResult found;
-    FILE *const file = fopen("/proc/sys/kernel/random/boot_id", "r");
-    void *words = NULL, *run_words = NULL, *find_block = NULL;
-    if (file) own->host[fread(own->host, 1, sizeof(own->host) - 1, file)] = 0, fclose(file);
-    cudaError_t error = cudaGetDriverEntryPointByVersion("cuStreamBatchMemOp", &run_words, 11070,
-                                                         cudaEnableDefault, &found);
-    if (!error)
-        error = cudaGetDriverEntryPointByVersion("cuMemGetAddressRange", &find_block, 3020, cudaEnableDefault,
-                                                 &found);
-    if (!error) error = cudaStreamCreateWithFlags(&x->rescue, cudaStreamNonBlocking);
-    if (!error) error = cudaStreamCreateWithFlags(&x->signals, cudaStreamNonBlocking);
-    if (!error) error = cudaEventCreateWithFlags(&x->signalled, cudaEventDisableTiming);
-    if (!error) error = cudaMalloc(&words, bytes);
-    x->run_words = (PFN_cuStreamBatchMemOp_v11070)run_words;
-    x->find_block = (PFN_cuMemGetAddressRange_v3020)find_block;
-    x->words[c->rank] = (uint32_t *)words;
-    if (!error) error = cudaMemsetAsync(words, 0, bytes, x->rescue);
-    if (!error) error = cudaStreamSynchronize(x->rescue);
-    if (!error) error = cudaIpcGetMemHandle(&own->words, words);
-    own->able = !error && run_words && find_block && *own->host && !c->backend.device_alloc && !nccl;
-}
-
-/* Leaves c->copies NULL unless all ranks are on one host, can map each other's memory, and do not ask for
-   NCCL. Memory of a caller's own allocator is not tried: it may be of a kind that cannot be shared. */
-static mtt_status mtt__open_copies(mtt__cuda *c, int nccl)
-{
-    mtt__offer offers[MTT__COPY_RANKS] = {}, *const own = &offers[c->rank];
-    char able[MTT__COPY_RANKS] = {};
-    mtt_status status;
-    if (c->ranks > MTT__COPY_RANKS) return MTT_OK;
-    c->copies = (mtt__copies *)mtt__host_alloc(c->env, sizeof(*c->copies));
-    if (!c->copies) return mtt__cuda_fail(c->env, MTT_E_MEMORY, "out of host memory: no room for copies");
-    mtt__offer_copies(c, nccl, own);
-    status = mtt__exchange_all(c, offers, sizeof(*offers));
-    c->copies->shared = status == MTT_OK;
-    able[c->rank] = 1;
-    for (int i = 0; i < c->ranks && status == MTT_OK && able[c->rank]; i++) {
-        void *words = NULL;
-        int right = offers[i].able && !memcmp(offers[i].host, own->host, sizeof(own->host));
-        if (right && i != c->rank) {
-            right = !cudaIpcOpenMemHandle(&words, offers[i].words, cudaIpcMemLazyEnablePeerAccess);
-            c->copies->words[i] = (uint32_t *)words;
-        }
-        able[c->rank] = (char)right;
-    }
-    cudaGetLastError(); /* what failed is no fault of later operations */
-    if (status == MTT_OK) status = mtt__exchange_all(c, able, 1);
-    if (status != MTT_OK || memchr(able, 0, (size_t)c->ranks)) mtt__close_copies(c);
-    return status;
-}
-
-/* ---- NCCL ---- */
-
-/* NCCL's functions are found when the program runs, so a build needs no NCCL. They return 0, or a number that
-   error_string explains. */
-struct mtt__nccl_id {
-    char bytes[128];
-};
-
-struct mtt__nccl {
-    void *library, *comm;
-    const char *(*error_string)(int result);
-    int (*make_id)(mtt__nccl_id *id);
-    int (*join)(void **comm, int ranks, mtt__nccl_id id, int rank);
-    int (*leave)(void *comm);
-    int (*abort)(void *comm);
-    int (*state)(void *comm, int *result);
-    int (*begin)(void);
-    int (*end)(void);
-    int (*send)(const void *data, size_t count, int type, int peer, void *comm, cudaStream_t stream);
-    int (*receive)(void *data, size_t count, int type, int peer, void *comm, cudaStream_t stream);
-};
-enum { MTT__NCCL_BYTE = 1, MTT__NCCL_IN_PROGRESS = 7 };
-
-static mtt_status mtt__nccl_checked(mtt__cuda *c, int result, const char *what)
-{
-    if (!result) return MTT_OK;
-    return mtt__cuda_fail(c->env, MTT_E_DEVICE,
-                          "NCCL, %s: %s. Each rank needs a GPU of its own", what,
-                          c->nccl->error_string(result));
-}
-
-/* Loads NCCL. NCCL_NVLS_ENABLE=0 saves the memory that it sets aside for NVLink multicast, which sends and
-   receives do not use. */
-static mtt_status mtt__find_nccl(mtt__cuda *c, mtt__nccl *n)
-{
-    const struct {
-        const char *name;
-        void *function;
-    } functions[] = {
-        {"ncclGetErrorString", &n->error_string}, {"ncclGetUniqueId", &n->make_id},
-        {"ncclCommInitRank", &n->join},           {"ncclCommDestroy", &n->leave},
-        {"ncclCommAbort", &n->abort},             {"ncclCommGetAsyncError", &n->state},
-        {"ncclGroupStart", &n->begin},            {"ncclGroupEnd", &n->end},
-        {"ncclSend", &n->send},                   {"ncclRecv", &n->receive}};
-    setenv("NCCL_NVLS_ENABLE", "0", 0);
-    n->library = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
-    if (!n->library)
-        return mtt__cuda_fail(c->env, MTT_E_DEVICE,
-                              "GPUs that cannot copy from each other's memory need NCCL, but %s: install "
-                              "libnccl2, or nvidia-nccl-cu12 with pip, and set LD_LIBRARY_PATH to the folder "
-                              "of libnccl.so.2", dlerror());
-    for (const auto &f : functions) {
-        void *const found = dlsym(n->library, f.name);
-        if (!found)
-            return mtt__cuda_fail(c->env, MTT_E_DEVICE, "libnccl.so.2 has no %s: install NCCL 2.7 or later",
-                                  f.name);
-        memcpy(f.function, &found, sizeof(found));
-    }
-    return MTT_OK;
-}
-
-/* All ranks exchange identifiers and use that of rank 0. So all have come this far before any waits inside
-   NCCL, where a rank that has failed would not be noticed. */
-static mtt_status mtt__open_nccl(mtt__cuda *c)
-{
-    mtt__nccl_id *const ids = (mtt__nccl_id *)mtt__host_alloc(c->env, (size_t)c->ranks * sizeof(*ids));
-    mtt__nccl *const n = c->nccl = (mtt__nccl *)mtt__host_alloc(c->env, sizeof(*n));
-    mtt_status status = MTT_OK;
-    if (!ids || !n) status = mtt__cuda_fail(c->env, MTT_E_MEMORY, "out of host memory: no room for NCCL");
-    if (status == MTT_OK) status = mtt__find_nccl(c, n);
-    if (status == MTT_OK && c->rank == 0)
-        status = mtt__nccl_checked(c, n->make_id(&ids[0]), "making an identifier");
-    if (status == MTT_OK) status = mtt__exchange_all(c, ids, sizeof(*ids));
-    if (status == MTT_OK)
-        status = mtt__nccl_checked(c, n->join(&n->comm, c->ranks, ids[0], c->rank), "connecting the ranks");
-    mtt__host_free(c->env, ids);
-    return status;
-}
-
-static mtt_status mtt__send_all(mtt__cuda *c, const mtt_transfer *transfers, int count)
-{
-    const mtt__nccl *const n = c->nccl;
-    int result = n->begin(), last;
-    for (const mtt_transfer *t = transfers; t < transfers + count && !result; t++) {
-        if (t->send_bytes)
-            result = n->send(t->send, t->send_bytes, MTT__NCCL_BYTE, t->peer, n->comm, c->wires);
-        if (t->receive_bytes && !result)
-            result = n->receive(t->receive, t->receive_bytes, MTT__NCCL_BYTE, t->peer, n->comm, c->wires);
-    }
-    last = n->end();
-    return mtt__nccl_checked(c, result ? result : last, "sending and receiving");
-}
-
-/* ---- either way ---- */
-
-/* Lets `wires` wait for all operations so far. */
-static mtt_status mtt__follow(mtt__cuda *c)
-{
-    cudaError_t error = cudaEventRecord(c->ready, c->stream);
-    if (!error) error = cudaStreamWaitEvent(c->wires, c->ready, 0);
-    if (error) return mtt__checked(c, error, "starting transfers");
-    if (c->lost) return mtt__cuda_fail(c->env, MTT_E_RANK, "another rank is lost: no transfers");
-    return MTT_OK;
-}
-
-/* Starts transfers. They begin when all operations so far have ended. */
-static mtt_status mtt__start_transfers(mtt__cuda *c, const mtt_transfer *transfers, int count)
-{
-    mtt_status status = mtt__follow(c);
-    if (status != MTT_OK) return status;
-    c->travelling = 1;
-    return c->copies ? mtt__copy_all(c, transfers, count) : mtt__send_all(c, transfers, count);
-}
-
-static int mtt__gathers_late(const mtt__cuda *c, const mtt_op *op)
-{
-    return c->copies && op->kind == MTT_OP_all_gather && op->weights;
-}
-
-/* Starts all late gathers of a list of operations. */
-static mtt_status mtt__gather_weights(mtt__cuda *c, const mtt_op *ops, int count)
-{
-    mtt_status status = mtt__follow(c);
-    if (status == MTT_OK) status = mtt__meet(c, MTT__UPDATED);
-    for (int i = 0; i < count && status == MTT_OK; i++) {
-        mtt__late_weights *late = NULL;
-        if (!mtt__gathers_late(c, &ops[i])) continue;
-        status = mtt__find_late(c, &ops[i], &late);
-        if (status == MTT_OK) status = mtt__copy_list(c, ops[i].transfers, ops[i].transfer_count);
-        if (status != MTT_OK) break;
-        late->waited = 0;
-        status = mtt__checked(c, cudaEventRecord(late->arrived, c->wires), "gathering weights");
-    }
-    if (status != MTT_OK) c->travelling = 1; /* mtt__join_transfers then waits for those that have begun */
-    return status;
-}
-
-/* Lets operations from now on wait for all transfers, but not for late weights. */
-static mtt_status mtt__join_transfers(mtt__cuda *c)
-{
-    if (!c->travelling) return MTT_OK;
-    c->travelling = 0;
-    mtt_status status = c->copies ? mtt__end_copies(c) : MTT_OK;
-    cudaError_t error = cudaEventRecord(c->arrived, c->wires);
-    if (!error) error = cudaStreamWaitEvent(c->stream, c->arrived, 0);
-    return status != MTT_OK ? status : mtt__checked(c, error, "waiting for transfers");
-}
-
-/* A rank is lost: ends all waits for it. Each wait resets its word, so words are set again until no stream is
-   left waiting. */
-static void mtt__abandon(mtt__cuda *c)
-{
-    c->lost = 1;
-    if (c->nccl && c->nccl->comm) c->nccl->abort(c->nccl->comm), c->nccl->comm = NULL;
-    while (c->copies && (cudaStreamQuery(c->wires) == cudaErrorNotReady ||
-                         cudaStreamQuery(c->stream) == cudaErrorNotReady)) {
-        mtt__copies *const x = c->copies;
-        const size_t bytes = sizeof(uint32_t) * MTT__WORDS * (size_t)c->ranks;
-        if (cudaMemsetAsync(x->words[c->rank], 1, bytes, x->rescue)) break;
-        cudaStreamSynchronize(x->rescue);
-    }
-}
-
-/* Waits for all that was run, while the other ranks live. */
-static mtt_status mtt__wait_for_ranks(mtt__cuda *c)
-{
-    const timespec pause = {0, 100000};
-    mtt_status status = MTT_OK;
-    cudaError_t error;
-    int64_t turns;
-    for (turns = 0; (error = cudaStreamQuery(c->stream)) == cudaErrorNotReady; turns++) {
-        int result = 0;
-        if (turns > 20000) nanosleep(&pause, NULL); /* busy waiting covers a short step */
-        if (turns && turns % (turns > 20000 ? 10 : 500)) continue;
-        status = c->backend.watch(c->backend.ranks, turns == 0);
-        if (status == MTT_OK && c->nccl && c->nccl->comm) c->nccl->state(c->nccl->comm, &result);
-        if (result && result != MTT__NCCL_IN_PROGRESS)
-            status = mtt__nccl_checked(c, result, "sending and receiving");
-        if (status == MTT_OK) continue;
-        mtt__abandon(c);
-        cudaStreamSynchronize(c->stream);
-        break;
-    }
-    cudaGetLastError(); /* "not ready" is none */
-    c->expecting = 0;
-    return status != MTT_OK ? status : mtt__checked(c, error, "waiting for operations");
-}
-
-/* Sends a byte to all ranks and checks what arrives. NCCL takes memory for a connection at its first use: it
-   does so here, before free memory is measured. */
-static mtt_status mtt__try_transfers(mtt__cuda *c)
-{
-    const size_t ranks = (size_t)c->ranks;
-    mtt_transfer *const list = (mtt_transfer *)mtt__host_alloc(c->env, ranks * (sizeof(*list) + 1));
-    char *bytes = NULL, *const arrived = (char *)(list + ranks);
-    int k = 0;
-    mtt_status joined, ended;
-    mtt_status status = mtt__checked(c, cudaMalloc((void **)&bytes, 2 * ranks), "taking memory");
-    if (!list) status = mtt__cuda_fail(c->env, MTT_E_MEMORY, "out of host memory: %d ranks", c->ranks);
-    if (status == MTT_OK)
-        status = mtt__checked(c, cudaMemsetAsync(bytes, c->rank, 2 * ranks, c->stream), "writing memory");
-    for (int peer = 0; peer < c->ranks && status == MTT_OK; peer++)
-        if (peer != c->rank) list[k++] = {peer, bytes + peer, 1, bytes + ranks + peer, 1};
-    if (status == MTT_OK) status = mtt__start_transfers(c, list, k);
-    joined = mtt__join_transfers(c); /* after a failure, too: cudaFree waits for what has begun, for ever */
-    ended = mtt__wait_for_ranks(c);
-    if (status == MTT_OK) status = joined != MTT_OK ? joined : ended;
-    if (status == MTT_OK)
-        status = mtt__checked(c, cudaMemcpyAsync(arrived, bytes + ranks, ranks, cudaMemcpyDeviceToHost,
-                                                 c->stream), "reading memory");
-    if (status == MTT_OK) status = mtt__checked(c, cudaStreamSynchronize(c->stream), "reading memory");
-    for (int peer = 0; peer < c->ranks && status == MTT_OK; peer++)
-        if (arrived[peer] != (char)peer)
-            status = mtt__cuda_fail(c->env, MTT_E_DEVICE,
-                                    "what rank %d sends arrives changed: transfers between these GPUs do not "
-                                    "work%s", peer, c->copies ? "; set the policy's nccl (--nccl)" : "");
-    if (c->copies) mtt__forget_routes(c);
-    if (c->copies && status == MTT_OK) status = mtt__exchange_all(c, arrived, 1);
-    cudaFree(bytes); /* all have closed it */
-    mtt__host_free(c->env, list);
-    return status;
-}
-
-static mtt_status mtt__join_ranks(mtt__cuda *c, const mtt_policy *policy)
-{
-    mtt_status status;
-    c->rank = policy->rank;
-    c->ranks = policy->ranks;
-    if (c->ranks == 1) return MTT_OK;
-    if (!c->backend.exchange || !c->backend.watch)
-        return mtt__cuda_fail(c->env, MTT_E_ARGUMENT, "several ranks need the backend's exchange and watch");
-    status = mtt__open_wires(c);
-    if (status == MTT_OK) status = mtt__open_copies(c, policy->nccl);
-    if (status == MTT_OK && !c->copies) status = mtt__open_nccl(c);
-    return status == MTT_OK ? mtt__try_transfers(c) : status;
-}
-
-static void mtt__leave_ranks(mtt__cuda *c)
-{
-    mtt__nccl *const n = c->nccl;
-    if (n && n->comm) (c->lost || c->backend.watch(c->backend.ranks, 1) ? n->abort : n->leave)(n->comm);
-    mtt__close_copies(c);
-    if (c->arrived) cudaEventDestroy(c->arrived);
-    if (c->ready) cudaEventDestroy(c->ready);
-    if (c->wires) cudaStreamDestroy(c->wires);
-    mtt__host_free(c->env, c->nccl); /* the library stays: its threads may still run */
-}
-
-static mtt_status mtt__cuda_all_to_all(mtt__cuda *c, const mtt_op *op)
-{
-    return mtt__start_transfers(c, op->transfers, op->transfer_count);
-}
-
-static mtt_status mtt__cuda_all_gather(mtt__cuda *c, const mtt_op *op)
-{
-    return mtt__start_transfers(c, op->transfers, op->transfer_count);
-}
-
-/* ----------------------------------------------------------------------------------------------------------
-   >>backend
-   -------------------------------------------------------------------------------------------------------- */
-
-#define MTT__CUDA_FUNCTION(name, inputs, operands, flops, bytes, scratch) mtt__cuda_##name,
-static const mtt__function mtt__cuda_functions[] = {MTT_OPS(MTT__CUDA_FUNCTION)};
-
-/* Waits for all that was run. The staging buffer is empty then; after a failure copies may still use it. */
-static mtt_status mtt__wait(mtt__cuda *c)
-{
-    mtt_status status = mtt__await_weights(c, NULL);
-    if (status == MTT_OK && c->expecting) status = mtt__wait_for_ranks(c);
-    else if (status == MTT_OK)
-        status = mtt__checked(c, cudaStreamSynchronize(c->stream), "waiting for operations");
-    if (status == MTT_OK) c->staging_used = 0;
-    return status;
-}
-
-/* Graphs, late weights and routes are found by the addresses of a schedule's lists. */
-static void mtt__forget_schedule(mtt__cuda *c)
-{
-    mtt__copies *const x = c->copies;
-    for (int i = 0; i < c->graph_count; i++)
-        if (c->graphs[i].exec) cudaGraphExecDestroy(c->graphs[i].exec);
-    memset(c->graphs, 0, sizeof(c->graphs));
-    c->graph_count = 0;
-    if (!x) return;
-    while (mtt__late_weights *const w = x->late) {
-        x->late = w->next;
-        cudaEventDestroy(w->arrived);
-        mtt__host_free(c->env, w);
-    }
-    x->late_count = 0;
-    mtt__forget_routes(c);
-}
-
-static void mtt__cuda_close(void *context)
-{
-    mtt__cuda *c = (mtt__cuda *)context;
-    mtt_env *env = c->env;
-    cudaSetDevice(c->device);
-    if (c->stream) mtt__wait(c);
-    mtt__forget_schedule(c);
-    mtt__leave_ranks(c);
-    mtt__forget_plans(c);
-    mtt__host_free(env, c->plans);
-    if (c->blas) cublasLtDestroy(c->blas);
-    if (c->staging) cudaFreeHost(c->staging);
-    if (c->stream && !c->backend.stream) cudaStreamDestroy(c->stream);
-    cudaGetLastError();
-    mtt__host_free(env, c);
-}
-
-static mtt_status mtt__open_device(mtt__cuda *c)
-{
-    int major = 0, minor = 0;
-    cudaError_t error = cudaSetDevice(c->device);
-    if (!error) error = cudaDeviceGetAttribute(&c->processors, cudaDevAttrMultiProcessorCount, c->device);
-    if (!error)
-        error = cudaDeviceGetAttribute(&c->shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, c->device);
-    if (!error) error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, c->device);
-    if (!error) error = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, c->device);
-    if (!error && c->precision == MTT_FP8 && 10 * major + minor < 89)
-        return mtt__cuda_fail(c->env, MTT_E_ARGUMENT,
-                              "precision fp8 needs compute capability 8.9 (Ada, Hopper) or later, CUDA "
-                              "device %d has %d.%d: take bf16", c->device, major, minor);
-    if (!error && !c->stream) error = cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking);
-    if (!error) error = cudaMallocHost((void **)&c->staging, MTT__STAGING_BYTES);
-    return mtt__checked(c, error, "opening it");
-}
-
-static mtt_status mtt__cuda_open(mtt_env *env, const mtt_backend *backend, const mtt_policy *policy,
-                                 void **context)
-{
-    mtt__cuda *c = (mtt__cuda *)mtt__host_alloc(env, sizeof(*c));
-    mtt_status status = MTT_OK;
-    *context = NULL;
-    if (!c) return mtt__cuda_fail(env, MTT_E_MEMORY, "out of host memory: %zu bytes are needed", sizeof(*c));
-    c->env = env;
-    if (!backend->device_alloc != !backend->device_free)
-        status = mtt__cuda_fail(env, MTT_E_ARGUMENT, "device_alloc and device_free are set both or neither");
-    c->backend = *backend;
-    c->device = backend->index;
-    c->stream = (cudaStream_t)backend->stream;
-    c->precision = policy->precision;
-    c->plans = (mtt__product_plan *)mtt__host_alloc(env, MTT__PLANS * sizeof(*c->plans));
-    if (!c->plans)
-        status = mtt__cuda_fail(env, MTT_E_MEMORY, "out of host memory: no room for plans of products");
-    if (status == MTT_OK) status = mtt__open_device(c);
-    if (status == MTT_OK) status = mtt__find_hopper(c);
-    if (status == MTT_OK && cublasLtCreate(&c->blas) != CUBLAS_STATUS_SUCCESS) {
-        c->blas = NULL;
-        status = mtt__cuda_fail(env, MTT_E_DEVICE,
-                                "cuBLASLt could not start on CUDA device %d: is its memory full?", c->device);
-    }
-    if (status == MTT_OK) status = mtt__join_ranks(c, policy);
-    if (status == MTT_OK) *context = c;
-    else {
-        c->lost = 1; /* the others may be in the midst of opening: they are not waited for */
-        mtt__cuda_close(c);
-    }
-    return status;
-}
-
-static mtt_status mtt__cuda_memory(void *context, size_t *free_bytes, size_t *all_bytes)
-{
-    mtt__cuda *c = (mtt__cuda *)context;
-    mtt_status status = mtt__checked(c, cudaSetDevice(c->device), "selecting it");
-    *free_bytes = *all_bytes = 0;
-    if (status != MTT_OK) return status;
-    return mtt__checked(c, cudaMemGetInfo(free_bytes, all_bytes), "asking for its memory");
-}
-
-static mtt_status mtt__cuda_alloc(void *context, size_t bytes, void **block)
-{
-    mtt__cuda *c = (mtt__cuda *)context;
-    size_t free_bytes = 0, all_bytes = 0;
-    cudaError_t error = cudaSetDevice(c->device);
-    *block = NULL;
-    if (c->backend.device_alloc) {
-        *block = c->backend.device_alloc(c->backend.user, bytes);
-        error = *block ? cudaSuccess : cudaErrorMemoryAllocation;
-    } else if (error == cudaSuccess) error = cudaMalloc(block, bytes);
-    if (error == cudaSuccess && (uintptr_t)*block % 256 == 0) return MTT_OK;
-    if (error == cudaSuccess)
-        return mtt__cuda_fail(c->env, MTT_E_ARGUMENT,
-                              "device_alloc returned an address that is no multiple of 256: align it");
-    *block = NULL;
-    cudaGetLastError(); /* a failed allocation is no fault of later operations */
-    if (error != cudaErrorMemoryAllocation) return mtt__checked(c, error, "taking memory");
-    cudaMemGetInfo(&free_bytes, &all_bytes);
-    return mtt__cuda_fail(c->env, MTT_E_BUDGET, "CUDA device %d has %zu of %zu bytes free and %zu are needed",
-                          c->device, free_bytes, all_bytes, bytes);
-}
-
-static void mtt__cuda_release(void *context, void *block)
-{
-    mtt__cuda *c = (mtt__cuda *)context;
-    if (!block) return;
-    cudaSetDevice(c->device);
-    mtt__wait(c); /* the caller's allocator may hand it out again at once */
-    mtt__end_sharing(c);
-    if (c->backend.device_free) c->backend.device_free(c->backend.user, block);
-    else cudaFree(block);
-}
-
-static mtt_status mtt__cuda_upload(void *context, void *to, const void *from, size_t bytes)
-{
-    mtt__cuda *c = (mtt__cuda *)context;
-    mtt_status status = mtt__checked(c, cudaSetDevice(c->device), "selecting it");
-    if (status == MTT_OK && mtt__is_late(c, to)) status = mtt__await_weights(c, NULL);
-    for (size_t at = 0; at < bytes && status == MTT_OK;) {
-        size_t n = bytes - at < MTT__STAGING_BYTES ? bytes - at : MTT__STAGING_BYTES;
-        if (c->staging_used + n > MTT__STAGING_BYTES) status = mtt__wait(c);
-        if (status != MTT_OK) break;
-        memcpy(c->staging + c->staging_used, (const char *)from + at, n);
-        cudaError_t error = cudaMemcpyAsync((char *)to + at, c->staging + c->staging_used, n,
-                                            cudaMemcpyHostToDevice, c->stream);
-        status = mtt__checked(c, error, "an upload");
-        c->staging_used += (size_t)mtt__round_up((int64_t)n, 64);
-        at += n;
-    }
-    return status;
-}
-
-static mtt_status mtt__cuda_download(void *context, void *to, const void *from, size_t bytes)
-{
-    mtt__cuda *c = (mtt__cuda *)context;
-    mtt_status status = mtt__checked(c, cudaSetDevice(c->device), "selecting it");
-    if (status == MTT_OK) status = mtt__wait(c);
-    for (size_t at = 0; at < bytes && status == MTT_OK; at += MTT__STAGING_BYTES) {
-        size_t n = bytes - at < MTT__STAGING_BYTES ? bytes - at : MTT__STAGING_BYTES;
-        c->staging_used = MTT__STAGING_BYTES; /* until the wait: an upload must not write into it */
-        cudaError_t error = cudaMemcpyAsync(c->staging, (const char *)from + at, n, cudaMemcpyDeviceToHost,
-                                            c->stream);
-        status = mtt__checked(c, error, "a download");
-        if (status == MTT_OK) status = mtt__wait(c);
-        if (status == MTT_OK) memcpy((char *)to + at, c->staging, n);
-    }
-    return status;
-}
-
-static mtt_status mtt__run_each(mtt__cuda *c, const mtt_op *ops, int count)
-{
-    mtt_status status = MTT_OK, joined;
-    int late = 0;
-    for (int i = 0; i < count && status == MTT_OK; i++) {
-        mtt__function run = mtt__hopper_function(c, &ops[i]);
-        if (mtt__gathers_late(c, &ops[i])) {
-            late = 1;
-            continue;
-        }
-        status = mtt__await_weights(c, &ops[i]);
-        if (status == MTT_OK && mtt__needs_transfers(&ops[i])) status = mtt__join_transfers(c);
-        if (status == MTT_OK) status = run ? run(c, &ops[i]) : mtt__cuda_functions[ops[i].kind](c, &ops[i]);
-    }
-    if (status == MTT_OK && late) status = mtt__gather_weights(c, ops, count);
-    joined = mtt__join_transfers(c); /* after a failure, too: mtt__wait must see transfers that have begun */
-    return status != MTT_OK ? status : joined;
-}
-
-/* The entry of a list of operations; NULL if the list is short or all entries are taken. Lists and the
-   addresses of their tensors do not change while their schedule lives; what changes is in device memory. */
-static mtt__graph *mtt__find_graph(mtt__cuda *c, const mtt_op *ops, int count)
-{
-    mtt__graph *g = c->graphs, *end = c->graphs + c->graph_count;
-    while (g < end && (g->ops != ops || g->count != count)) g++;
-    if (g < end) return g;
-    if (count < MTT__GRAPH_OPS || c->graph_count == MTT__GRAPHS) return NULL;
-    c->graph_count++;
-    g->ops = ops;
-    g->count = count;
-    return g;
-}
-
-/* Records the operations into a graph instead of running them. If that fails, or the graph would be too
-   large, they continue to be launched one by one. */
-static void mtt__capture(mtt__cuda *c, mtt__graph *g)
-{
-    cudaGraph_t graph = NULL;
-    size_t nodes = 0;
-    cudaError_t error = cudaStreamBeginCapture(c->stream, cudaStreamCaptureModeThreadLocal);
-    if (error == cudaSuccess) {
-        g->late = mtt__forget_waits(c);
-        c->capturing = 1;
-        mtt_status status = mtt__run_each(c, g->ops, g->count);
-        c->capturing = 0;
-        error = cudaStreamEndCapture(c->stream, &graph);
-        if (error == cudaSuccess) error = cudaGraphGetNodes(graph, NULL, &nodes);
-        if (error == cudaSuccess && status == MTT_OK && nodes <= MTT__GRAPH_NODES)
-            error = cudaGraphInstantiate(&g->exec, graph, 0);
-    }
-    if (error != cudaSuccess) {
-        g->exec = NULL;
-        cudaGetLastError(); /* errors of operations are reported when they run */
-    }
-    if (!g->exec) mtt__forget_waits(c);
-    if (graph) cudaGraphDestroy(graph);
-}
-
-/* A list of another schedule may lie where one of the schedule before was freed. */
-static mtt_status mtt__begin_schedule(mtt__cuda *c, uint64_t schedule)
-{
-    mtt_status status = c->schedule == schedule ? MTT_OK : mtt__wait(c); /* graphs may still run */
-    if (c->schedule == schedule || status != MTT_OK) return status;
-    mtt__forget_schedule(c);
-    c->schedule = schedule;
-    return MTT_OK;
-}
-
-/* Operations from the first one on that gathers weights are launched one by one: a graph would wait for what
-   arrives late. */
-static mtt_status mtt__cuda_run(void *context, const mtt_op *ops, int count)
-{
-    mtt__cuda *c = (mtt__cuda *)context;
-    mtt_status status = mtt__checked(c, cudaSetDevice(c->device), "selecting it");
-    mtt__graph *g;
-    int first = 0;
-    if (status == MTT_OK && count) status = mtt__begin_schedule(c, ops->shape->schedule);
-    if (status != MTT_OK) return status;
-    for (int i = 0; i < count && c->wires; i++) c->expecting |= mtt__is_transfer(&ops[i]);
-    while (first < count && !mtt__gathers_late(c, &ops[first])) first++;
-    g = mtt__find_graph(c, ops, first);
-    if (g && ++g->runs == 2) mtt__capture(c, g); /* the first run has chosen algorithms and loaded kernels */
-    if (!g || !g->exec) return mtt__run_each(c, ops, count);
-    if (c->copies && g->late < c->copies->late_count) status = mtt__await_weights(c, NULL);
-    if (status == MTT_OK)
-        status = mtt__checked(c, cudaGraphLaunch(g->exec, c->stream), "a graph of operations");
-    return status == MTT_OK ? mtt__run_each(c, ops + first, count - first) : status;
-}
-
-/* Fills in the backend of a CUDA device, counted from 0. Refuses a device older than compute capability
-   8.0. */
-extern "C" mtt_status mtt_cuda_backend(mtt_env *env, int device, mtt_backend *backend)
-{
-    int count = 0, major = 0, minor = 0;
-    cudaError_t error = cudaGetDeviceCount(&count);
-    if (!error) error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-    if (!error) error = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
-    cudaGetLastError(); /* reported here: the next launch must not take it for its own */
-    memset(backend, 0, sizeof(*backend));
-    if (error)
-        return mtt__cuda_fail(env, MTT_E_DEVICE,
-                              "there is no CUDA device %d among %d that can be used (%s): "
-                              "use the CPU backend", device, count, cudaGetErrorString(error));
-    if (major < 8)
-        return mtt__cuda_fail(env, MTT_E_DEVICE,
-                              "CUDA device %d (compute capability %d.%d) is older than 8.0: use the CPU",
-                              device, major, minor);
-    backend->name = "cuda";
-    backend->device = MTT_DEVICE_CUDA;
-    backend->index = device;
-    backend->open = mtt__cuda_open;
-    backend->close = mtt__cuda_close;
-    backend->alloc = mtt__cuda_alloc;
-    backend->release = mtt__cuda_release;
-    backend->memory = mtt__cuda_memory;
-    backend->upload = mtt__cuda_upload;
-    backend->download = mtt__cuda_download;
-    backend->run = mtt__cuda_run;
-    return MTT_OK;
+    if (op->kind == MTT_OP_flash && MTT_OPERANDS_OF(flash, op)->qkv->dtype != MTT_F32)
+        return mtt__tensor_flash;
+    if (op->kind == MTT_OP_flash_backward && MTT_OPERANDS_OF(flash_backward, op)->qkv->dtype != MTT_F32)
+        return mtt__tensor_flash_backward;
+    return NULL;
 }
 
 /* ----------------------------------------------------------------------------------------------------------
@@ -8322,4 +7335,1021 @@ static mtt_status mtt__find_hopper(mtt__cuda *c)
     return MTT_OK;
 }
 
+#else
+static mtt_status mtt__find_hopper(mtt__cuda *) { return MTT_OK; }
+static mtt__function mtt__hopper_function(const mtt__cuda *, const mtt_op *) { return NULL; }
 #endif /* MTT_NO_HOPPER */
+
+/* ----------------------------------------------------------------------------------------------------------
+   >>ranks
+   -------------------------------------------------------------------------------------------------------- */
+
+/* GPUs of one host copy from each other's memory. If they cannot, or if there are several hosts, NCCL moves
+   the bytes. Both work in a stream of their own, `wires`, which waits for other ranks without a limit. So the
+   host watches the ranks' sockets, and ends these waits if a rank is lost: see mtt__wait_for_ranks. */
+
+/* An all-gather by the ranks' sockets. `all` has `bytes` for each rank; the caller has filled in its own. */
+static mtt_status mtt__exchange_all(mtt__cuda *c, void *all, size_t bytes)
+{
+    mtt_transfer *const list = (mtt_transfer *)mtt__host_alloc(c->env, (size_t)c->ranks * sizeof(*list));
+    char *const at = (char *)all;
+    mtt_status status;
+    int k = 0;
+    if (!list)
+        return mtt__cuda_fail(c->env, MTT_E_MEMORY, "out of host memory: no room for %d ranks", c->ranks);
+    for (int peer = 0; peer < c->ranks; peer++)
+        if (peer != c->rank)
+            list[k++] = {peer, at + (size_t)c->rank * bytes, bytes, at + (size_t)peer * bytes, bytes};
+    status = c->backend.exchange(c->backend.ranks, list, k);
+    mtt__host_free(c->env, list);
+    return status;
+}
+
+/* `wires` has the higher priority, because operations wait for transfers. */
+static mtt_status mtt__open_wires(mtt__cuda *c)
+{
+    int least = 0, greatest = 0;
+    cudaError_t error = cudaDeviceGetStreamPriorityRange(&least, &greatest);
+    if (!error) error = cudaStreamCreateWithPriority(&c->wires, cudaStreamNonBlocking, greatest);
+    if (!error) error = cudaEventCreateWithFlags(&c->ready, cudaEventDisableTiming);
+    if (!error) error = cudaEventCreateWithFlags(&c->arrived, cudaEventDisableTiming);
+    return mtt__checked(c, error, "opening it for several ranks");
+}
+
+/* ---- copies between GPUs of one host ---- */
+
+/* Copy engines move the bytes, so all multiprocessors stay free for operations. NCCL's kernels occupy some. A
+   product with one block for each multiprocessor then ends only after them.
+
+   Ranks signal each other by words in device memory. A word has one writer, which sets it to 1 in the memory
+   of its one reader. The reader waits for the 1 and sets the word back to 0, so that a captured graph can be
+   replayed. A transfer has a slot of two words for each pair of ranks:
+     READY  the writer's data is complete. A rank says it to all others. When all have said it, it copies.
+     TAKEN  the writer has copied. A rank waits for it before operations that may overwrite what it sent.
+   So transfers follow each other without waiting for TAKEN. A rank uses a slot again only after TAKEN of all
+   others. Each of them has then reset READY, which it saw before.
+
+   Updated weights arrive late: during the next forward pass, in which an operation waits only for its own
+   weights. A rank says UPDATED once, after all updates, because each wait for a word delays short kernels of
+   other streams by some 50 us. TAKEN is not needed. A rank says READY for its next transfer only after all
+   weights have arrived, and nobody updates weights before it has heard that READY. */
+enum { MTT__COPY_RANKS = 16, MTT__SLOTS = 32 };
+enum { MTT__READY = 0, MTT__TAKEN = MTT__SLOTS, MTT__UPDATED = 2 * MTT__SLOTS, MTT__WORDS };
+
+/* An address in the memory of a rank, as other processes can use it. */
+struct mtt__remote_address {
+    cudaIpcMemHandle_t block;
+    uint64_t offset;
+};
+
+/* A block of another rank that this process has mapped. */
+struct mtt__window {
+    mtt__window *next;
+    int peer;
+    cudaIpcMemHandle_t block;
+    char *data;
+};
+
+/* The source addresses of a list of transfers, found when the list first runs. */
+struct mtt__route {
+    mtt__route *next;
+    const mtt_transfer *transfers;
+    const char **from;
+};
+
+/* Weights of one all_gather, which arrive late. */
+struct mtt__late_weights {
+    mtt__late_weights *next;
+    const mtt_op *op; /* the all_gather, which another schedule may have freed */
+    cudaEvent_t arrived;
+    int waited;       /* 1 = `stream` already waits for `arrived` */
+    int count;
+    mtt_tensor *weights;
+};
+
+struct mtt__copies {
+    PFN_cuStreamBatchMemOp_v11070 run_words;
+    PFN_cuMemGetAddressRange_v3020 find_block;
+    uint32_t *words[MTT__COPY_RANKS]; /* of each reader, in its memory: [MTT__WORDS, writers] */
+    cudaStream_t signals;             /* says READY and UPDATED while `wires` still copies */
+    cudaEvent_t signalled;            /* `signals` has said all */
+    cudaStream_t rescue;              /* sets the words of a lost rank, so that waits for them end */
+    int shared;                       /* 1 = other ranks may have memory of this one open */
+    int open;                         /* slots in use: transfers whose TAKEN was not waited for */
+    mtt__late_weights *late;          /* the newest entry first */
+    int late_count;
+    mtt__window *windows;
+    mtt__route *routes;
+};
+
+/* The address of a word from rank `from` in the memory of rank `to`. */
+static CUdeviceptr mtt__word_at(const mtt__cuda *c, int word, int from, int to)
+{
+    return (CUdeviceptr)(c->copies->words[to] + word * c->ranks + from);
+}
+
+static const char MTT__BY_NCCL[] = "Set the policy's nccl (--nccl), so that NCCL moves the bytes";
+
+/* The driver's errors have other names than those of CUDA's runtime. */
+static mtt_status mtt__driver_checked(mtt__cuda *c, CUresult result, const char *what)
+{
+    const char *name = NULL;
+    void *find = NULL;
+    cudaDriverEntryPointQueryResult found;
+    if (result == CUDA_SUCCESS) return MTT_OK;
+    cudaGetDriverEntryPointByVersion("cuGetErrorName", &find, 6000, cudaEnableDefault, &found);
+    if (find) ((PFN_cuGetErrorName_v6000)find)(result, &name);
+    return mtt__cuda_fail(c->env, MTT_E_DEVICE, "CUDA device %d, %s: the driver's error %d (%s). %s",
+                          c->device, what, (int)result, name ? name : "unknown", MTT__BY_NCCL);
+}
+
+/* Says a word to all other ranks. */
+static mtt_status mtt__tell(mtt__cuda *c, cudaStream_t stream, int word)
+{
+    CUstreamBatchMemOpParams list[MTT__COPY_RANKS] = {};
+    unsigned k = 0;
+    for (int peer = 0; peer < c->ranks; peer++) {
+        if (peer == c->rank) continue;
+        auto &write = list[k++].writeValue;
+        write.operation = CU_STREAM_MEM_OP_WRITE_VALUE_32;
+        write.address = mtt__word_at(c, word, c->rank, peer);
+        write.value = 1;
+    }
+    return mtt__driver_checked(c, c->copies->run_words(stream, k, list, 0), "telling other ranks");
+}
+
+/* Waits in `wires` until all other ranks have said a word. */
+static mtt_status mtt__hear(mtt__cuda *c, int word)
+{
+    CUstreamBatchMemOpParams list[2 * MTT__COPY_RANKS] = {};
+    unsigned k = 0;
+    for (int peer = 0; peer < c->ranks; peer++) {
+        if (peer == c->rank) continue;
+        auto &wait = list[k++].waitValue;
+        auto &write = list[k++].writeValue;
+        wait.operation = CU_STREAM_MEM_OP_WAIT_VALUE_32;
+        write.operation = CU_STREAM_MEM_OP_WRITE_VALUE_32;
+        write.address = wait.address = mtt__word_at(c, word, peer, c->rank);
+        wait.value = 1;
+        wait.flags = CU_STREAM_WAIT_VALUE_GEQ;
+    }
+    return mtt__driver_checked(c, c->copies->run_words(c->wires, k, list, 0), "hearing other ranks");
+}
+
+static mtt_status mtt__open_window(mtt__cuda *c, int peer, const cudaIpcMemHandle_t *block, char **data)
+{
+    mtt__window *w = c->copies->windows;
+    void *opened = NULL;
+    mtt_status status;
+    while (w && (w->peer != peer || memcmp(&w->block, block, sizeof(*block)))) w = w->next;
+    if (!w) {
+        status = mtt__checked(c, cudaIpcOpenMemHandle(&opened, *block, cudaIpcMemLazyEnablePeerAccess),
+                              "opening the memory of another rank", MTT__BY_NCCL);
+        if (status != MTT_OK) return status;
+        w = (mtt__window *)mtt__host_alloc(c->env, sizeof(*w));
+        if (!w) {
+            cudaIpcCloseMemHandle(opened);
+            return mtt__cuda_fail(c->env, MTT_E_MEMORY, "out of host memory: %zu bytes", sizeof(*w));
+        }
+        *w = {c->copies->windows, peer, *block, (char *)opened};
+        c->copies->windows = w;
+    }
+    *data = w->data;
+    return MTT_OK;
+}
+
+/* Describes an address for other ranks. */
+static mtt_status mtt__remote_address_of(mtt__cuda *c, const void *at, mtt__remote_address *place)
+{
+    CUdeviceptr base = 0;
+    const CUresult found = c->copies->find_block(&base, NULL, (CUdeviceptr)at);
+    place->offset = (CUdeviceptr)at - base;
+    if (found != CUDA_SUCCESS) return mtt__driver_checked(c, found, "finding memory to share");
+    return mtt__checked(c, cudaIpcGetMemHandle(&place->block, (void *)base), "sharing memory", MTT__BY_NCCL);
+}
+
+/* Exchanges source addresses with the other ranks, whose lists of transfers match this one. */
+static mtt_status mtt__make_route(mtt__cuda *c, const mtt_transfer *transfers, int count, mtt__route **made)
+{
+    const size_t n = (size_t)count;
+    const size_t bytes = 2 * n * sizeof(mtt__remote_address) + 1;
+    mtt__remote_address *const places = (mtt__remote_address *)mtt__host_alloc(c->env, bytes);
+    mtt_transfer *const list = (mtt_transfer *)mtt__host_alloc(c->env, n * sizeof(*list) + 1);
+    mtt__route *const route = (mtt__route *)mtt__host_alloc(c->env, sizeof(*route) + n * sizeof(char *));
+    mtt_status status = MTT_OK;
+    if (!places || !list || !route)
+        status = mtt__cuda_fail(c->env, MTT_E_MEMORY, "out of host memory: no room for %d transfers", count);
+    for (int i = 0; i < count && status == MTT_OK; i++) {
+        list[i] = {transfers[i].peer, &places[i], sizeof(*places), &places[n + i], sizeof(*places)};
+        if (transfers[i].send_bytes) status = mtt__remote_address_of(c, transfers[i].send, &places[i]);
+    }
+    if (status == MTT_OK) status = c->backend.exchange(c->backend.ranks, list, count);
+    if (status == MTT_OK) route->from = (const char **)(route + 1);
+    for (int i = 0; i < count && status == MTT_OK; i++) {
+        char *block = NULL;
+        if (!transfers[i].receive_bytes) continue;
+        status = mtt__open_window(c, transfers[i].peer, &places[n + i].block, &block);
+        route->from[i] = block + places[n + i].offset;
+    }
+    if (status == MTT_OK) {
+        route->transfers = transfers;
+        route->next = c->copies->routes;
+        *made = c->copies->routes = route;
+    } else mtt__host_free(c->env, route);
+    mtt__host_free(c->env, places);
+    mtt__host_free(c->env, list);
+    return status;
+}
+
+/* Waits in `wires` until the others have copied all that this rank has sent. Frees all slots. */
+static mtt_status mtt__end_copies(mtt__cuda *c)
+{
+    mtt__copies *const x = c->copies;
+    cudaError_t error = cudaEventRecord(x->signalled, x->signals);
+    if (!error) error = cudaStreamWaitEvent(c->wires, x->signalled, 0);
+    mtt_status status = mtt__checked(c, error, "telling other ranks");
+    for (int slot = 0; slot < x->open && status == MTT_OK; slot++) status = mtt__hear(c, MTT__TAKEN + slot);
+    x->open = 0;
+    return status;
+}
+
+/* After event `ready`, says a word to all other ranks. `wires` waits until they have said it, too. */
+static mtt_status mtt__meet(mtt__cuda *c, int word)
+{
+    cudaError_t error = cudaStreamWaitEvent(c->copies->signals, c->ready, 0);
+    mtt_status status = mtt__checked(c, error, "telling other ranks");
+    if (status == MTT_OK) status = mtt__tell(c, c->copies->signals, word);
+    return status == MTT_OK ? mtt__hear(c, word) : status;
+}
+
+static mtt_status mtt__find_route(mtt__cuda *c, const mtt_transfer *transfers, int count, mtt__route **route)
+{
+    mtt__route *known = c->copies->routes;
+    while (known && known->transfers != transfers) known = known->next;
+    *route = known;
+    return known ? MTT_OK : mtt__make_route(c, transfers, count, route);
+}
+
+static mtt_status mtt__copy_list(mtt__cuda *c, const mtt_transfer *transfers, int count)
+{
+    mtt__route *route = NULL;
+    mtt_status status = mtt__find_route(c, transfers, count, &route);
+    for (int i = 0; i < count && status == MTT_OK; i++) {
+        const mtt_transfer *const t = &transfers[i];
+        if (!t->receive_bytes) continue;
+        cudaError_t error = cudaMemcpyAsync(t->receive, route->from[i], t->receive_bytes, cudaMemcpyDefault,
+                                            c->wires);
+        status = mtt__checked(c, error, "copying from another rank", MTT__BY_NCCL);
+    }
+    return status;
+}
+
+static mtt_status mtt__copy_all(mtt__cuda *c, const mtt_transfer *transfers, int count)
+{
+    mtt__copies *const x = c->copies;
+    mtt_status status = MTT_OK;
+    if (x->open == MTT__SLOTS) { /* READY of a slot is said again only after the others' TAKEN */
+        status = mtt__end_copies(c);
+        cudaError_t error = cudaEventRecord(c->ready, c->wires);
+        if (status == MTT_OK) status = mtt__checked(c, error, "waiting for other ranks");
+    }
+    if (status == MTT_OK) status = mtt__meet(c, MTT__READY + x->open);
+    if (status == MTT_OK) status = mtt__copy_list(c, transfers, count);
+    return status == MTT_OK ? mtt__tell(c, c->wires, MTT__TAKEN + x->open++) : status;
+}
+
+/* The entry of an all_gather's weights, which is made at the first call. */
+static mtt_status mtt__find_late(mtt__cuda *c, const mtt_op *op, mtt__late_weights **found)
+{
+    mtt__copies *const x = c->copies;
+    mtt__late_weights *late = x->late;
+    cudaError_t error;
+    while (late && late->op != op) late = late->next;
+    if (!late) {
+        const size_t bytes = sizeof(*late) + (size_t)op->parameters * sizeof(*late->weights);
+        late = (mtt__late_weights *)mtt__host_alloc(c->env, bytes);
+        if (!late) return mtt__cuda_fail(c->env, MTT_E_MEMORY, "out of host memory: %zu bytes", bytes);
+        error = cudaEventCreateWithFlags(&late->arrived, cudaEventDisableTiming);
+        late->next = x->late, late->op = op, late->count = op->parameters;
+        late->weights = (mtt_tensor *)(late + 1);
+        for (int p = 0; p < op->parameters; p++) late->weights[p] = *op->weights[p];
+        x->late = late;
+        x->late_count++;
+        if (error) return mtt__checked(c, error, "gathering weights");
+    }
+    *found = late;
+    return MTT_OK;
+}
+
+static int mtt__has_late(const mtt_op *op, const mtt__late_weights *w)
+{
+    for (int i = 0; i < op->inputs + op->outputs; i++)
+        for (int p = 0; p < w->count && op->operands[i]; p++)
+            if (op->operands[i]->data == w->weights[p].data) return 1;
+    return 0;
+}
+
+/* Whether an address lies in weights that arrive late. */
+static int mtt__is_late(const mtt__cuda *c, const void *at)
+{
+    for (const mtt__late_weights *w = c->copies ? c->copies->late : NULL; w; w = w->next)
+        for (const mtt_tensor *t = w->weights; t < w->weights + w->count; t++)
+            if ((uintptr_t)at - (uintptr_t)t->data < t->bytes) return 1;
+    return 0;
+}
+
+/* Lets `stream` wait for the late weights that an operation uses. Transfers wait for all, as does NULL. */
+static mtt_status mtt__await_weights(mtt__cuda *c, const mtt_op *op)
+{
+    cudaError_t error = cudaSuccess;
+    for (mtt__late_weights *w = c->copies ? c->copies->late : NULL; w && !error; w = w->next) {
+        if (w->waited || (op && !mtt__is_transfer(op) && !mtt__has_late(op, w))) continue;
+        w->waited = 1;
+        error = cudaStreamWaitEvent(c->stream, w->arrived, c->capturing ? cudaEventWaitExternal : 0);
+    }
+    return mtt__checked(c, error, "waiting for weights");
+}
+
+/* Operations wait again for all late weights. Returns the number of all_gathers that bring them. */
+static int mtt__forget_waits(mtt__cuda *c)
+{
+    if (!c->copies) return 0;
+    for (mtt__late_weights *w = c->copies->late; w; w = w->next) w->waited = 0;
+    return c->copies->late_count;
+}
+
+/* Frees routes, and the blocks that were mapped for them. */
+static void mtt__forget_routes(mtt__cuda *c)
+{
+    mtt__copies *const x = c->copies;
+    while (mtt__window *const w = x->windows) {
+        x->windows = w->next;
+        cudaIpcCloseMemHandle(w->data);
+        mtt__host_free(c->env, w);
+    }
+    while (mtt__route *const r = x->routes) {
+        x->routes = r->next;
+        mtt__host_free(c->env, r);
+    }
+}
+
+/* Unmaps other ranks' memory, and waits until they have unmapped this one's. CUDA does not allow a block to
+   be freed before that. If a rank is lost, this one waits for nobody. */
+static void mtt__end_sharing(mtt__cuda *c)
+{
+    mtt__copies *const x = c->copies;
+    char closed[MTT__COPY_RANKS];
+    if (!x || !x->shared) return;
+    x->shared = 0;
+    mtt__forget_routes(c);
+    for (int peer = 0; peer < c->ranks; peer++)
+        if (peer != c->rank && x->words[peer]) cudaIpcCloseMemHandle(x->words[peer]);
+    cudaGetLastError();
+    memset(closed, 1, sizeof(closed));
+    if (!c->lost) mtt__exchange_all(c, closed, 1);
+}
+
+static void mtt__close_copies(mtt__cuda *c)
+{
+    mtt__copies *const x = c->copies;
+    if (!x) return;
+    mtt__end_sharing(c);
+    if (x->signals) cudaStreamDestroy(x->signals);
+    if (x->signalled) cudaEventDestroy(x->signalled);
+    if (x->rescue) cudaStreamDestroy(x->rescue);
+    cudaFree(x->words[c->rank]);
+    cudaGetLastError();
+    mtt__host_free(c->env, x);
+    c->copies = NULL;
+}
+
+/* What each rank tells the others about copies. */
+struct mtt__offer {
+    char host[64];             /* Linux's boot id, which no two hosts share; empty: unknown */
+    cudaIpcMemHandle_t words;  /* its own */
+    int able;                  /* 1 = it can copy, as far as it knows */
+};
+
+/* Makes the words of this rank, and finds the driver's functions. */
+static void mtt__offer_copies(mtt__cuda *c, int nccl, mtt__offer *own)
+{
+    mtt__copies *const x = c->copies;
+    const size_t bytes = sizeof(uint32_t) * MTT__WORDS * (size_t)c->ranks;
+    cudaDriverEntryPointQueryResult found;
+    FILE *const file = fopen("/proc/sys/kernel/random/boot_id", "r");
+    void *words = NULL, *run_words = NULL, *find_block = NULL;
+    if (file) own->host[fread(own->host, 1, sizeof(own->host) - 1, file)] = 0, fclose(file);
+    cudaError_t error = cudaGetDriverEntryPointByVersion("cuStreamBatchMemOp", &run_words, 11070,
+                                                         cudaEnableDefault, &found);
+    if (!error)
+        error = cudaGetDriverEntryPointByVersion("cuMemGetAddressRange", &find_block, 3020, cudaEnableDefault,
+                                                 &found);
+    if (!error) error = cudaStreamCreateWithFlags(&x->rescue, cudaStreamNonBlocking);
+    if (!error) error = cudaStreamCreateWithFlags(&x->signals, cudaStreamNonBlocking);
+    if (!error) error = cudaEventCreateWithFlags(&x->signalled, cudaEventDisableTiming);
+    if (!error) error = cudaMalloc(&words, bytes);
+    x->run_words = (PFN_cuStreamBatchMemOp_v11070)run_words;
+    x->find_block = (PFN_cuMemGetAddressRange_v3020)find_block;
+    x->words[c->rank] = (uint32_t *)words;
+    if (!error) error = cudaMemsetAsync(words, 0, bytes, x->rescue);
+    if (!error) error = cudaStreamSynchronize(x->rescue);
+    if (!error) error = cudaIpcGetMemHandle(&own->words, words);
+    own->able = !error && run_words && find_block && *own->host && !c->backend.device_alloc && !nccl;
+}
+
+/* Leaves c->copies NULL unless all ranks are on one host, can map each other's memory, and do not ask for
+   NCCL. Memory of a caller's own allocator is not tried: it may be of a kind that cannot be shared. */
+static mtt_status mtt__open_copies(mtt__cuda *c, int nccl)
+{
+    mtt__offer offers[MTT__COPY_RANKS] = {}, *const own = &offers[c->rank];
+    char able[MTT__COPY_RANKS] = {};
+    mtt_status status;
+    if (c->ranks > MTT__COPY_RANKS) return MTT_OK;
+    c->copies = (mtt__copies *)mtt__host_alloc(c->env, sizeof(*c->copies));
+    if (!c->copies) return mtt__cuda_fail(c->env, MTT_E_MEMORY, "out of host memory: no room for copies");
+    mtt__offer_copies(c, nccl, own);
+    status = mtt__exchange_all(c, offers, sizeof(*offers));
+    c->copies->shared = status == MTT_OK;
+    able[c->rank] = 1;
+    for (int i = 0; i < c->ranks && status == MTT_OK && able[c->rank]; i++) {
+        void *words = NULL;
+        int right = offers[i].able && !memcmp(offers[i].host, own->host, sizeof(own->host));
+        if (right && i != c->rank) {
+            right = !cudaIpcOpenMemHandle(&words, offers[i].words, cudaIpcMemLazyEnablePeerAccess);
+            c->copies->words[i] = (uint32_t *)words;
+        }
+        able[c->rank] = (char)right;
+    }
+    cudaGetLastError(); /* what failed is no fault of later operations */
+    if (status == MTT_OK) status = mtt__exchange_all(c, able, 1);
+    if (status != MTT_OK || memchr(able, 0, (size_t)c->ranks)) mtt__close_copies(c);
+    return status;
+}
+
+/* ---- NCCL ---- */
+
+/* NCCL's functions are found when the program runs, so a build needs no NCCL. They return 0, or a number that
+   error_string explains. */
+struct mtt__nccl_id {
+    char bytes[128];
+};
+
+struct mtt__nccl {
+    void *library, *comm;
+    const char *(*error_string)(int result);
+    int (*make_id)(mtt__nccl_id *id);
+    int (*join)(void **comm, int ranks, mtt__nccl_id id, int rank);
+    int (*leave)(void *comm);
+    int (*abort)(void *comm);
+    int (*state)(void *comm, int *result);
+    int (*begin)(void);
+    int (*end)(void);
+    int (*send)(const void *data, size_t count, int type, int peer, void *comm, cudaStream_t stream);
+    int (*receive)(void *data, size_t count, int type, int peer, void *comm, cudaStream_t stream);
+};
+enum { MTT__NCCL_BYTE = 1, MTT__NCCL_IN_PROGRESS = 7 };
+
+static mtt_status mtt__nccl_checked(mtt__cuda *c, int result, const char *what)
+{
+    if (!result) return MTT_OK;
+    return mtt__cuda_fail(c->env, MTT_E_DEVICE,
+                          "NCCL, %s: %s. Each rank needs a GPU of its own", what,
+                          c->nccl->error_string(result));
+}
+
+/* Loads NCCL. NCCL_NVLS_ENABLE=0 saves the memory that it sets aside for NVLink multicast, which sends and
+   receives do not use. */
+static mtt_status mtt__find_nccl(mtt__cuda *c, mtt__nccl *n)
+{
+    const struct {
+        const char *name;
+        void *function;
+    } functions[] = {
+        {"ncclGetErrorString", &n->error_string}, {"ncclGetUniqueId", &n->make_id},
+        {"ncclCommInitRank", &n->join},           {"ncclCommDestroy", &n->leave},
+        {"ncclCommAbort", &n->abort},             {"ncclCommGetAsyncError", &n->state},
+        {"ncclGroupStart", &n->begin},            {"ncclGroupEnd", &n->end},
+        {"ncclSend", &n->send},                   {"ncclRecv", &n->receive}};
+    setenv("NCCL_NVLS_ENABLE", "0", 0);
+    n->library = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
+    if (!n->library)
+        return mtt__cuda_fail(c->env, MTT_E_DEVICE,
+                              "GPUs that cannot copy from each other's memory need NCCL, but %s: install "
+                              "libnccl2, or nvidia-nccl-cu12 with pip, and set LD_LIBRARY_PATH to the folder "
+                              "of libnccl.so.2", dlerror());
+    for (const auto &f : functions) {
+        void *const found = dlsym(n->library, f.name);
+        if (!found)
+            return mtt__cuda_fail(c->env, MTT_E_DEVICE, "libnccl.so.2 has no %s: install NCCL 2.7 or later",
+                                  f.name);
+        memcpy(f.function, &found, sizeof(found));
+    }
+    return MTT_OK;
+}
+
+/* All ranks exchange identifiers and use that of rank 0. So all have come this far before any waits inside
+   NCCL, where a rank that has failed would not be noticed. */
+static mtt_status mtt__open_nccl(mtt__cuda *c)
+{
+    mtt__nccl_id *const ids = (mtt__nccl_id *)mtt__host_alloc(c->env, (size_t)c->ranks * sizeof(*ids));
+    mtt__nccl *const n = c->nccl = (mtt__nccl *)mtt__host_alloc(c->env, sizeof(*n));
+    mtt_status status = MTT_OK;
+    if (!ids || !n) status = mtt__cuda_fail(c->env, MTT_E_MEMORY, "out of host memory: no room for NCCL");
+    if (status == MTT_OK) status = mtt__find_nccl(c, n);
+    if (status == MTT_OK && c->rank == 0)
+        status = mtt__nccl_checked(c, n->make_id(&ids[0]), "making an identifier");
+    if (status == MTT_OK) status = mtt__exchange_all(c, ids, sizeof(*ids));
+    if (status == MTT_OK)
+        status = mtt__nccl_checked(c, n->join(&n->comm, c->ranks, ids[0], c->rank), "connecting the ranks");
+    mtt__host_free(c->env, ids);
+    return status;
+}
+
+static mtt_status mtt__send_all(mtt__cuda *c, const mtt_transfer *transfers, int count)
+{
+    const mtt__nccl *const n = c->nccl;
+    int result = n->begin(), last;
+    for (const mtt_transfer *t = transfers; t < transfers + count && !result; t++) {
+        if (t->send_bytes)
+            result = n->send(t->send, t->send_bytes, MTT__NCCL_BYTE, t->peer, n->comm, c->wires);
+        if (t->receive_bytes && !result)
+            result = n->receive(t->receive, t->receive_bytes, MTT__NCCL_BYTE, t->peer, n->comm, c->wires);
+    }
+    last = n->end();
+    return mtt__nccl_checked(c, result ? result : last, "sending and receiving");
+}
+
+/* ---- either way ---- */
+
+/* Lets `wires` wait for all operations so far. */
+static mtt_status mtt__follow(mtt__cuda *c)
+{
+    cudaError_t error = cudaEventRecord(c->ready, c->stream);
+    if (!error) error = cudaStreamWaitEvent(c->wires, c->ready, 0);
+    if (error) return mtt__checked(c, error, "starting transfers");
+    if (c->lost) return mtt__cuda_fail(c->env, MTT_E_RANK, "another rank is lost: no transfers");
+    return MTT_OK;
+}
+
+/* Starts transfers. They begin when all operations so far have ended. */
+static mtt_status mtt__start_transfers(mtt__cuda *c, const mtt_transfer *transfers, int count)
+{
+    mtt_status status = mtt__follow(c);
+    if (status != MTT_OK) return status;
+    c->travelling = 1;
+    return c->copies ? mtt__copy_all(c, transfers, count) : mtt__send_all(c, transfers, count);
+}
+
+static int mtt__gathers_late(const mtt__cuda *c, const mtt_op *op)
+{
+    return c->copies && op->kind == MTT_OP_all_gather && op->weights;
+}
+
+/* Starts all late gathers of a list of operations. */
+static mtt_status mtt__gather_weights(mtt__cuda *c, const mtt_op *ops, int count)
+{
+    mtt_status status = mtt__follow(c);
+    if (status == MTT_OK) status = mtt__meet(c, MTT__UPDATED);
+    for (int i = 0; i < count && status == MTT_OK; i++) {
+        mtt__late_weights *late = NULL;
+        if (!mtt__gathers_late(c, &ops[i])) continue;
+        status = mtt__find_late(c, &ops[i], &late);
+        if (status == MTT_OK) status = mtt__copy_list(c, ops[i].transfers, ops[i].transfer_count);
+        if (status != MTT_OK) break;
+        late->waited = 0;
+        status = mtt__checked(c, cudaEventRecord(late->arrived, c->wires), "gathering weights");
+    }
+    if (status != MTT_OK) c->travelling = 1; /* mtt__join_transfers then waits for those that have begun */
+    return status;
+}
+
+/* Lets operations from now on wait for all transfers, but not for late weights. */
+static mtt_status mtt__join_transfers(mtt__cuda *c)
+{
+    if (!c->travelling) return MTT_OK;
+    c->travelling = 0;
+    mtt_status status = c->copies ? mtt__end_copies(c) : MTT_OK;
+    cudaError_t error = cudaEventRecord(c->arrived, c->wires);
+    if (!error) error = cudaStreamWaitEvent(c->stream, c->arrived, 0);
+    return status != MTT_OK ? status : mtt__checked(c, error, "waiting for transfers");
+}
+
+/* A rank is lost: ends all waits for it. Each wait resets its word, so words are set again until no stream is
+   left waiting. */
+static void mtt__abandon(mtt__cuda *c)
+{
+    c->lost = 1;
+    if (c->nccl && c->nccl->comm) c->nccl->abort(c->nccl->comm), c->nccl->comm = NULL;
+    while (c->copies && (cudaStreamQuery(c->wires) == cudaErrorNotReady ||
+                         cudaStreamQuery(c->stream) == cudaErrorNotReady)) {
+        mtt__copies *const x = c->copies;
+        const size_t bytes = sizeof(uint32_t) * MTT__WORDS * (size_t)c->ranks;
+        if (cudaMemsetAsync(x->words[c->rank], 1, bytes, x->rescue)) break;
+        cudaStreamSynchronize(x->rescue);
+    }
+}
+
+/* Waits for all that was run, while the other ranks live. */
+static mtt_status mtt__wait_for_ranks(mtt__cuda *c)
+{
+    const timespec pause = {0, 100000};
+    mtt_status status = MTT_OK;
+    cudaError_t error;
+    int64_t turns;
+    for (turns = 0; (error = cudaStreamQuery(c->stream)) == cudaErrorNotReady; turns++) {
+        int result = 0;
+        if (turns > 20000) nanosleep(&pause, NULL); /* busy waiting covers a short step */
+        if (turns && turns % (turns > 20000 ? 10 : 500)) continue;
+        status = c->backend.watch(c->backend.ranks, turns == 0);
+        if (status == MTT_OK && c->nccl && c->nccl->comm) c->nccl->state(c->nccl->comm, &result);
+        if (result && result != MTT__NCCL_IN_PROGRESS)
+            status = mtt__nccl_checked(c, result, "sending and receiving");
+        if (status == MTT_OK) continue;
+        mtt__abandon(c);
+        cudaStreamSynchronize(c->stream);
+        break;
+    }
+    cudaGetLastError(); /* "not ready" is none */
+    c->expecting = 0;
+    return status != MTT_OK ? status : mtt__checked(c, error, "waiting for operations");
+}
+
+/* Sends a byte to all ranks and checks what arrives. NCCL takes memory for a connection at its first use: it
+   does so here, before free memory is measured. */
+static mtt_status mtt__try_transfers(mtt__cuda *c)
+{
+    const size_t ranks = (size_t)c->ranks;
+    mtt_transfer *const list = (mtt_transfer *)mtt__host_alloc(c->env, ranks * (sizeof(*list) + 1));
+    char *bytes = NULL, *const arrived = (char *)(list + ranks);
+    int k = 0;
+    mtt_status joined, ended;
+    mtt_status status = mtt__checked(c, cudaMalloc((void **)&bytes, 2 * ranks), "taking memory");
+    if (!list) status = mtt__cuda_fail(c->env, MTT_E_MEMORY, "out of host memory: %d ranks", c->ranks);
+    if (status == MTT_OK)
+        status = mtt__checked(c, cudaMemsetAsync(bytes, c->rank, 2 * ranks, c->stream), "writing memory");
+    for (int peer = 0; peer < c->ranks && status == MTT_OK; peer++)
+        if (peer != c->rank) list[k++] = {peer, bytes + peer, 1, bytes + ranks + peer, 1};
+    if (status == MTT_OK) status = mtt__start_transfers(c, list, k);
+    joined = mtt__join_transfers(c); /* after a failure, too: cudaFree waits for what has begun, for ever */
+    ended = mtt__wait_for_ranks(c);
+    if (status == MTT_OK) status = joined != MTT_OK ? joined : ended;
+    if (status == MTT_OK)
+        status = mtt__checked(c, cudaMemcpyAsync(arrived, bytes + ranks, ranks, cudaMemcpyDeviceToHost,
+                                                 c->stream), "reading memory");
+    if (status == MTT_OK) status = mtt__checked(c, cudaStreamSynchronize(c->stream), "reading memory");
+    for (int peer = 0; peer < c->ranks && status == MTT_OK; peer++)
+        if (arrived[peer] != (char)peer)
+            status = mtt__cuda_fail(c->env, MTT_E_DEVICE,
+                                    "what rank %d sends arrives changed: transfers between these GPUs do not "
+                                    "work%s", peer, c->copies ? "; set the policy's nccl (--nccl)" : "");
+    if (c->copies) mtt__forget_routes(c);
+    if (c->copies && status == MTT_OK) status = mtt__exchange_all(c, arrived, 1);
+    cudaFree(bytes); /* all have closed it */
+    mtt__host_free(c->env, list);
+    return status;
+}
+
+static mtt_status mtt__join_ranks(mtt__cuda *c, const mtt_policy *policy)
+{
+    mtt_status status;
+    c->rank = policy->rank;
+    c->ranks = policy->ranks;
+    if (c->ranks == 1) return MTT_OK;
+    if (!c->backend.exchange || !c->backend.watch)
+        return mtt__cuda_fail(c->env, MTT_E_ARGUMENT, "several ranks need the backend's exchange and watch");
+    status = mtt__open_wires(c);
+    if (status == MTT_OK) status = mtt__open_copies(c, policy->nccl);
+    if (status == MTT_OK && !c->copies) status = mtt__open_nccl(c);
+    return status == MTT_OK ? mtt__try_transfers(c) : status;
+}
+
+static void mtt__leave_ranks(mtt__cuda *c)
+{
+    mtt__nccl *const n = c->nccl;
+    if (n && n->comm) (c->lost || c->backend.watch(c->backend.ranks, 1) ? n->abort : n->leave)(n->comm);
+    mtt__close_copies(c);
+    if (c->arrived) cudaEventDestroy(c->arrived);
+    if (c->ready) cudaEventDestroy(c->ready);
+    if (c->wires) cudaStreamDestroy(c->wires);
+    mtt__host_free(c->env, c->nccl); /* the library stays: its threads may still run */
+}
+
+static mtt_status mtt__cuda_all_to_all(mtt__cuda *c, const mtt_op *op)
+{
+    return mtt__start_transfers(c, op->transfers, op->transfer_count);
+}
+
+static mtt_status mtt__cuda_all_gather(mtt__cuda *c, const mtt_op *op)
+{
+    return mtt__start_transfers(c, op->transfers, op->transfer_count);
+}
+
+/* ----------------------------------------------------------------------------------------------------------
+   >>backend
+   -------------------------------------------------------------------------------------------------------- */
+
+#define MTT__CUDA_FUNCTION(name, inputs, operands, flops, bytes, scratch) mtt__cuda_##name,
+static const mtt__function mtt__cuda_functions[] = {MTT_OPS(MTT__CUDA_FUNCTION)};
+
+/* The function that runs an operation: that of the fastest wing that takes it, else that of the lesson. */
+static mtt__function mtt__function_of(const mtt__cuda *c, const mtt_op *op)
+{
+    mtt__function run = mtt__hopper_function(c, op);
+    if (!run) run = mtt__tensor_function(op);
+    return run ? run : mtt__cuda_functions[op->kind];
+}
+
+/* Waits for all that was run. The staging buffer is empty then; after a failure copies may still use it. */
+static mtt_status mtt__wait(mtt__cuda *c)
+{
+    mtt_status status = mtt__await_weights(c, NULL);
+    if (status == MTT_OK && c->expecting) status = mtt__wait_for_ranks(c);
+    else if (status == MTT_OK)
+        status = mtt__checked(c, cudaStreamSynchronize(c->stream), "waiting for operations");
+    if (status == MTT_OK) c->staging_used = 0;
+    return status;
+}
+
+/* Graphs, late weights and routes are found by the addresses of a schedule's lists. */
+static void mtt__forget_schedule(mtt__cuda *c)
+{
+    mtt__copies *const x = c->copies;
+    for (int i = 0; i < c->graph_count; i++)
+        if (c->graphs[i].exec) cudaGraphExecDestroy(c->graphs[i].exec);
+    memset(c->graphs, 0, sizeof(c->graphs));
+    c->graph_count = 0;
+    if (!x) return;
+    while (mtt__late_weights *const w = x->late) {
+        x->late = w->next;
+        cudaEventDestroy(w->arrived);
+        mtt__host_free(c->env, w);
+    }
+    x->late_count = 0;
+    mtt__forget_routes(c);
+}
+
+static void mtt__cuda_close(void *context)
+{
+    mtt__cuda *c = (mtt__cuda *)context;
+    mtt_env *env = c->env;
+    cudaSetDevice(c->device);
+    if (c->stream) mtt__wait(c);
+    mtt__forget_schedule(c);
+    mtt__leave_ranks(c);
+    mtt__forget_plans(c);
+    mtt__host_free(env, c->plans);
+    if (c->blas) cublasLtDestroy(c->blas);
+    if (c->staging) cudaFreeHost(c->staging);
+    if (c->stream && !c->backend.stream) cudaStreamDestroy(c->stream);
+    cudaGetLastError();
+    mtt__host_free(env, c);
+}
+
+static mtt_status mtt__open_device(mtt__cuda *c)
+{
+    int major = 0, minor = 0;
+    cudaError_t error = cudaSetDevice(c->device);
+    if (!error) error = cudaDeviceGetAttribute(&c->processors, cudaDevAttrMultiProcessorCount, c->device);
+    if (!error)
+        error = cudaDeviceGetAttribute(&c->shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, c->device);
+    if (!error) error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, c->device);
+    if (!error) error = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, c->device);
+    if (!error && c->precision == MTT_FP8 && 10 * major + minor < 89)
+        return mtt__cuda_fail(c->env, MTT_E_ARGUMENT,
+                              "precision fp8 needs compute capability 8.9 (Ada, Hopper) or later, CUDA "
+                              "device %d has %d.%d: take bf16", c->device, major, minor);
+    if (!error && !c->stream) error = cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking);
+    if (!error) error = cudaMallocHost((void **)&c->staging, MTT__STAGING_BYTES);
+    return mtt__checked(c, error, "opening it");
+}
+
+static mtt_status mtt__cuda_open(mtt_env *env, const mtt_backend *backend, const mtt_policy *policy,
+                                 void **context)
+{
+    mtt__cuda *c = (mtt__cuda *)mtt__host_alloc(env, sizeof(*c));
+    mtt_status status = MTT_OK;
+    *context = NULL;
+    if (!c) return mtt__cuda_fail(env, MTT_E_MEMORY, "out of host memory: %zu bytes are needed", sizeof(*c));
+    c->env = env;
+    if (!backend->device_alloc != !backend->device_free)
+        status = mtt__cuda_fail(env, MTT_E_ARGUMENT, "device_alloc and device_free are set both or neither");
+    c->backend = *backend;
+    c->device = backend->index;
+    c->stream = (cudaStream_t)backend->stream;
+    c->precision = policy->precision;
+    c->plans = (mtt__product_plan *)mtt__host_alloc(env, MTT__PLANS * sizeof(*c->plans));
+    if (!c->plans)
+        status = mtt__cuda_fail(env, MTT_E_MEMORY, "out of host memory: no room for plans of products");
+    if (status == MTT_OK) status = mtt__open_device(c);
+    if (status == MTT_OK) status = mtt__find_hopper(c);
+    if (status == MTT_OK && cublasLtCreate(&c->blas) != CUBLAS_STATUS_SUCCESS) {
+        c->blas = NULL;
+        status = mtt__cuda_fail(env, MTT_E_DEVICE,
+                                "cuBLASLt could not start on CUDA device %d: is its memory full?", c->device);
+    }
+    if (status == MTT_OK) status = mtt__join_ranks(c, policy);
+    if (status == MTT_OK) *context = c;
+    else {
+        c->lost = 1; /* the others may be in the midst of opening: they are not waited for */
+        mtt__cuda_close(c);
+    }
+    return status;
+}
+
+static mtt_status mtt__cuda_memory(void *context, size_t *free_bytes, size_t *all_bytes)
+{
+    mtt__cuda *c = (mtt__cuda *)context;
+    mtt_status status = mtt__checked(c, cudaSetDevice(c->device), "selecting it");
+    *free_bytes = *all_bytes = 0;
+    if (status != MTT_OK) return status;
+    return mtt__checked(c, cudaMemGetInfo(free_bytes, all_bytes), "asking for its memory");
+}
+
+static mtt_status mtt__cuda_alloc(void *context, size_t bytes, void **block)
+{
+    mtt__cuda *c = (mtt__cuda *)context;
+    size_t free_bytes = 0, all_bytes = 0;
+    cudaError_t error = cudaSetDevice(c->device);
+    *block = NULL;
+    if (c->backend.device_alloc) {
+        *block = c->backend.device_alloc(c->backend.user, bytes);
+        error = *block ? cudaSuccess : cudaErrorMemoryAllocation;
+    } else if (error == cudaSuccess) error = cudaMalloc(block, bytes);
+    if (error == cudaSuccess && (uintptr_t)*block % 256 == 0) return MTT_OK;
+    if (error == cudaSuccess)
+        return mtt__cuda_fail(c->env, MTT_E_ARGUMENT,
+                              "device_alloc returned an address that is no multiple of 256: align it");
+    *block = NULL;
+    cudaGetLastError(); /* a failed allocation is no fault of later operations */
+    if (error != cudaErrorMemoryAllocation) return mtt__checked(c, error, "taking memory");
+    cudaMemGetInfo(&free_bytes, &all_bytes);
+    return mtt__cuda_fail(c->env, MTT_E_BUDGET, "CUDA device %d has %zu of %zu bytes free and %zu are needed",
+                          c->device, free_bytes, all_bytes, bytes);
+}
+
+static void mtt__cuda_release(void *context, void *block)
+{
+    mtt__cuda *c = (mtt__cuda *)context;
+    if (!block) return;
+    cudaSetDevice(c->device);
+    mtt__wait(c); /* the caller's allocator may hand it out again at once */
+    mtt__end_sharing(c);
+    if (c->backend.device_free) c->backend.device_free(c->backend.user, block);
+    else cudaFree(block);
+}
+
+static mtt_status mtt__cuda_upload(void *context, void *to, const void *from, size_t bytes)
+{
+    mtt__cuda *c = (mtt__cuda *)context;
+    mtt_status status = mtt__checked(c, cudaSetDevice(c->device), "selecting it");
+    if (status == MTT_OK && mtt__is_late(c, to)) status = mtt__await_weights(c, NULL);
+    for (size_t at = 0; at < bytes && status == MTT_OK;) {
+        size_t n = bytes - at < MTT__STAGING_BYTES ? bytes - at : MTT__STAGING_BYTES;
+        if (c->staging_used + n > MTT__STAGING_BYTES) status = mtt__wait(c);
+        if (status != MTT_OK) break;
+        memcpy(c->staging + c->staging_used, (const char *)from + at, n);
+        cudaError_t error = cudaMemcpyAsync((char *)to + at, c->staging + c->staging_used, n,
+                                            cudaMemcpyHostToDevice, c->stream);
+        status = mtt__checked(c, error, "an upload");
+        c->staging_used += (size_t)mtt__round_up((int64_t)n, 64);
+        at += n;
+    }
+    return status;
+}
+
+static mtt_status mtt__cuda_download(void *context, void *to, const void *from, size_t bytes)
+{
+    mtt__cuda *c = (mtt__cuda *)context;
+    mtt_status status = mtt__checked(c, cudaSetDevice(c->device), "selecting it");
+    if (status == MTT_OK) status = mtt__wait(c);
+    for (size_t at = 0; at < bytes && status == MTT_OK; at += MTT__STAGING_BYTES) {
+        size_t n = bytes - at < MTT__STAGING_BYTES ? bytes - at : MTT__STAGING_BYTES;
+        c->staging_used = MTT__STAGING_BYTES; /* until the wait: an upload must not write into it */
+        cudaError_t error = cudaMemcpyAsync(c->staging, (const char *)from + at, n, cudaMemcpyDeviceToHost,
+                                            c->stream);
+        status = mtt__checked(c, error, "a download");
+        if (status == MTT_OK) status = mtt__wait(c);
+        if (status == MTT_OK) memcpy((char *)to + at, c->staging, n);
+    }
+    return status;
+}
+
+static mtt_status mtt__run_each(mtt__cuda *c, const mtt_op *ops, int count)
+{
+    mtt_status status = MTT_OK, joined;
+    int late = 0;
+    for (int i = 0; i < count && status == MTT_OK; i++) {
+        if (mtt__gathers_late(c, &ops[i])) {
+            late = 1;
+            continue;
+        }
+        status = mtt__await_weights(c, &ops[i]);
+        if (status == MTT_OK && mtt__needs_transfers(&ops[i])) status = mtt__join_transfers(c);
+        if (status == MTT_OK) status = mtt__function_of(c, &ops[i])(c, &ops[i]);
+    }
+    if (status == MTT_OK && late) status = mtt__gather_weights(c, ops, count);
+    joined = mtt__join_transfers(c); /* after a failure, too: mtt__wait must see transfers that have begun */
+    return status != MTT_OK ? status : joined;
+}
+
+/* The entry of a list of operations; NULL if the list is short or all entries are taken. Lists and the
+   addresses of their tensors do not change while their schedule lives; what changes is in device memory. */
+static mtt__graph *mtt__find_graph(mtt__cuda *c, const mtt_op *ops, int count)
+{
+    mtt__graph *g = c->graphs, *end = c->graphs + c->graph_count;
+    while (g < end && (g->ops != ops || g->count != count)) g++;
+    if (g < end) return g;
+    if (count < MTT__GRAPH_OPS || c->graph_count == MTT__GRAPHS) return NULL;
+    c->graph_count++;
+    g->ops = ops;
+    g->count = count;
+    return g;
+}
+
+/* Records the operations into a graph instead of running them. If that fails, or the graph would be too
+   large, they continue to be launched one by one. */
+static void mtt__capture(mtt__cuda *c, mtt__graph *g)
+{
+    cudaGraph_t graph = NULL;
+    size_t nodes = 0;
+    cudaError_t error = cudaStreamBeginCapture(c->stream, cudaStreamCaptureModeThreadLocal);
+    if (error == cudaSuccess) {
+        g->late = mtt__forget_waits(c);
+        c->capturing = 1;
+        mtt_status status = mtt__run_each(c, g->ops, g->count);
+        c->capturing = 0;
+        error = cudaStreamEndCapture(c->stream, &graph);
+        if (error == cudaSuccess) error = cudaGraphGetNodes(graph, NULL, &nodes);
+        if (error == cudaSuccess && status == MTT_OK && nodes <= MTT__GRAPH_NODES)
+            error = cudaGraphInstantiate(&g->exec, graph, 0);
+    }
+    if (error != cudaSuccess) {
+        g->exec = NULL;
+        cudaGetLastError(); /* errors of operations are reported when they run */
+    }
+    if (!g->exec) mtt__forget_waits(c);
+    if (graph) cudaGraphDestroy(graph);
+}
+
+/* A list of another schedule may lie where one of the schedule before was freed. */
+static mtt_status mtt__begin_schedule(mtt__cuda *c, uint64_t schedule)
+{
+    mtt_status status = c->schedule == schedule ? MTT_OK : mtt__wait(c); /* graphs may still run */
+    if (c->schedule == schedule || status != MTT_OK) return status;
+    mtt__forget_schedule(c);
+    c->schedule = schedule;
+    return MTT_OK;
+}
+
+/* Operations from the first one on that gathers weights are launched one by one: a graph would wait for what
+   arrives late. */
+static mtt_status mtt__cuda_run(void *context, const mtt_op *ops, int count)
+{
+    mtt__cuda *c = (mtt__cuda *)context;
+    mtt_status status = mtt__checked(c, cudaSetDevice(c->device), "selecting it");
+    mtt__graph *g;
+    int first = 0;
+    if (status == MTT_OK && count) status = mtt__begin_schedule(c, ops->shape->schedule);
+    if (status != MTT_OK) return status;
+    for (int i = 0; i < count && c->wires; i++) c->expecting |= mtt__is_transfer(&ops[i]);
+    while (first < count && !mtt__gathers_late(c, &ops[first])) first++;
+    g = mtt__find_graph(c, ops, first);
+    if (g && ++g->runs == 2) mtt__capture(c, g); /* the first run has chosen algorithms and loaded kernels */
+    if (!g || !g->exec) return mtt__run_each(c, ops, count);
+    if (c->copies && g->late < c->copies->late_count) status = mtt__await_weights(c, NULL);
+    if (status == MTT_OK)
+        status = mtt__checked(c, cudaGraphLaunch(g->exec, c->stream), "a graph of operations");
+    return status == MTT_OK ? mtt__run_each(c, ops + first, count - first) : status;
+}
+
+/* Fills in the backend of a CUDA device, counted from 0. Refuses a device older than compute capability
+   8.0. */
+extern "C" mtt_status mtt_cuda_backend(mtt_env *env, int device, mtt_backend *backend)
+{
+    int count = 0, major = 0, minor = 0;
+    cudaError_t error = cudaGetDeviceCount(&count);
+    if (!error) error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    if (!error) error = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+    cudaGetLastError(); /* reported here: the next launch must not take it for its own */
+    memset(backend, 0, sizeof(*backend));
+    if (error)
+        return mtt__cuda_fail(env, MTT_E_DEVICE,
+                              "there is no CUDA device %d among %d that can be used (%s): "
+                              "use the CPU backend", device, count, cudaGetErrorString(error));
+    if (major < 8)
+        return mtt__cuda_fail(env, MTT_E_DEVICE,
+                              "CUDA device %d (compute capability %d.%d) is older than 8.0: use the CPU",
+                              device, major, minor);
+    backend->name = "cuda";
+    backend->device = MTT_DEVICE_CUDA;
+    backend->index = device;
+    backend->open = mtt__cuda_open;
+    backend->close = mtt__cuda_close;
+    backend->alloc = mtt__cuda_alloc;
+    backend->release = mtt__cuda_release;
+    backend->memory = mtt__cuda_memory;
+    backend->upload = mtt__cuda_upload;
+    backend->download = mtt__cuda_download;
+    backend->run = mtt__cuda_run;
+    return MTT_OK;
+}
