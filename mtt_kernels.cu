@@ -93,9 +93,10 @@
    >>toolbox
    -------------------------------------------------------------------------------------------------------- */
 
-#define MTT__DEVICE static __device__ __forceinline__
+#define MTT__MEMBER __device__ __forceinline__
+#define MTT__DEVICE static MTT__MEMBER
 
-/* Neighbours in a row, moved in accesses of up to 16 bytes. Eight of them are the unit of nearly every
+/* Neighbours in a row, moved in accesses of up to 16 bytes. 8 of them are the unit of nearly every
    kernel: widths are multiples of 8, and one draw of dropout serves 8 elements. */
 template <class T, int N = 8> struct alignas(N * sizeof(T) < 16 ? N * sizeof(T) : 16) mtt__vector {
     T v[N];
@@ -145,106 +146,6 @@ template <int N = 8, class T> MTT__DEVICE void mtt__read_floats(const T *at, flo
 template <int N = 8, class T> MTT__DEVICE void mtt__store_floats(T *at, const float *values)
 {
     *reinterpret_cast<mtt__vector<T, N> *>(at) = mtt__from_floats<T, N>(values);
-}
-
-/* ---- 8-bit floats ---- */
-
-/* The two kinds, which devices of compute capability 8.9 and later convert to; mtt__to_e4m3, mtt__to_e5m2. */
-struct mtt__e4m3 { uint8_t bits; };
-struct mtt__e5m2 { uint8_t bits; };
-
-/* Rounds four values, the first one to the lowest byte. */
-MTT__DEVICE uint32_t mtt__pack_four(const float *v, mtt__e4m3)
-{
-    uint32_t out = 0;
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 890
-    MTT__UNROLL for (int k = 0; k < 4; k++) out |= (uint32_t)mtt__to_e4m3(v[k]) << 8 * k;
-#else
-    asm("{ .reg .b16 low, high; cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;"
-        " cvt.rn.satfinite.e4m3x2.f32 high, %4, %3; mov.b32 %0, {low, high}; }"
-        : "=r"(out) : "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]));
-#endif
-    return out;
-}
-
-/* The instruction clips to 57344. mtt__mark_overflow restores infinities. */
-MTT__DEVICE uint32_t mtt__pack_four(const float *v, mtt__e5m2)
-{
-    uint32_t out = 0;
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 890
-    asm("{ .reg .b16 low, high; cvt.rn.satfinite.e5m2x2.f32 low, %2, %1;"
-        " cvt.rn.satfinite.e5m2x2.f32 high, %4, %3; mov.b32 %0, {low, high}; }"
-        : "=r"(out) : "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]));
-#endif
-    return out;
-}
-
-/* Replaces the clipped ones of eight e5m2 values with infinities, which report an overflow. One test covers
-   all eight: only codes of 57344 (0x7b) and above can have been clipped, and adding 5 sets their top bit. */
-MTT__DEVICE void mtt__mark_overflow(uint2 &codes, const float *v)
-{
-    const uint32_t low = (codes.x & 0x7f7f7f7fu) + 0x05050505u, high = (codes.y & 0x7f7f7f7fu) + 0x05050505u;
-    if (!((low | high) & 0x80808080u)) return;
-    MTT__UNROLL for (int k = 0; k < 8; k++) {
-        uint32_t &word = k < 4 ? codes.x : codes.y;
-        if (fabsf(v[k]) >= 61440.0f) word = (word & ~(0x7fu << k % 4 * 8)) | 0x7cu << k % 4 * 8;
-    }
-}
-
-/* Where a kernel writes 8-bit values, and what it records of them. */
-struct mtt__eight {
-    void *data;
-    mtt_scale *scale; /* NULL = 1 */
-    int recorded;
-};
-
-MTT__DEVICE float mtt__scale_of(const mtt__eight &e) { return e.scale ? e.scale->scale : 1.0f; }
-
-/* Rounds eight values, times a scale, to 8 bytes. */
-template <class Q> MTT__DEVICE uint2 mtt__pack_eight(const float *v, float scale)
-{
-    float scaled[8];
-    MTT__UNROLL for (int k = 0; k < 8; k++) scaled[k] = v[k] * scale;
-    uint2 codes = make_uint2(mtt__pack_four(scaled, Q()), mtt__pack_four(scaled + 4, Q()));
-    if (std::is_same<Q, mtt__e5m2>::value) mtt__mark_overflow(codes, scaled);
-    return codes;
-}
-
-/* Four words of four bytes, transposed. */
-MTT__DEVICE void mtt__turn(uint32_t to[4], uint32_t a, uint32_t b, uint32_t c, uint32_t d)
-{
-    const uint32_t low_ab = __byte_perm(a, b, 0x5140), high_ab = __byte_perm(a, b, 0x7362);
-    const uint32_t low_cd = __byte_perm(c, d, 0x5140), high_cd = __byte_perm(c, d, 0x7362);
-    to[0] = __byte_perm(low_ab, low_cd, 0x5410);
-    to[1] = __byte_perm(low_ab, low_cd, 0x7632);
-    to[2] = __byte_perm(high_ab, high_cd, 0x5410);
-    to[3] = __byte_perm(high_ab, high_cd, 0x7632);
-}
-
-/* A thread's part of what mtt_scale records. Integers' maxima and sums do not depend on order. */
-struct mtt__records {
-    float largest;
-    uint32_t clipped;
-};
-
-MTT__DEVICE void mtt__note(mtt__records &r, const float *v, float scale)
-{
-    float largest = 0;
-    MTT__UNROLL for (int k = 0; k < 8; k++) largest = fmaxf(largest, fabsf(v[k]));
-    r.largest = fmaxf(r.largest, largest);
-    if (largest * scale > 448.0f)
-        MTT__UNROLL for (int k = 0; k < 8; k++) r.clipped += fabsf(v[k]) * scale > 448.0f;
-}
-
-/* All lanes of a warp call this at the end. */
-MTT__DEVICE void mtt__record_warp(const mtt__eight &e, mtt__records r)
-{
-    if (!e.recorded) return;
-    const uint32_t largest = __reduce_max_sync(0xffffffffu, __float_as_uint(r.largest));
-    const uint32_t clipped = __reduce_add_sync(0xffffffffu, r.clipped);
-    if (threadIdx.x % 32) return;
-    if (largest > __ldcg(&e.scale->largest)) atomicMax(&e.scale->largest, largest);
-    if (clipped) atomicAdd(&e.scale->clipped, clipped);
 }
 
 MTT__DEVICE uint32_t mtt__smem(const void *p)
@@ -419,7 +320,8 @@ struct mtt__cuda {
     mtt_precision precision;
     cudaStream_t stream;
     cublasLtHandle_t blas;
-    int hopper; /* 1 = a device of compute capability 9.0 with code for sm_90a: see mtt__hopper_function */
+    cudaDataType types[MTT_DTYPE_COUNT]; /* of an mtt_dtype, as cuBLASLt names it */
+    int hopper; /* 1 = a device of compute capability 9.0 with code for sm_90a: see >>hopper */
     PFN_cuTensorMapEncodeTiled_v12000 encode; /* makes tensor maps; NULL where the driver cannot */
     char *staging; /* pinned memory of the host */
     size_t staging_used; /* by uploads that may not be done */
@@ -544,19 +446,6 @@ static mtt__dropout mtt__dropout_of(const mtt_op *op, const mtt_tensor *control)
     return d;
 }
 
-/* What a product in 8 bits multiplies by; NULL = 1. */
-static const float *mtt__inverse_of(const mtt_tensor *t)
-{
-    return t->scale ? &t->scale->inverse : NULL;
-}
-
-static mtt__eight mtt__eight_of(const mtt_tensor *t)
-{
-    mtt__eight e = {};
-    if (t) e.data = t->data, e.scale = t->scale, e.recorded = t->recorded;
-    return e;
-}
-
 /* The scratch tensor, if it holds `bytes`. */
 static mtt_status mtt__scratch(mtt__cuda *c, const mtt_op *op, size_t bytes, void **out)
 {
@@ -591,70 +480,6 @@ template <class T> MTT__DEVICE float mtt__gelu_slope(float x)
     return mtt__gelu_slope_of(x, mtt__gelu_gate<T>(x));
 }
 
-/* Math:        y = GELU(x)
-   Shapes:      x, y [count] T
-   Launch:      256 threads, 8 elements each
-   Requires:    count a multiple of 8
-   Traffic:     x read, y written
-   Determinism: elementwise
-   Reference:   mtt__cpu_gelu */
-template <class T> static __global__ void __launch_bounds__(256) mtt_k_gelu(const T *x, T *y, int64_t count)
-{
-    int64_t at = ((int64_t)blockIdx.x * 256 + threadIdx.x) * 8;
-    float v[8];
-    if (at >= count) return;
-    mtt__read_floats(x + at, v);
-    MTT__UNROLL for (int k = 0; k < 8; k++) v[k] *= mtt__gelu_gate<T>(v[k]);
-    mtt__store_floats(y + at, v);
-}
-
-/* Math:        y = GELU(x) in e4m3
-   Shapes:      x [count] BF16, y [count] bytes
-   Launch:      256 threads, 32 elements each, 8 at a time
-   Requires:    count a multiple of 8
-   Traffic:     x read, y written
-   Determinism: elementwise; records a largest value and a count
-   Reference:   mtt__cpu_gelu */
-static __global__ void __launch_bounds__(256)
-    mtt_k_gelu_eight(const __nv_bfloat16 *x, mtt__eight y, int64_t count)
-{
-    const float scale = mtt__scale_of(y);
-    const int64_t first = (int64_t)blockIdx.x * 8192 + threadIdx.x * 8;
-    mtt__records records = {};
-    mtt__vector<__nv_bfloat16> xs[4];
-    MTT__UNROLL for (int i = 0; i < 4; i++)
-        if (first + i * 2048 < count) xs[i] = mtt__load_vector(x + first + i * 2048);
-    MTT__UNROLL for (int i = 0; i < 4; i++) {
-        float v[8];
-        if (first + i * 2048 >= count) break;
-        mtt__to_floats(xs[i], v);
-        MTT__UNROLL for (int k = 0; k < 8; k++) v[k] *= mtt__gelu_gate<__nv_bfloat16>(v[k]);
-        if (y.recorded) mtt__note(records, v, scale);
-        *(uint2 *)((uint8_t *)y.data + first + i * 2048) = mtt__pack_eight<mtt__e4m3>(v, scale);
-    }
-    mtt__record_warp(y, records);
-}
-
-/* Math:        dx = dy GELU'(x)
-   Shapes:      dy, x, dx [count] T
-   Launch:      256 threads, 8 elements each
-   Requires:    count a multiple of 8; dx may be dy
-   Traffic:     dy and x read, dx written
-   Determinism: elementwise
-   Reference:   mtt__cpu_gelu_backward */
-template <class T>
-static __global__ void __launch_bounds__(256)
-    mtt_k_gelu_backward(const T *dy, const T *x, T *dx, int64_t count)
-{
-    int64_t at = ((int64_t)blockIdx.x * 256 + threadIdx.x) * 8;
-    float g[8], v[8];
-    if (at >= count) return;
-    mtt__read_floats(dy + at, g);
-    mtt__read_floats(x + at, v);
-    MTT__UNROLL for (int k = 0; k < 8; k++) g[k] *= mtt__gelu_slope<T>(v[k]);
-    mtt__store_floats(dx + at, g);
-}
-
 /* s = 1 / (1 + e^-x) */
 template <class T> MTT__DEVICE float mtt__silu_gate(float x)
 {
@@ -666,15 +491,15 @@ template <class T> MTT__DEVICE float mtt__silu_gate(float x)
 template <class T, mtt_mlp MLP> MTT__DEVICE float mtt__activated(float x, float up)
 {
     if (MLP == MTT_MLP_RELU2) return fmaxf(x, 0.0f) * fmaxf(x, 0.0f);
-    const float y = x * mtt__silu_gate<T>(x);
+    const float y = x * (MLP == MTT_MLP_GELU ? mtt__gelu_gate<T>(x) : mtt__silu_gate<T>(x));
     return MLP == MTT_MLP_SWIGLU ? y * up : y;
 }
 
-/* Its gradients: g, of y, becomes that of x, and of `up` that of up. */
+/* Turns g, the gradient of y, into that of x, and `up` into its gradient. */
 template <class T, mtt_mlp MLP> MTT__DEVICE void mtt__activation_slopes(float x, float &up, float &g)
 {
-    if (MLP == MTT_MLP_RELU2) {
-        g *= 2.0f * fmaxf(x, 0.0f);
+    if (MLP == MTT_MLP_GELU || MLP == MTT_MLP_RELU2) {
+        g *= MLP == MTT_MLP_GELU ? mtt__gelu_slope<T>(x) : 2.0f * fmaxf(x, 0.0f);
         return;
     }
     const float s = mtt__silu_gate<T>(x), y = x * s, slope = fmaf(-s, y, y) + s, dy = g;
@@ -687,8 +512,7 @@ template <class T, mtt_mlp MLP> MTT__DEVICE void mtt__activation_slopes(float x,
 template <class T> struct mtt__activation_operands {
     const T *x, *dy;
     T *y, *dx;
-    mtt__eight eight; /* with 8 bits: the place of y */
-    int64_t count;    /* packs */
+    int64_t count; /* packs */
     uint32_t packs;
 };
 
@@ -698,21 +522,14 @@ template <mtt_mlp MLP> MTT__DEVICE int64_t mtt__gate_of(uint32_t pack, uint32_t 
     return ((int64_t)pack + (MLP == MTT_MLP_SWIGLU ? pack / packs * packs : 0)) * 8;
 }
 
-/* Math:        y = max(x, 0)^2, silu(x), or silu(x) up
-   Shapes:      x [rows, F] or [rows, 2 F], y [rows, F] T, or with EIGHT e4m3
-   Launch:      256 threads, PACKS packs of 8 elements each
-   Requires:    F a multiple of 8; fewer than 2^32 packs
-   Traffic:     x read, y written
-   Determinism: elementwise; with EIGHT records a largest value and a count
-   Reference:   mtt__cpu_activation */
-template <class T, mtt_mlp MLP, bool EIGHT>
-static __global__ void __launch_bounds__(256) mtt_k_activation(const mtt__activation_operands<T> o)
+/* Computes PACKS packs of y. store(at, v) takes those from element `at`. All of x is read before the first
+   store, which might alias it. */
+template <mtt_mlp MLP, int PACKS, class T, class STORE>
+MTT__DEVICE void mtt__activation_packs(const mtt__activation_operands<T> &o, STORE store)
 {
-    enum { GATED = MLP == MTT_MLP_SWIGLU, PACKS = 2 };
+    enum { GATED = MLP == MTT_MLP_SWIGLU };
     const uint32_t first = blockIdx.x * (256 * PACKS) + threadIdx.x;
-    const float scale = EIGHT ? mtt__scale_of(o.eight) : 1.0f;
     mtt__vector<T> xs[PACKS], ups[PACKS];
-    mtt__records records = {};
     MTT__UNROLL for (int i = 0; i < PACKS; i++) {
         const int64_t at = mtt__gate_of<MLP>(first + i * 256, o.packs);
         if ((int64_t)first + i * 256 >= o.count) break;
@@ -720,28 +537,36 @@ static __global__ void __launch_bounds__(256) mtt_k_activation(const mtt__activa
         if (GATED) ups[i] = mtt__load_vector(o.x + at + o.packs * 8);
     }
     MTT__UNROLL for (int i = 0; i < PACKS; i++) {
-        const int64_t at = ((int64_t)first + i * 256) * 8;
         float v[8], up[8];
         if ((int64_t)first + i * 256 >= o.count) break;
         mtt__to_floats(xs[i], v);
         if (GATED) mtt__to_floats(ups[i], up);
         MTT__UNROLL for (int k = 0; k < 8; k++) v[k] = mtt__activated<T, MLP>(v[k], GATED ? up[k] : 1.0f);
-        if (EIGHT) {
-            if (o.eight.recorded) mtt__note(records, v, scale);
-            *(uint2 *)((uint8_t *)o.eight.data + at) = mtt__pack_eight<mtt__e4m3>(v, scale);
-        } else mtt__store_floats(o.y + at, v);
+        store(((int64_t)first + i * 256) * 8, v);
     }
-    if (EIGHT) mtt__record_warp(o.eight, records);
 }
 
-/* Math:        dx = dy 2 max(x, 0), or dy (s + x s (1 - s)) with s = 1 / (1 + e^-x), times up under SwiGLU;
-                d_up = dy x s
+/* Math:        y = GELU(x), max(x, 0)^2, silu(x), or silu(x) up
+   Shapes:      x [rows, F] or [rows, 2 F], y [rows, F] T
+   Launch:      256 threads, two packs of 8 elements each
+   Requires:    F a multiple of 8; fewer than 2^32 packs
+   Traffic:     x read, y written
+   Determinism: elementwise
+   Reference:   mtt__cpu_gelu, mtt__cpu_activation */
+template <class T, mtt_mlp MLP>
+static __global__ void __launch_bounds__(256) mtt_k_activation(const mtt__activation_operands<T> o)
+{
+    mtt__activation_packs<MLP, 2>(o, [&](int64_t at, const float *v) { mtt__store_floats(o.y + at, v); });
+}
+
+/* Math:        dx = dy GELU'(x), dy 2 max(x, 0), or dy (s + x s (1 - s)) with s = 1 / (1 + e^-x), times
+                up under SwiGLU; d_up = dy x s
    Shapes:      dy [rows, F], x and dx [rows, F] or [rows, 2 F], all T
    Launch:      256 threads, a pack of 8 elements each
-   Requires:    as mtt_k_activation; dx may be x, or without a gate dy
+   Requires:    F a multiple of 8; fewer than 2^32 packs; dx may be x, or without a gate dy
    Traffic:     dy and x read, dx written
    Determinism: elementwise
-   Reference:   mtt__cpu_activation_backward */
+   Reference:   mtt__cpu_gelu_backward, mtt__cpu_activation_backward */
 template <class T, mtt_mlp MLP>
 static __global__ void __launch_bounds__(256)
     mtt_k_activation_backward(const mtt__activation_operands<T> o)
@@ -823,29 +648,11 @@ static mtt_status mtt__cuda_dropout_backward(mtt__cuda *c, const mtt_op *op)
     return mtt__launch_masked_sum(c, op, NULL, o->dy, o->control, o->dx);
 }
 
-static mtt_status mtt__launch_gelu(mtt__cuda *c, const mtt_tensor *x, const mtt_tensor *y)
-{
-    const int64_t count = mtt__elements(y);
-    if (y->dtype == MTT_F8_E4M3)
-        return mtt__launch(c, "gelu", mtt_k_gelu_eight, mtt__blocks(count, 8192), 256,
-                           mtt__at<const __nv_bfloat16>(x), mtt__eight_of(y), count);
-    return mtt__by_type(c, y, [&](auto zero) {
-        typedef decltype(zero) T;
-        return mtt__launch(c, "gelu", mtt_k_gelu<T>, mtt__blocks(count, 2048), 256, mtt__at<T>(x),
-                           mtt__at<T>(y), count);
-    });
-}
-
-static mtt_status mtt__cuda_gelu(mtt__cuda *c, const mtt_op *op)
-{
-    const mtt_gelu *o = MTT_OPERANDS_OF(gelu, op);
-    return mtt__launch_gelu(c, o->x, o->y);
-}
-
-/* Calls body with the MLP's activation as a constant. GELU has kernels of its own. */
+/* Calls body with the MLP's activation as a constant. */
 template <class BODY> static mtt_status mtt__by_mlp(mtt__cuda *c, mtt_mlp mlp, BODY body)
 {
     switch (mlp) {
+    case MTT_MLP_GELU: return body(std::integral_constant<mtt_mlp, MTT_MLP_GELU>());
     case MTT_MLP_SWIGLU: return body(std::integral_constant<mtt_mlp, MTT_MLP_SWIGLU>());
     case MTT_MLP_RELU2: return body(std::integral_constant<mtt_mlp, MTT_MLP_RELU2>());
     case MTT_MLP_SILU: return body(std::integral_constant<mtt_mlp, MTT_MLP_SILU>());
@@ -853,37 +660,63 @@ template <class BODY> static mtt_status mtt__by_mlp(mtt__cuda *c, mtt_mlp mlp, B
     }
 }
 
-static mtt_status mtt__cuda_activation(mtt__cuda *c, const mtt_op *op)
+template <class T>
+static mtt__activation_operands<T> mtt__activation_at(const mtt_tensor *x, const mtt_tensor *dy,
+                                                      const mtt_tensor *y, const mtt_tensor *dx)
 {
-    const mtt_activation *o = MTT_OPERANDS_OF(activation, op);
-    const uint32_t packs = (uint32_t)mtt__width(o->y) / 8;
-    const int64_t count = mtt__elements(o->y) / 8;
-    return mtt__by_type(c, o->x, [&](auto zero) {
-        return mtt__by_mlp(c, op->shape->mlp, [&](auto mlp) {
+    const mtt_tensor *result = y ? y : dy; /* has a column for each of the MLP's */
+    return {mtt__at<T>(x), mtt__at<T>(dy), mtt__at<T>(y), mtt__at<T>(dx), mtt__elements(result) / 8,
+            (uint32_t)mtt__width(result) / 8};
+}
+
+static mtt_status mtt__launch_activation(mtt__cuda *c, mtt_mlp mlp, const mtt_tensor *x, const mtt_tensor *y)
+{
+    return mtt__by_type(c, x, [&](auto zero) {
+        return mtt__by_mlp(c, mlp, [&](auto constant) {
             typedef decltype(zero) T;
-            mtt__activation_operands<T> a = {mtt__at<T>(o->x), NULL, mtt__at<T>(o->y), NULL, {}, count,
-                                             packs};
-            if constexpr (std::is_same<T, __nv_bfloat16>::value)
-                if (o->y->dtype == MTT_F8_E4M3) {
-                    a.eight = mtt__eight_of(o->y);
-                    return mtt__launch(c, "activation", mtt_k_activation<T, decltype(mlp)::value, true>,
-                                       mtt__blocks(count, 512), 256, a);
-                }
-            return mtt__launch(c, "activation", mtt_k_activation<T, decltype(mlp)::value, false>,
-                               mtt__blocks(count, 512), 256, a);
+            const auto o = mtt__activation_at<T>(x, NULL, y, NULL);
+            return mtt__launch(c, "activation", mtt_k_activation<T, decltype(constant)::value>,
+                               mtt__blocks(o.count, 512), 256, o);
         });
     });
 }
 
-static mtt_status mtt__launch_gelu_backward(mtt__cuda *c, const mtt_tensor *dy, const mtt_tensor *x,
-                                            const mtt_tensor *dx)
+static mtt_status mtt__cuda_gelu(mtt__cuda *c, const mtt_op *op)
 {
-    const int64_t count = mtt__elements(dx);
+    const mtt_gelu *o = MTT_OPERANDS_OF(gelu, op);
+    return mtt__launch_activation(c, MTT_MLP_GELU, o->x, o->y);
+}
+
+static mtt_status mtt__cuda_activation(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_activation *o = MTT_OPERANDS_OF(activation, op);
+    return mtt__launch_activation(c, op->shape->mlp, o->x, o->y);
+}
+
+static mtt_status mtt__launch_activation_backward(mtt__cuda *c, mtt_mlp mlp, const mtt_tensor *dy,
+                                                  const mtt_tensor *x, const mtt_tensor *dx)
+{
     return mtt__by_type(c, dx, [&](auto zero) {
-        typedef decltype(zero) T;
-        return mtt__launch(c, "gelu_backward", mtt_k_gelu_backward<T>, mtt__blocks(count, 2048), 256,
-                           mtt__at<T>(dy), mtt__at<T>(x), mtt__at<T>(dx), count);
+        return mtt__by_mlp(c, mlp, [&](auto constant) {
+            typedef decltype(zero) T;
+            const auto o = mtt__activation_at<T>(x, dy, NULL, dx);
+            return mtt__launch(c, "activation_backward",
+                               mtt_k_activation_backward<T, decltype(constant)::value>,
+                               mtt__blocks(o.count, 256), 256, o);
+        });
     });
+}
+
+static mtt_status mtt__cuda_gelu_backward(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_gelu_backward *o = MTT_OPERANDS_OF(gelu_backward, op);
+    return mtt__launch_activation_backward(c, MTT_MLP_GELU, o->dy, o->x, o->dx);
+}
+
+static mtt_status mtt__cuda_activation_backward(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_activation_backward *o = MTT_OPERANDS_OF(activation_backward, op);
+    return mtt__launch_activation_backward(c, op->shape->mlp, o->dy, o->x, o->dx);
 }
 
 /* Math:        out[j] (+)= sum over rows r of x[r][j], of each slice of rows
@@ -965,6 +798,10 @@ static mtt_status mtt__bias_gradient(mtt__cuda *c, const mtt_op *op, const mtt_t
 /* Threads of a row, and packs of 8 elements of a thread: a row of up to their product stays in registers. */
 #define MTT__NORM_SHAPES(X) X(32, 1) X(32, 3) X(32, 4) X(256, 1) X(256, 4) X(512, 4)
 
+/* Threads of a block, and blocks of a processor. */
+#define MTT__NORM_BOUNDS(T, THREADS, PACKS) \
+    THREADS < 128 ? 128 : THREADS, THREADS > 32 || PACKS == 1 ? 0 : sizeof(T) == 4 ? 5 : 7
+
 /* (x - mean) rstd. For 16-bit data one multiply-add. Rounding mean rstd is like an error of 2^-24 in the
    mean, and a mean in FP32 is no more exact. Every kernel that makes a norm's result calls this, so that
    recomputation gives the same bits. */
@@ -980,34 +817,21 @@ template <class T> struct mtt__norm_forward {
     int64_t rows;
     int width;
     mtt__dropout dropout; /* of the branch */
-    mtt__eight eight;     /* with 8 bits: the place of y */
     float eps;
 };
 
-/* Math:        y = (x - mean) rstd w + b, rstd = 1 / sqrt(var + eps), var in a second pass over registers.
-                With RMS the mean is 0, and there is no b.
-                With a branch, joined = x + mask * branch first, and joined, rounded as stored, takes the
-                place of x
-   Shapes:      x, branch, joined, y [rows, C], w, b [C] T, y with EIGHT e4m3; stats [rows] (mean, rstd) float
-   Launch:      THREADS threads a row, at least 128 a block. Where a warp has a wide row, 7 blocks a
-                processor, 5 in FP32: with more the compiler would spill
-   Requires:    C a multiple of 8, at most 8 THREADS PACKS; joined and y may be x or branch
-   Traffic:     x and branch read once, joined and y written once; w and b stay in cache
-   Determinism: fixed tree; with a branch, the bits of mtt_k_masked_sum and then this without a branch
-   Reference:   mtt__cpu_norm, mtt__cpu_masked_sum */
-template <class T, int THREADS, int PACKS, bool EIGHT, bool RMS>
-static __global__ void __launch_bounds__(THREADS < 128 ? 128 : THREADS,
-                                         THREADS > 32 || PACKS == 1 ? 0 : sizeof(T) == 4 ? 5 : 7)
-    mtt_k_norm(const mtt__norm_forward<T> o)
+/* Normalizes a row of THREADS threads. store(at, v) takes 8 results from element `at`. */
+template <int THREADS, int PACKS, bool RMS, class T, class STORE>
+MTT__DEVICE void mtt__norm_row(const mtt__norm_forward<T> &o, STORE store)
 {
     const int width = o.width;
     __shared__ float shared[32];
     int64_t row = (int64_t)blockIdx.x * (THREADS < 128 ? 128 / THREADS : 1) + threadIdx.x / THREADS;
     int lane = threadIdx.x % THREADS;
     mtt__vector<T> xs[PACKS];
-    mtt__records records = {};
-    float sum = 0, squares = 0, scale = EIGHT ? mtt__scale_of(o.eight) : 1.0f;
+    float sum = 0, squares = 0;
     if (row >= o.rows) return;
+    /* load x, and add the branch */
     MTT__UNROLL for (int p = 0; p < PACKS; p++) {
         int column = (p * THREADS + lane) * 8;
         if (column < width) xs[p] = mtt__load_vector(o.x + row * width + column);
@@ -1030,6 +854,7 @@ static __global__ void __launch_bounds__(THREADS < 128 ? 128 : THREADS,
             *reinterpret_cast<mtt__vector<T> *>(o.joined + at) = xs[p];
         }
     }
+    /* mean, then variance */
     MTT__UNROLL for (int p = 0; p < PACKS && !RMS; p++) {
         float v[8];
         if ((p * THREADS + lane) * 8 >= width) break;
@@ -1045,6 +870,7 @@ static __global__ void __launch_bounds__(THREADS < 128 ? 128 : THREADS,
     }
     float rstd = 1.0f / sqrtf(mtt__reduce<mtt__plus, THREADS>(squares, shared) / (float)width + o.eps);
     if (lane == 0) o.stats[row] = make_float2(mean, rstd);
+    /* normalize and store */
     MTT__UNROLL for (int p = 0; p < PACKS; p++) {
         int column = (p * THREADS + lane) * 8;
         float gain[8], shift[8] = {}, out[8];
@@ -1054,73 +880,89 @@ static __global__ void __launch_bounds__(THREADS < 128 ? 128 : THREADS,
         mtt__to_floats(xs[p], out);
         MTT__UNROLL for (int k = 0; k < 8; k++)
             out[k] = mtt__normalized<T>(out[k], make_float2(mean, rstd)) * gain[k] + shift[k];
-        if (EIGHT) {
-            if (o.eight.recorded) mtt__note(records, out, scale);
-            *(uint2 *)((uint8_t *)o.eight.data + row * width + column) =
-                mtt__pack_eight<mtt__e4m3>(out, scale);
-        } else mtt__store_floats(o.y + row * width + column, out);
+        store(row * width + column, out);
     }
-    if (EIGHT) mtt__record_warp(o.eight, records);
 }
 
-template <class T, bool EIGHT, bool RMS>
-static mtt_status mtt__launch_norm_of(mtt__cuda *c, const mtt__norm_forward<T> &o)
+/* Math:        y = (x - mean) rstd w + b, rstd = 1 / sqrt(var + eps), var in a second pass over registers.
+                With RMS the mean is 0, and there is no b.
+                With a branch, joined = x + mask * branch first, and joined, rounded as stored, takes the
+                place of x
+   Shapes:      x, branch, joined, y [rows, C], w, b [C] T; stats [rows] (mean, rstd) float
+   Launch:      THREADS threads a row, at least 128 a block. Where a warp has a wide row, 7 blocks a
+                processor, 5 in FP32: with more the compiler would spill
+   Requires:    C a multiple of 8, at most 8 THREADS PACKS; joined and y may be x or branch
+   Traffic:     x and branch read once, joined and y written once; w and b stay in cache
+   Determinism: fixed tree; with a branch, the bits of mtt_k_masked_sum and then this without a branch
+   Reference:   mtt__cpu_norm, mtt__cpu_masked_sum */
+template <class T, int THREADS, int PACKS, bool RMS>
+static __global__ void __launch_bounds__(MTT__NORM_BOUNDS(T, THREADS, PACKS))
+    mtt_k_norm(const mtt__norm_forward<T> o)
 {
-#define MTT__NORM_CASE(threads, packs)                                                                      \
-    if (o.width <= threads * packs * 8)                                                                     \
-        return mtt__launch(c, "norm", mtt_k_norm<T, threads, packs, EIGHT, RMS>,                            \
-                           mtt__blocks(o.rows, threads < 128 ? 128 / threads : 1),                          \
-                           threads < 128 ? 128 : threads, o);
+    mtt__norm_row<THREADS, PACKS, RMS>(
+        o, [&](int64_t at, const float *v) { mtt__store_floats(o.y + at, v); });
+}
+
+/* Calls body with the threads of a row, and the packs of a thread, as constants. */
+template <class BODY> static mtt_status mtt__by_norm_shape(mtt__cuda *c, int width, BODY body)
+{
+#define MTT__NORM_CASE(threads, packs)    \
+    if (width <= (threads) * (packs) * 8) \
+        return body(std::integral_constant<int, threads>(), std::integral_constant<int, packs>());
     MTT__NORM_SHAPES(MTT__NORM_CASE)
 #undef MTT__NORM_CASE
-    return mtt__cuda_fail(c->env, MTT_E_ARGUMENT, "a norm over %d columns: at most 16,384", o.width);
+    return mtt__cuda_fail(c->env, MTT_E_ARGUMENT, "a norm over %d columns: at most 16,384", width);
+}
+
+/* The blocks of a norm of so many threads a row. */
+static unsigned mtt__norm_blocks(int64_t rows, int threads)
+{
+    return mtt__blocks(rows, threads < 128 ? 128 / threads : 1);
 }
 
 template <class T> static mtt_status mtt__launch_norm(mtt__cuda *c, const mtt__norm_forward<T> &o)
 {
-    if constexpr (std::is_same<T, __nv_bfloat16>::value)
-        if (o.eight.data)
-            return o.b ? mtt__launch_norm_of<T, true, false>(c, o) : mtt__launch_norm_of<T, true, true>(c, o);
-    return o.b ? mtt__launch_norm_of<T, false, false>(c, o) : mtt__launch_norm_of<T, false, true>(c, o);
+    return mtt__by_norm_shape(c, o.width, [&](auto threads, auto packs) {
+        enum { THREADS = decltype(threads)::value, PACKS = decltype(packs)::value };
+        const auto kernel = o.b ? mtt_k_norm<T, THREADS, PACKS, false> : mtt_k_norm<T, THREADS, PACKS, true>;
+        return mtt__launch(c, "norm", kernel, mtt__norm_blocks(o.rows, THREADS),
+                           THREADS < 128 ? 128 : THREADS, o);
+    });
 }
 
-/* A norm's result in 8 bits; otherwise there is no data. */
-static mtt__eight mtt__eight_result(const mtt_tensor *y)
+template <class T> static mtt__norm_forward<T> mtt__norm_of(const mtt_op *op)
 {
-    return mtt__eight_of(y->dtype == MTT_F8_E4M3 ? y : NULL);
+    const mtt_norm *o = MTT_OPERANDS_OF(norm, op);
+    return {mtt__at<T>(o->x), NULL, mtt__at<T>(o->gain), mtt__at<T>(o->shift), NULL, mtt__at<T>(o->y),
+            mtt__at<float2>(o->stats), mtt__rows(o->y), (int)mtt__width(o->y), {}, op->shape->norm_eps};
+}
+
+template <class T> static mtt__norm_forward<T> mtt__residual_norm_of(const mtt_op *op)
+{
+    const mtt_residual_norm *o = MTT_OPERANDS_OF(residual_norm, op);
+    return {mtt__at<T>(o->x), mtt__at<T>(o->branch), mtt__at<T>(o->gain), mtt__at<T>(o->shift),
+            mtt__at<T>(o->sum), mtt__at<T>(o->y), mtt__at<float2>(o->stats), mtt__rows(o->y),
+            (int)mtt__width(o->y), mtt__dropout_of(op, o->control), op->shape->norm_eps};
 }
 
 static mtt_status mtt__cuda_norm(mtt__cuda *c, const mtt_op *op)
 {
-    const mtt_norm *o = MTT_OPERANDS_OF(norm, op);
-    return mtt__by_type(c, o->x, [&](auto zero) {
-        typedef decltype(zero) T;
-        mtt__norm_forward<T> n = {mtt__at<T>(o->x), NULL, mtt__at<T>(o->gain), mtt__at<T>(o->shift), NULL,
-                                  mtt__at<T>(o->y), mtt__at<float2>(o->stats), mtt__rows(o->y),
-                                  (int)mtt__width(o->y), {}, mtt__eight_result(o->y), op->shape->norm_eps};
-        return mtt__launch_norm(c, n);
-    });
+    const mtt_tensor *x = MTT_OPERANDS_OF(norm, op)->x;
+    return mtt__by_type(c, x,
+                        [&](auto zero) { return mtt__launch_norm(c, mtt__norm_of<decltype(zero)>(op)); });
 }
 
 static mtt_status mtt__cuda_residual_norm(mtt__cuda *c, const mtt_op *op)
 {
-    const mtt_residual_norm *o = MTT_OPERANDS_OF(residual_norm, op);
-    return mtt__by_type(c, o->x, [&](auto zero) {
-        typedef decltype(zero) T;
-        mtt__norm_forward<T> n = {mtt__at<T>(o->x), mtt__at<T>(o->branch), mtt__at<T>(o->gain),
-                                  mtt__at<T>(o->shift), mtt__at<T>(o->sum), mtt__at<T>(o->y),
-                                  mtt__at<float2>(o->stats), mtt__rows(o->y), (int)mtt__width(o->y),
-                                  mtt__dropout_of(op, o->control), mtt__eight_result(o->y),
-                                  op->shape->norm_eps};
-        return mtt__launch_norm(c, n);
+    return mtt__by_type(c, MTT_OPERANDS_OF(residual_norm, op)->x, [&](auto zero) {
+        return mtt__launch_norm(c, mtt__residual_norm_of<decltype(zero)>(op));
     });
 }
 
 template <class T> struct mtt__norm_operands {
-    const T *dy, *x, *w, *b, *joined;
+    const T *dy, *x, *w, *joined;
     const float2 *stats;
     T *dx;
-    mtt__eight dx_8, dx_t, y_t; /* without data: not wanted */
     float *partial;
     int64_t rows;
     int width, threads; /* of a row */
@@ -1151,27 +993,20 @@ MTT__DEVICE float2 mtt__row_sums(float2 v, float2 *slots, int threads)
    ROW_THREADS threads, or as many as the argument says if ROW_THREADS is 0, a power of two; each has up to 32
    elements of it, in packs of 16 bytes. So a block works on several rows at once. Shared memory holds STAGES
    times these rows: as many as fit 96 KB, which every device has. Where none fits (FP32, more than 8,192
-   columns), rows are read twice from global memory. With 8-bit results there is one stage, since their codes
-   take 64 bytes a column; where warps share a row, such a block has a processor to itself, which lets its
-   threads have more than 128 registers. */
-template <class TYPE, int ROW_THREADS, int BLOCK_SIZE, bool OF_RMS, bool WITH_EIGHT = false>
-struct mtt__norm_block {
+   columns), rows are read twice from global memory. */
+template <class TYPE, int ROW_THREADS, int BLOCK_SIZE, bool OF_RMS> struct mtt__norm_block {
     typedef TYPE T;
     enum {
         RMS = OF_RMS,
         THREADS = ROW_THREADS,
         SIZE = BLOCK_SIZE,
-        EIGHT = WITH_EIGHT,
         PACK = 16 / sizeof(T),
         PACKS = 32 / PACK,
         BLOCKS = SIZE < 512 ? 2 : 1,
-        AT_ONCE = EIGHT && !THREADS ? 1 : BLOCKS,
-        STAGES = EIGHT ? 1 : (96 << 10) / (3 * SIZE * 32 * sizeof(T))
+        AT_ONCE = BLOCKS,
+        STAGES = (96 << 10) / (3 * SIZE * 32 * sizeof(T))
     };
 };
-
-/* Rows of a tile with 8-bit results. In a transpose they are 32 bytes, which memory moves at once. */
-enum { MTT__NORM_TILE = 32 };
 
 /* Starts a thread's copies of its packs of a row: dy, x and joined, `step` elements apart. Beyond the last
    row the group is empty. */
@@ -1190,56 +1025,40 @@ MTT__DEVICE void mtt__copy_row(const mtt__norm_operands<T> &o, int64_t row, int 
     mtt__copy_commit();
 }
 
-/* Transposes the codes of a tile, those of dx and then those of y. A thread has 16 rows of 4 columns at a
-   time, its neighbour the other 16, so that together they write 32 bytes of a row. Padding becomes zeros. */
-template <class S>
-MTT__DEVICE void mtt__turn_tile(const mtt__norm_operands<typename S::T> &o, const uint8_t *codes,
-                                int64_t row0)
-{
-    const int64_t pitch = (o.rows + 15) & ~15;
-    for (int i = threadIdx.x; i < o.width; i += S::SIZE) {
-        const int of_y = i >= o.width / 2, part = of_y ? i - o.width / 2 : i, column = part / 2 * 4;
-        const int64_t row = row0 + part % 2 * 16;
-        const uint8_t *from = codes + (of_y * MTT__NORM_TILE + part % 2 * 16) * o.width + column;
-        uint8_t *to = (uint8_t *)(of_y ? o.y_t : o.dx_t).data;
-        uint32_t turned[4][4];
-        if (!to || row >= o.rows) continue;
-        MTT__UNROLL for (int quad = 0; quad < 4; quad++) {
-            uint32_t words[4];
-            MTT__UNROLL for (int k = 0; k < 4; k++, from += o.width)
-                words[k] = row + quad * 4 + k < o.rows ? *(const uint32_t *)from : 0;
-            mtt__turn(turned[quad], words[0], words[1], words[2], words[3]);
-        }
-        MTT__UNROLL for (int k = 0; k < 4; k++)
-            *(uint4 *)(to + (column + k) * pitch + row) =
-                make_uint4(turned[0][k], turned[1][k], turned[2][k], turned[3][k]);
-    }
-}
+/* What mtt_k_norm_backward does besides: nothing. A wing has more to do with each pack of dx as it is stored,
+   and after all rows before `next`. WHOLE_TILES: it also does so for rows past the end of the last tile. */
+struct mtt__norm_no_more {
+    enum { WHOLE_TILES = 0 };
+    template <class O> MTT__MEMBER mtt__norm_no_more begin(const O &, uint8_t *) const { return {}; }
+    template <class V>
+    MTT__MEMBER void each(int64_t, int, const V & /* dx */, const float * /* xhat */, const float * /* w */)
+        const {}
+    MTT__MEMBER void after_rows(int64_t /* next */) const {}
+};
 
 /* Math:        xhat = (x - mean) rstd, g = dy w: dx = rstd (g - mean(g) - xhat mean(g xhat)) [+ joined];
-                partial[block] = (sum of dy xhat, sum of dy) over the block's rows. With EIGHT dx_8 = dx, as
-                stored, in 8 bits, dx_t its transpose, y_t that of xhat w + b. RMS: without mean(g), b and
+                partial[block] = (sum of dy xhat, sum of dy) over the block's rows. RMS: without mean(g) and
                 the sum of dy
-   Shapes:      dy, x, joined, dx [rows, C], w, b [C] T; stats [rows] (mean, rstd) float; partial [blocks,
-                2 C] float; dx_8 [rows, C], dx_t [C, rows in whole 16] e5m2; y_t as dx_t, e4m3
+   Shapes:      dy, x, joined, dx [rows, C], w [C] T; stats [rows] (mean, rstd) float; partial [blocks, 2 C]
+                float
    Launch:      S = mtt__norm_block. Blocks stride over tiles of rows, several rows at a time, and copy STAGES
                 - 1 steps ahead. A thread reads only its own copies, which takes no barrier; sums of a row
-                shared by warps take one, and the transposes of a tile two
+                shared by warps take one
    Requires:    C a multiple of 8, at most 32 times the threads of a row; shared memory for the stages of dy,
-                x and joined, which holds the rows' sums in the end; joined, dy or x may be dx. EIGHT: C a
-                multiple of 16, tiles of MTT__NORM_TILE rows and shared memory for their codes; x is not dx
-   Traffic:     dy, x, joined read once, results written once; w and b stay in cache. Without stages, dy and
-                x are read again from L2
+                x and joined, which holds the rows' sums in the end; joined, dy or x may be dx
+   Traffic:     dy, x, joined read once, dx written once; w stays in cache. Without stages, dy and x are read
+                again from L2
    Determinism: rows of a thread in order, then those of a block; mtt_k_column_sums adds up the blocks
    Reference:   mtt__cpu_norm_backward */
-template <class S>
+template <class S, class MORE>
 static __global__ void __launch_bounds__(S::SIZE, S::AT_ONCE)
-    mtt_k_norm_backward(const mtt__norm_operands<typename S::T> o)
+    mtt_k_norm_backward(const __grid_constant__ mtt__norm_operands<typename S::T> o,
+                        const __grid_constant__ MORE more)
 {
     typedef typename S::T T;
     enum { STAGES = S::STAGES, PACK = S::PACK, PACKS = S::PACKS };
-    static_assert(S::EIGHT || S::THREADS == S::SIZE || STAGES * 3 * sizeof(T) >= 2 * sizeof(float),
-                  "sums of dw and db fit where rows were, or rows and codes");
+    static_assert(MORE::WHOLE_TILES || S::THREADS == S::SIZE || STAGES * 3 * sizeof(T) >= 2 * sizeof(float),
+                  "sums of dw and db fit where rows were");
     extern __shared__ uint4 ring[];
     __shared__ float2 slots[2][S::SIZE / 32];
     const int threads = S::THREADS ? S::THREADS : o.threads, log2_threads = 31 - __clz(threads);
@@ -1249,13 +1068,14 @@ static __global__ void __launch_bounds__(S::SIZE, S::AT_ONCE)
         row += block_rows;
         return row - group & (o.tile - 1) ? row : row + (int64_t)(gridDim.x - 1) * o.tile;
     };
-    const int64_t end = S::EIGHT ? (o.rows + o.tile - 1) & -o.tile : o.rows; /* the last tile ends, too */
+    const int64_t end = MORE::WHOLE_TILES ? (o.rows + o.tile - 1) & -o.tile : o.rows;
     int64_t row = (int64_t)blockIdx.x * o.tile + group, ahead = row;
     T *const staged = reinterpret_cast<T *>(ring) + group * width;
-    uint8_t *const codes = reinterpret_cast<uint8_t *>(ring) + STAGES * 3 * step * sizeof(T);
-    const float share = 1.0f / (float)width, y_scale = S::EIGHT ? mtt__scale_of(o.y_t) : 1.0f;
+    const auto extra = more.begin(o, reinterpret_cast<uint8_t *>(ring) + STAGES * 3 * step * sizeof(T));
+    const float share = 1.0f / (float)width;
     float dw[PACKS][PACK] = {}, db[PACKS][PACK] = {};
     float2 next = row < o.rows ? o.stats[row] : make_float2(0, 0);
+    /* start copies of the first rows */
     MTT__UNROLL for (int s = 0; s < STAGES; s++, ahead = after(ahead))
         mtt__copy_row<S>(o, ahead, threads, lane, staged + s * 3 * step, step);
     for (int stage = 0, odd = 0; row - group < end; row = after(row), odd ^= 1) {
@@ -1265,6 +1085,7 @@ static __global__ void __launch_bounds__(S::SIZE, S::AT_ONCE)
         float2 stat = next, sum = make_float2(0, 0);
         if (after(row) < o.rows) next = o.stats[after(row)];
         if (STAGES) mtt__copy_wait<STAGES ? STAGES - 1 : 0>();
+        /* sum over the row, and add it to dw and db */
         MTT__UNROLL for (int p = 0; p < PACKS; p++) {
             int column = (p * threads + lane) * PACK;
             float dys[PACK], xs[PACK], gain[PACK];
@@ -1283,6 +1104,7 @@ static __global__ void __launch_bounds__(S::SIZE, S::AT_ONCE)
         sum = mtt__row_sums(sum, slots[odd], threads);
         sum.x *= share;
         sum.y *= share;
+        /* make dx */
         MTT__UNROLL for (int p = 0; p < PACKS; p++) {
             int column = (p * threads + lane) * PACK;
             float dys[PACK], xs[PACK], gain[PACK], others[PACK] = {}, out[PACK];
@@ -1297,29 +1119,13 @@ static __global__ void __launch_bounds__(S::SIZE, S::AT_ONCE)
             }
             const mtt__vector<T, PACK> stored = mtt__from_floats<T, PACK>(out);
             *reinterpret_cast<mtt__vector<T, PACK> *>(o.dx + row * width + column) = stored;
-            if constexpr (S::EIGHT) {
-                uint8_t *const to = codes + (row & (MTT__NORM_TILE - 1)) * width + column;
-                if (o.dx_t.data) {
-                    mtt__to_floats(stored, out);
-                    const uint2 rounded = mtt__pack_eight<mtt__e5m2>(out, 1.0f);
-                    *(uint2 *)((uint8_t *)o.dx_8.data + row * width + column) = *(uint2 *)to = rounded;
-                }
-                if (o.y_t.data) {
-                    float shift[PACK] = {};
-                    if (!S::RMS) mtt__read_floats<PACK>(o.b + column, shift);
-                    MTT__UNROLL for (int k = 0; k < PACK; k++) out[k] = xs[k] * gain[k] + shift[k];
-                    *(uint2 *)(to + MTT__NORM_TILE * width) = mtt__pack_eight<mtt__e4m3>(out, y_scale);
-                }
-            }
+            extra.each(row, column, stored, xs, gain);
         }
         if (STAGES) mtt__copy_row<S>(o, ahead, threads, lane, copy, step), ahead = after(ahead);
         stage = stage + 1 < STAGES ? stage + 1 : 0;
-        if (S::EIGHT && (row - group + block_rows & (MTT__NORM_TILE - 1)) == 0) {
-            __syncthreads(); /* the tile's codes are there before they are transposed */
-            mtt__turn_tile<S>(o, codes, row - group + block_rows - MTT__NORM_TILE);
-            __syncthreads(); /* all have read them before the next tile's */
-        }
+        extra.after_rows(row - group + block_rows);
     }
+    /* add up dw and db of the rows that the block works on at once */
     const int sums_width = (2 - S::RMS) * width;
     float *partial = o.partial + (int64_t)blockIdx.x * sums_width, *sums = reinterpret_cast<float *>(ring);
     if (block_rows > 1) __syncthreads(); /* all rows are read before sums overwrite them */
@@ -1347,25 +1153,16 @@ static int mtt__norm_threads(int64_t width)
     return threads;
 }
 
+/* Shared memory of the stages. */
 template <class S> static size_t mtt__norm_shared(int64_t width)
 {
-    const size_t row = S::STAGES * 3 * sizeof(typename S::T), codes = S::EIGHT * 2 * MTT__NORM_TILE;
-    return (size_t)width * (S::SIZE / mtt__norm_threads(width) * row + codes);
+    return (size_t)(width * S::SIZE / mtt__norm_threads(width)) * S::STAGES * 3 * sizeof(typename S::T);
 }
 
-template <bool RMS> using mtt__norm_block_eight = mtt__norm_block<__nv_bfloat16, 0, 256, RMS, true>;
-
-/* Whether the kernel makes the 8-bit results: their codes must fit the shared memory. An H200's takes widths
-   of up to 3,040, one of 99 KB up to 896. quantize makes those of other norms. */
-static bool mtt__norm_rounds(const mtt__cuda *c, const mtt_norm_backward *n)
-{
-    const int64_t width = mtt__width(n->dy);
-    return (n->dx_t || n->y_t) && mtt__norm_threads(width) <= mtt__norm_block_eight<false>::SIZE &&
-           mtt__norm_shared<mtt__norm_block_eight<false>>(width) + 1024 <= (size_t)c->shared_bytes;
-}
-
-template <class S>
-static mtt_status mtt__norm_backward_by(mtt__cuda *c, const mtt_op *op, mtt__norm_operands<typename S::T> o)
+/* Runs a kernel of norm_backward, and adds up the sums of its blocks. */
+template <class S, class... P, class... A>
+static mtt_status mtt__norm_backward_by(mtt__cuda *c, const mtt_op *op, void (*kernel)(P...), size_t shared,
+                                        mtt__norm_operands<typename S::T> o, A... more)
 {
     const mtt_norm_backward *n = MTT_OPERANDS_OF(norm_backward, op);
     const int64_t width = o.width;
@@ -1374,488 +1171,60 @@ static mtt_status mtt__norm_backward_by(mtt__cuda *c, const mtt_op *op, mtt__nor
     if (o.tile < S::SIZE / o.threads) o.tile = S::SIZE / o.threads;
     blocks = mtt__min(mtt__blocks(o.rows, o.tile), S::BLOCKS * c->processors);
     blocks = mtt__min(blocks, (int64_t)(op->workspace->bytes / mtt__op_scratch(op)));
-    status = mtt__launch_shared(c, "norm_backward", mtt_k_norm_backward<S>, (unsigned)blocks, S::SIZE,
-                                mtt__norm_shared<S>(width), o);
+    status = mtt__launch_shared(c, "norm_backward", kernel, (unsigned)blocks, S::SIZE, shared, o, more...);
     if (status != MTT_OK) return status;
     return mtt__launch(c, "column_sums", mtt_k_column_sums<float>, mtt__blocks((2 - S::RMS) * width, 64),
                        dim3(8, 32), (const float *)o.partial, mtt__at<float>(n->d_gain),
                        mtt__at<float>(n->d_shift), width, blocks, (2 - S::RMS) * width, blocks, 0);
 }
 
-/* The usual block has 512 / sizeof(T) threads: a warp has a row of up to 1,024 columns. The order of sums
-   does not depend on which kernel makes the 8-bit results. */
-template <class T, bool RMS> static mtt_status mtt__norm_backward(mtt__cuda *c, const mtt_op *op)
+template <class S>
+static mtt_status mtt__launch_norm_backward(mtt__cuda *c, const mtt_op *op,
+                                            const mtt__norm_operands<typename S::T> &o)
 {
-    enum { SIZE = 512 / sizeof(T) };
+    return mtt__norm_backward_by<S>(c, op, mtt_k_norm_backward<S, mtt__norm_no_more>,
+                                    mtt__norm_shared<S>(o.width), o, mtt__norm_no_more());
+}
+
+template <class T>
+static mtt__norm_operands<T> mtt__norm_backward_of(const mtt_op *op, void *partial, int tile)
+{
     const mtt_norm_backward *n = MTT_OPERANDS_OF(norm_backward, op);
     const int64_t width = mtt__width(n->dy);
+    return {mtt__at<T>(n->dy), mtt__at<T>(n->x), mtt__at<T>(n->gain), mtt__at<T>(n->joined),
+            mtt__at<float2>(n->stats), mtt__at<T>(n->dx), (float *)partial, mtt__rows(n->dy), (int)width,
+            mtt__norm_threads(width), tile};
+}
+
+/* The usual block has 512 / sizeof(T) threads: a warp has a row of up to 1,024 columns. */
+template <class T, bool RMS> static mtt_status mtt__norm_backward(mtt__cuda *c, const mtt_op *op, int tile)
+{
+    enum { SIZE = 512 / sizeof(T) };
     void *scratch;
     mtt_status status = mtt__scratch(c, op, mtt__op_scratch(op), &scratch);
-    mtt__norm_operands<T> o = {mtt__at<T>(n->dy), mtt__at<T>(n->x), mtt__at<T>(n->gain),
-                               mtt__at<T>(n->shift), mtt__at<T>(n->joined), mtt__at<float2>(n->stats),
-                               mtt__at<T>(n->dx), mtt__eight_of(n->dx_8), mtt__eight_of(n->dx_t),
-                               mtt__eight_of(n->y_t), (float *)scratch, mtt__rows(n->dy), (int)width,
-                               mtt__norm_threads(width), n->dx_t || n->y_t ? MTT__NORM_TILE : 1};
     if (status != MTT_OK) return status;
-    if constexpr (std::is_same<T, __nv_bfloat16>::value)
-        if (mtt__norm_rounds(c, n)) {
-            if (o.threads > 32) return mtt__norm_backward_by<mtt__norm_block_eight<RMS>>(c, op, o);
-            return mtt__norm_backward_by<mtt__norm_block<T, 32, SIZE, RMS, true>>(c, op, o);
-        }
-    if (o.threads == 32) return mtt__norm_backward_by<mtt__norm_block<T, 32, SIZE, RMS>>(c, op, o);
-    if (o.threads <= SIZE) return mtt__norm_backward_by<mtt__norm_block<T, 0, SIZE, RMS>>(c, op, o);
+    const mtt__norm_operands<T> o = mtt__norm_backward_of<T>(op, scratch, tile);
+    if (o.threads == 32) return mtt__launch_norm_backward<mtt__norm_block<T, 32, SIZE, RMS>>(c, op, o);
+    if (o.threads <= SIZE) return mtt__launch_norm_backward<mtt__norm_block<T, 0, SIZE, RMS>>(c, op, o);
     if constexpr (SIZE < 256)
-        if (o.threads == 256) return mtt__norm_backward_by<mtt__norm_block<T, 256, 256, RMS>>(c, op, o);
-    if (o.threads == 512) return mtt__norm_backward_by<mtt__norm_block<T, 512, 512, RMS>>(c, op, o);
+        if (o.threads == 256) return mtt__launch_norm_backward<mtt__norm_block<T, 256, 256, RMS>>(c, op, o);
+    if (o.threads == 512) return mtt__launch_norm_backward<mtt__norm_block<T, 512, 512, RMS>>(c, op, o);
     return mtt__cuda_fail(c->env, MTT_E_ARGUMENT, "a norm over %d columns: at most 16,384", o.width);
 }
 
-/* ----------------------------------------------------------------------------------------------------------
-   >>eight bits   operands of FP8's products
-   -------------------------------------------------------------------------------------------------------- */
-
-/* What mtt_k_quantize rounds. PLAIN: x. NORMED: the norm of x, recomputed from its statistics. GELU_BACKWARD:
-   the gradient of GELU's input, and GELU's result. GELU_BACKWARD + MLP: the same for that activation. */
-enum { MTT__PLAIN, MTT__NORMED, MTT__GELU_BACKWARD };
-
-struct mtt__quantize {
-    const __nv_bfloat16 *x, *dy, *gain, *shift;
-    const float2 *stats;
-    mtt__eight y, y_t, gelu_t; /* without data: not wanted. gelu_t: of the activation's result */
-    int64_t rows, padded;      /* elements in a row of a transpose that are written, */
-    int64_t pitch;             /* and from row to row */
-    int width;
-};
-
-/* A tile of 128 rows and 64 columns of codes, transposed: a column is 32 words of four codes. One word more
-   between columns spreads a warp over the banks of shared memory. */
-enum { MTT__TILE_ROWS = 128, MTT__TILE_COLUMNS = 64 };
-typedef uint32_t mtt__transposed_tile[MTT__TILE_COLUMNS][MTT__TILE_ROWS / 4 + 1];
-
-/* A thread's four rows of eight columns. Eight neighbours have all columns of the same rows. */
-MTT__DEVICE void mtt__transpose_codes(mtt__transposed_tile &to, const uint2 codes[4])
+/* `tile` is 1, or the tile of a wing, so that sums have the same order whichever kernel makes them. */
+static mtt_status mtt__norm_backward_tiles(mtt__cuda *c, const mtt_op *op, int tile)
 {
-    uint32_t words[8];
-    mtt__turn(words, codes[0].x, codes[1].x, codes[2].x, codes[3].x);
-    mtt__turn(words + 4, codes[0].y, codes[1].y, codes[2].y, codes[3].y);
-    MTT__UNROLL for (int k = 0; k < 8; k++) to[threadIdx.x % 8 * 8 + k][threadIdx.x / 8] = words[k];
-}
-
-enum { MTT__HALVES_OF_1 = 0x3c003c00 }; /* two halves, each 1 */
-
-/* Adds e5m2 codes on tensor cores. The 16 codes of lanes 4r to 4r + 3 are added to row r of c, in each column
-   j whose lanes 4j to 4j + 3 pass MTT__HALVES_OF_1 as `ones`, and not 0. c[0..1] are row l/4, columns 2 (l%4)
-   and the next. A byte of e5m2 is the upper byte of a half, and products with 1 are exact. Where some lanes
-   pass 0, codes must be finite: infinity times 0 is NaN. */
-MTT__DEVICE void mtt__sum_codes(float c[4], uint32_t word, uint32_t ones)
-{
-    const uint32_t halves[4] = {__byte_perm(word, 0, 0x1404), 0, __byte_perm(word, 0, 0x3424), 0};
-    mtt__mma(c, halves, ones, ones, __half());
-}
-
-/* Computes eight values of a row: v, the values to round; u, the activation's result; up, the gradient of
-   SwiGLU's second half. */
-template <int KIND>
-MTT__DEVICE void mtt__quantized_values(const mtt__quantize &o, int64_t row, int column,
-                                       const mtt__vector<__nv_bfloat16> &x,
-                                       const mtt__vector<__nv_bfloat16> &dy, float *v, float *u, float *up)
-{
-    typedef __nv_bfloat16 T;
-    mtt__to_floats(x, v);
-    if (KIND == MTT__NORMED) {
-        const float2 stats = o.stats[row];
-        float gain[8], shift[8] = {};
-        mtt__read_floats(o.gain + column, gain);
-        if (o.shift) mtt__read_floats(o.shift + column, shift);
-        MTT__UNROLL for (int k = 0; k < 8; k++)
-            v[k] = mtt__normalized<T>(v[k], stats) * gain[k] + shift[k];
-    } else if (KIND == MTT__GELU_BACKWARD) {
-        float d[8];
-        mtt__to_floats(dy, d);
-        MTT__UNROLL for (int k = 0; k < 8; k++) {
-            const float s = mtt__gelu_gate<T>(v[k]);
-            u[k] = v[k] * s;
-            v[k] = d[k] * mtt__gelu_slope_of(v[k], s);
-        }
-    } else if (KIND > MTT__GELU_BACKWARD) {
-        enum { MLP = KIND > MTT__GELU_BACKWARD ? KIND - MTT__GELU_BACKWARD : MTT_MLP_SILU };
-        float d[8];
-        mtt__to_floats(dy, d);
-        MTT__UNROLL for (int k = 0; k < 8; k++) {
-            u[k] = mtt__activated<T, (mtt_mlp)MLP>(v[k], up[k]);
-            mtt__activation_slopes<T, (mtt_mlp)MLP>(v[k], up[k], d[k]);
-            v[k] = d[k];
-        }
-    }
-}
-
-/* A tile of mtt_k_quantize. */
-template <int KIND, class Q> MTT__DEVICE void mtt__quantize_tile(const mtt__quantize &o, int tile)
-{
-    enum {
-        COLUMNS = MTT__TILE_COLUMNS,
-        WITH_DY = KIND >= MTT__GELU_BACKWARD,
-        GATED = KIND == MTT__GELU_BACKWARD + MTT_MLP_SWIGLU,
-        TILES = 1 + WITH_DY + GATED
-    };
-    __shared__ mtt__transposed_tile turned[TILES];
-    const int x_width = GATED ? 2 * o.width : o.width;
-    const int tiles = (o.width + COLUMNS - 1) / COLUMNS, quad = threadIdx.x / 8;
-    const int64_t row0 = (int64_t)(tile / tiles) * MTT__TILE_ROWS;
-    const int column0 = tile % tiles * COLUMNS, column = column0 + threadIdx.x % 8 * 8;
-    const float scale = mtt__scale_of(o.y_t.data ? o.y_t : o.y);
-    const float gelu_scale = WITH_DY ? mtt__scale_of(o.gelu_t) : 1.0f;
-    mtt__vector<__nv_bfloat16> xs[4] = {}, dys[4] = {}, ups[4] = {};
-    mtt__records records = {};
-    uint2 codes[4] = {}, more[4] = {}, of_up[4] = {};
-    const auto inside = [&](int i) { return column < o.width && row0 + quad * 4 + i < o.rows; };
-    MTT__UNROLL for (int i = 0; i < 4; i++) {
-        const int64_t at = (row0 + quad * 4 + i) * o.width + column;
-        const int64_t x_at = GATED ? (row0 + quad * 4 + i) * x_width + column : at;
-        if (inside(i)) xs[i] = mtt__load_vector(o.x + x_at);
-        if (WITH_DY && inside(i)) dys[i] = mtt__load_vector(o.dy + at);
-        if (GATED && inside(i)) ups[i] = mtt__load_vector(o.x + x_at + o.width);
-    }
-    MTT__UNROLL for (int i = 0; i < 4; i++) {
-        const int64_t row = row0 + quad * 4 + i;
-        float v[8], u[8], up[8];
-        if (!inside(i)) continue;
-        if (WITH_DY) mtt__to_floats(ups[i], up);
-        mtt__quantized_values<KIND>(o, row, column, xs[i], dys[i], v, u, up);
-        if (o.y.recorded || o.y_t.recorded) mtt__note(records, v, scale);
-        codes[i] = mtt__pack_eight<Q>(v, scale);
-        if (WITH_DY) more[i] = mtt__pack_eight<mtt__e4m3>(u, gelu_scale);
-        if (o.y.data) *(uint2 *)((uint8_t *)o.y.data + row * x_width + column) = codes[i];
-        if (!GATED) continue;
-        of_up[i] = mtt__pack_eight<Q>(up, scale);
-        *(uint2 *)((uint8_t *)o.y.data + row * x_width + o.width + column) = of_up[i];
-    }
-    mtt__record_warp(o.y.recorded ? o.y : o.y_t, records);
-    if (!o.y_t.data) return;
-    MTT__UNROLL for (int t = 0; t < TILES; t++)
-        mtt__transpose_codes(turned[t], t == 0 ? codes : t == 1 ? more : of_up);
-    __syncthreads(); /* the tile is there before its columns are stored */
-    const int64_t at = row0 + threadIdx.x % 32 * 4;
-    for (int j = threadIdx.x / 32; j < COLUMNS && column0 + j < o.width && at < o.padded; j += 8)
-        MTT__UNROLL for (int t = 0; t < TILES; t++) {
-            uint8_t *const to = (uint8_t *)(t == 1 ? o.gelu_t : o.y_t).data;
-            const int64_t to_row = column0 + j + (t == 2 ? o.width : 0);
-            if (t == 1 && !to) continue;
-            *(uint32_t *)(to + to_row * o.pitch + at) = turned[t][j][threadIdx.x % 32];
-        }
-}
-
-/* Math:        y = x, or a function of it, in 8 bits, and its transpose: PLAIN x; NORMED (x - mean) rstd gain
-                + shift; GELU_BACKWARD dy GELU'(x), and gelu_t the transpose of GELU(x) in e4m3; from there
-                up the same for the other activations
-   Shapes:      x, dy, y [rows, width], y_t, gelu_t [width, padded]; x, dy BF16, y and y_t type Q. SwiGLU:
-                x and y have 2 width columns, y_t as many rows, gate before up
-   Launch:      a block of 256 threads for a tile of 128 x 64; a thread has 8 columns of 4 rows
-   Requires:    width a multiple of 8; padded one of 16, less than 128 above rows
-   Traffic:     x and dy read, what is wanted written: transposes in pieces of 128 bytes, by shared memory
-   Determinism: elementwise; records a largest value and a count
-   Reference:   mtt__cpu_quantize, mtt__cpu_gelu_backward */
-template <int KIND, class Q>
-static __global__ void __launch_bounds__(256) mtt_k_quantize(const mtt__quantize o)
-{
-    mtt__quantize_tile<KIND, Q>(o, (int)blockIdx.x);
-}
-
-/* Matrices that one launch rounds, and the first tile of each. */
-struct mtt__quantize_four {
-    mtt__quantize matrix[4];
-    int first[5];
-};
-
-/* Math:        mtt_k_quantize of four matrices, as they are
-   Shapes:      as mtt_k_quantize
-   Launch:      as mtt_k_quantize: four launches would take twice as long, since weights are small
-   Requires:    as mtt_k_quantize
-   Traffic:     as mtt_k_quantize
-   Determinism: as mtt_k_quantize
-   Reference:   mtt__cpu_quantize_weights */
-static __global__ void __launch_bounds__(256, 4)
-    mtt_k_quantize_four(const __grid_constant__ mtt__quantize_four o)
-{
-    int i = 0;
-    while ((int)blockIdx.x >= o.first[i + 1]) i++;
-    mtt__quantize_tile<MTT__PLAIN, mtt__e4m3>(o.matrix[i], (int)blockIdx.x - o.first[i]);
-}
-
-/* Math:        codes = x scale, exponents those of 1 / scale, which is a power of two for each 128 elements
-   Shapes:      x [count] T, codes [groups, 128] e4m3, after count zeros, and exponents [groups] bytes
-   Launch:      256 threads, 8 elements each; 16 lanes have a group
-   Requires:    count a multiple of 8
-   Traffic:     x read, codes and exponents written: 1.01 bytes an element
-   Determinism: a maximum, then elementwise
-   Reference:   mtt__cpu_quantize_groups */
-template <class T>
-static __global__ void __launch_bounds__(256)
-    mtt_k_quantize_groups(const T *x, uint8_t *codes, int64_t count, int64_t groups)
-{
-    const int64_t at = ((int64_t)blockIdx.x * 256 + threadIdx.x) * 8;
-    float v[8] = {}, largest = 0;
-    if (at < count) mtt__read_floats(x + at, v);
-    MTT__UNROLL for (int k = 0; k < 8; k++) largest = fmaxf(largest, fabsf(v[k]));
-    MTT__UNROLL for (int lanes = 1; lanes < MTT_KEPT_GROUP / 8; lanes *= 2)
-        largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, lanes));
-    if (at >= groups * MTT_KEPT_GROUP) return;
-    const float scale = mtt__group_scale(largest);
-    *(uint2 *)(codes + at) = mtt__pack_eight<mtt__e4m3>(v, scale);
-    if (at % MTT_KEPT_GROUP == 0)
-        codes[groups * MTT_KEPT_GROUP + at / MTT_KEPT_GROUP] = (uint8_t)(__float_as_uint(1.0f / scale) >> 23);
-}
-
-/* Math:        x = codes times the powers of two of their groups
-   Shapes:      as mtt_k_quantize_groups
-   Launch:      256 threads, 8 elements each
-   Requires:    count a multiple of 8
-   Traffic:     codes and exponents read, x written
-   Determinism: elementwise
-   Reference:   mtt__cpu_dequantize_groups */
-template <class T>
-static __global__ void __launch_bounds__(256)
-    mtt_k_dequantize_groups(const uint8_t *codes, T *x, int64_t count, int64_t groups)
-{
-    const int64_t at = ((int64_t)blockIdx.x * 256 + threadIdx.x) * 8;
-    if (at >= count) return;
-    const uint2 words = *(const uint2 *)(codes + at);
-    const float inverse =
-        __uint_as_float((uint32_t)codes[groups * MTT_KEPT_GROUP + at / MTT_KEPT_GROUP] << 23);
-    float v[8];
-    MTT__UNROLL for (int k = 0; k < 8; k++)
-        v[k] = mtt__from_e4m3((uint8_t)((k < 4 ? words.x : words.y) >> k % 4 * 8)) * inverse;
-    mtt__store_floats(x + at, v);
-}
-
-static mtt_status mtt__cuda_quantize_groups(mtt__cuda *c, const mtt_op *op)
-{
-    const mtt_quantize_groups *o = MTT_OPERANDS_OF(quantize_groups, op);
-    return mtt__by_type(c, o->x, [&](auto zero) {
+    return mtt__by_type(c, MTT_OPERANDS_OF(norm_backward, op)->dy, [&](auto zero) {
         typedef decltype(zero) T;
-        return mtt__launch(c, "quantize_groups", mtt_k_quantize_groups<T>,
-                           mtt__blocks(mtt__elements(o->x), 2048), 256, mtt__at<const T>(o->x),
-                           mtt__at<uint8_t>(o->codes), mtt__elements(o->x), o->codes->shape[0]);
+        if (op->shape->norm == MTT_NORM_LAYER) return mtt__norm_backward<T, false>(c, op, tile);
+        return mtt__norm_backward<T, true>(c, op, tile);
     });
-}
-
-static mtt_status mtt__cuda_dequantize_groups(mtt__cuda *c, const mtt_op *op)
-{
-    const mtt_dequantize_groups *o = MTT_OPERANDS_OF(dequantize_groups, op);
-    return mtt__by_type(c, o->x, [&](auto zero) {
-        typedef decltype(zero) T;
-        return mtt__launch(c, "dequantize_groups", mtt_k_dequantize_groups<T>,
-                           mtt__blocks(mtt__elements(o->x), 2048), 256, mtt__at<const uint8_t>(o->codes),
-                           mtt__at<T>(o->x), mtt__elements(o->x), o->codes->shape[0]);
-    });
-}
-
-static int64_t mtt__quantize_tiles(const mtt__quantize &o)
-{
-    return mtt__ceil_div(o.rows, MTT__TILE_ROWS) * mtt__ceil_div(o.width, MTT__TILE_COLUMNS);
-}
-
-template <int KIND, class Q> static mtt_status mtt__launch_quantize(mtt__cuda *c, const mtt__quantize &o)
-{
-    return mtt__launch(c, "quantize", mtt_k_quantize<KIND, Q>, (unsigned)mtt__quantize_tiles(o), 256, o);
-}
-
-static mtt_status mtt__quantize_by(mtt__cuda *c, const mtt_quantize *o)
-{
-    mtt__quantize q = {};
-    q.x = mtt__at<const __nv_bfloat16>(o->x);
-    q.stats = mtt__at<const float2>(o->stats);
-    q.gain = mtt__at<const __nv_bfloat16>(o->gain), q.shift = mtt__at<const __nv_bfloat16>(o->shift);
-    q.y = mtt__eight_of(o->y), q.y_t = mtt__eight_of(o->y_t);
-    q.rows = mtt__rows(o->x), q.width = (int)mtt__width(o->x);
-    q.padded = q.pitch = o->y_t ? mtt__width(o->y_t) : 0;
-    if (o->stats) return mtt__launch_quantize<MTT__NORMED, mtt__e4m3>(c, q);
-    if ((o->y ? o->y : o->y_t)->dtype == MTT_F8_E4M3)
-        return mtt__launch_quantize<MTT__PLAIN, mtt__e4m3>(c, q);
-    return mtt__launch_quantize<MTT__PLAIN, mtt__e5m2>(c, q);
-}
-
-static mtt_status mtt__cuda_quantize(mtt__cuda *c, const mtt_op *op)
-{
-    return mtt__quantize_by(c, MTT_OPERANDS_OF(quantize, op));
 }
 
 static mtt_status mtt__cuda_norm_backward(mtt__cuda *c, const mtt_op *op)
 {
-    const mtt_norm_backward *o = MTT_OPERANDS_OF(norm_backward, op);
-    const mtt_quantize dx = {o->dx, NULL, NULL, NULL, o->dx_8, o->dx_t};
-    const mtt_quantize y = {o->x, o->stats, o->gain, o->shift, NULL, o->y_t};
-    mtt_status status = mtt__by_type(c, o->dy, [&](auto zero) {
-        typedef decltype(zero) T;
-        if (op->shape->norm == MTT_NORM_LAYER) return mtt__norm_backward<T, false>(c, op);
-        return mtt__norm_backward<T, true>(c, op);
-    });
-    if (mtt__norm_rounds(c, o)) return status;
-    if (status == MTT_OK && o->dx_t) status = mtt__quantize_by(c, &dx);
-    if (status == MTT_OK && o->y_t) status = mtt__quantize_by(c, &y);
-    return status;
-}
-
-static mtt_status mtt__cuda_quantize_weights(mtt__cuda *c, const mtt_op *op)
-{
-    mtt__quantize_four four = {};
-    for (int i = 0; i < 4; i++) {
-        mtt__quantize *q = &four.matrix[i];
-        q->x = mtt__at<const __nv_bfloat16>(op->operands[i]);
-        (op->transposed ? q->y_t : q->y) = mtt__eight_of(op->operands[4 + i]);
-        q->rows = mtt__rows(op->operands[i]), q->width = (int)mtt__width(op->operands[i]);
-        q->padded = q->pitch = q->rows;
-        four.first[i + 1] = four.first[i] + (int)mtt__quantize_tiles(*q);
-    }
-    return mtt__launch(c, "quantize", mtt_k_quantize_four, (unsigned)four.first[4], 256, four);
-}
-
-static mtt_status mtt__gelu_backward_eight(mtt__cuda *c, const mtt_gelu_backward *o)
-{
-    mtt__quantize q = {};
-    q.x = mtt__at<const __nv_bfloat16>(o->x), q.dy = mtt__at<const __nv_bfloat16>(o->dy);
-    q.y = mtt__eight_of(o->dx), q.y_t = mtt__eight_of(o->dx_t), q.gelu_t = mtt__eight_of(o->y_t);
-    q.rows = mtt__rows(o->x), q.width = (int)mtt__width(o->x), q.padded = q.pitch = mtt__width(o->dx_t);
-    return mtt__launch_quantize<MTT__GELU_BACKWARD, mtt__e5m2>(c, q);
-}
-
-static mtt_status mtt__cuda_gelu_backward(mtt__cuda *c, const mtt_op *op)
-{
-    const mtt_gelu_backward *o = MTT_OPERANDS_OF(gelu_backward, op);
-    if (o->dx_t) return mtt__gelu_backward_eight(c, o);
-    return mtt__launch_gelu_backward(c, o->dy, o->x, o->dx);
-}
-
-static mtt_status mtt__cuda_activation_backward(mtt__cuda *c, const mtt_op *op)
-{
-    const mtt_activation_backward *o = MTT_OPERANDS_OF(activation_backward, op);
-    const uint32_t packs = (uint32_t)mtt__width(o->dy) / 8;
-    const int64_t count = mtt__elements(o->dy) / 8;
-    return mtt__by_mlp(c, op->shape->mlp, [&](auto mlp) {
-        constexpr mtt_mlp MLP = decltype(mlp)::value;
-        if (o->dx_t) {
-            mtt__quantize q = {};
-            q.x = mtt__at<const __nv_bfloat16>(o->x), q.dy = mtt__at<const __nv_bfloat16>(o->dy);
-            q.y = mtt__eight_of(o->dx), q.y_t = mtt__eight_of(o->dx_t), q.gelu_t = mtt__eight_of(o->y_t);
-            q.rows = mtt__rows(o->x), q.width = (int)packs * 8, q.padded = q.pitch = mtt__width(o->dx_t);
-            return mtt__launch_quantize<MTT__GELU_BACKWARD + MLP, mtt__e5m2>(c, q);
-        }
-        return mtt__by_type(c, o->dx, [&](auto zero) {
-            typedef decltype(zero) T;
-            mtt__activation_operands<T> a = {mtt__at<T>(o->x), mtt__at<T>(o->dy), NULL, mtt__at<T>(o->dx), {},
-                                             count, packs};
-            return mtt__launch(c, "activation_backward", mtt_k_activation_backward<T, MLP>,
-                               mtt__blocks(count, 256), 256, a);
-        });
-    });
-}
-
-/* Math:        out[j] (+)= sum of row j over its first `count` elements, divided by x's scale
-   Shapes:      x [rows, width] e5m2, out [rows] float
-   Launch:      a block of 256 threads a row, all through the same turns, since the lanes of a warp add
-                together. A thread loads four pieces of 16 bytes before it adds them: with fewer, longer
-                blocks a narrow tensor would not occupy the device
-   Requires:    width and count multiples of 16
-   Traffic:     x read once
-   Determinism: tensor cores add 64 elements of four threads; these sums in order; then a fixed tree
-   Reference:   mtt__sum_columns */
-static __global__ void __launch_bounds__(256)
-    mtt_k_row_sums(const uint8_t *x, const mtt_scale *scale, float *out, int64_t count, int64_t width,
-                   int add)
-{
-    enum { AHEAD = 4, PIECE = 256 * 16 };
-    __shared__ float shared[32];
-    const uint8_t *const row = x + blockIdx.x * width, *const end = row + count;
-    float sum = 0; /* the four threads of 64 elements have the same */
-    for (const uint8_t *first = row; first < end; first += AHEAD * PIECE) {
-        const uint8_t *const at = first + threadIdx.x * 16;
-        uint4 v[AHEAD];
-        MTT__UNROLL for (int i = 0; i < AHEAD; i++)
-            v[i] = at + i * PIECE < end ? *(const uint4 *)(at + i * PIECE) : make_uint4(0, 0, 0, 0);
-        MTT__UNROLL for (int i = 0; i < AHEAD; i++) {
-            float c[4] = {};
-            mtt__sum_codes(c, v[i].x, MTT__HALVES_OF_1);
-            mtt__sum_codes(c, v[i].y, MTT__HALVES_OF_1);
-            mtt__sum_codes(c, v[i].z, MTT__HALVES_OF_1);
-            mtt__sum_codes(c, v[i].w, MTT__HALVES_OF_1);
-            sum += c[0];
-        }
-    }
-    sum = mtt__reduce<mtt__plus, 256>(threadIdx.x % 4 ? 0.0f : sum, shared);
-    if (threadIdx.x) return;
-    out += blockIdx.x;
-    *out = sum * (scale ? scale->inverse : 1.0f) + (add ? *out : 0.0f);
-}
-
-static mtt_status mtt__launch_row_sums(mtt__cuda *c, const mtt_tensor *x, int64_t count,
-                                       const mtt_tensor *sums, int add)
-{
-    return mtt__launch(c, "row_sums", mtt_k_row_sums, (unsigned)mtt__rows(x), 256,
-                       mtt__at<const uint8_t>(x), (const mtt_scale *)x->scale, mtt__at<float>(sums), count,
-                       mtt__width(x), add);
-}
-
-/* Math:        mtt__rescale of every scale; counters.clipped = what all of them clipped
-   Shapes:      scales [count]
-   Launch:      one block of 256 threads
-   Requires:    -
-   Traffic:     scales read and written
-   Determinism: a sum of integers
-   Reference:   mtt__cpu_rescale */
-static __global__ void __launch_bounds__(256)
-    mtt_k_rescale(mtt_scale *scales, int64_t count, mtt_counters *counters)
-{
-    __shared__ unsigned long long shared[32];
-    unsigned long long clipped = 0;
-    for (int64_t i = threadIdx.x; i < count; i += 256)
-        clipped += mtt__rescale(&scales[i], counters->skipped);
-    clipped = mtt__reduce<mtt__plus, 256>(clipped, shared);
-    if (threadIdx.x == 0) counters->clipped = (int64_t)clipped;
-}
-
-static mtt_status mtt__cuda_rescale(mtt__cuda *c, const mtt_op *op)
-{
-    const mtt_rescale *o = MTT_OPERANDS_OF(rescale, op);
-    return mtt__launch(c, "rescale", mtt_k_rescale, 1, 256, mtt__at<mtt_scale>(o->scales),
-                       o->scales->shape[0],
-                       mtt__at<mtt_counters>(o->counters));
-}
-
-/* Math:        mtt__merge_record of what each other rank has recorded
-   Shapes:      scales [count]; rows [ranks, count]
-   Launch:      a thread for each scale
-   Requires:    -
-   Traffic:     rows read once
-   Determinism: largest values, and sums of integers
-   Reference:   mtt__cpu_merge_records */
-static __global__ void __launch_bounds__(256)
-    mtt_k_merge_records(const mtt_scale *rows, mtt_scale *scales, int64_t count, int rank, int ranks)
-{
-    const int64_t i = (int64_t)blockIdx.x * 256 + threadIdx.x;
-    for (int other = 0; other < ranks && i < count; other++)
-        if (other != rank) mtt__merge_record(&scales[i], &rows[other * count + i]);
-}
-
-static mtt_status mtt__cuda_merge_records(mtt__cuda *c, const mtt_op *op)
-{
-    const mtt_merge_records *o = MTT_OPERANDS_OF(merge_records, op);
-    const int64_t count = o->scales->shape[0];
-    return mtt__launch(c, "merge_records", mtt_k_merge_records, mtt__blocks(count, 256), 256,
-                       mtt__at<const mtt_scale>(o->rows), mtt__at<mtt_scale>(o->scales), count,
-                       op->shape->rank, op->shape->ranks);
-}
-
-/* Math:        mtt__scale_logits
-   Shapes:      one scale
-   Launch:      one thread
-   Requires:    -
-   Traffic:     -
-   Determinism: one value
-   Reference:   mtt__cpu_chunked_loss */
-static __global__ void mtt_k_scale_logits(mtt_scale *scale, const mtt_control *control,
-                                          const mtt_counters *counters)
-{
-    mtt__scale_logits(scale, control, counters);
+    return mtt__norm_backward_tiles(c, op, 1);
 }
 
 /* ----------------------------------------------------------------------------------------------------------
@@ -2105,33 +1474,13 @@ static mtt_status mtt__cuda_embed_backward(mtt__cuda *c, const mtt_op *op)
     return mtt__by_type(c, dx, [&](auto zero) { return mtt__embed_backward<decltype(zero)>(c, op); });
 }
 
-/* Math:        out = row `control.row` of x
-   Shapes:      x [R, C], out [1, C], any type
-   Launch:      one block of 256 threads
-   Requires:    a row is a multiple of 16 bytes
-   Traffic:     a row read and written
-   Determinism: copy
-   Reference:   mtt__cpu_pick_row */
-static __global__ void mtt_k_pick_row(const uint4 *x, const mtt_control *control, uint4 *out, int64_t packs)
-{
-    for (int64_t i = threadIdx.x; i < packs; i += 256) out[i] = x[control->row * packs + i];
-}
-
-static mtt_status mtt__cuda_pick_row(mtt__cuda *c, const mtt_op *op)
-{
-    const mtt_pick_row *o = MTT_OPERANDS_OF(pick_row, op);
-    return mtt__launch(c, "pick_row", mtt_k_pick_row, 1, 256, mtt__at<uint4>(o->x),
-                       mtt__at<mtt_control>(o->control), mtt__at<uint4>(o->row),
-                       (int64_t)(o->row->bytes / 16));
-}
-
 /* Math:        y[i] = x[index[i]], or 0 where index[i] < 0
    Shapes:      x [.., W], index [N] int32, y [N, W], any type
    Launch:      256 threads, 16 bytes each
    Requires:    a row is a multiple of 16 bytes
    Traffic:     N rows read and written
    Determinism: copy
-   Reference:   mtt__cpu_gather */
+   Reference:   mtt__cpu_gather, mtt__cpu_pick_row */
 static __global__ void __launch_bounds__(256)
     mtt_k_gather(const uint4 *x, const int32_t *index, uint4 *y, int64_t rows, int64_t packs)
 {
@@ -2140,12 +1489,24 @@ static __global__ void __launch_bounds__(256)
         y[at] = index[row] < 0 ? make_uint4(0, 0, 0, 0) : x[index[row] * packs + at - row * packs];
 }
 
+static mtt_status mtt__launch_gather(mtt__cuda *c, const mtt_tensor *x, const int32_t *index,
+                                     const mtt_tensor *y, int64_t rows)
+{
+    const int64_t packs = (int64_t)y->bytes / rows / 16;
+    return mtt__launch(c, "gather", mtt_k_gather, mtt__blocks(rows * packs, 256), 256, mtt__at<uint4>(x),
+                       index, mtt__at<uint4>(y), rows, packs);
+}
+
 static mtt_status mtt__cuda_gather(mtt__cuda *c, const mtt_op *op)
 {
     const mtt_gather *o = MTT_OPERANDS_OF(gather, op);
-    const int64_t rows = o->y->shape[0], packs = (int64_t)o->y->bytes / rows / 16;
-    return mtt__launch(c, "gather", mtt_k_gather, mtt__blocks(rows * packs, 256), 256,
-                       mtt__at<uint4>(o->x), mtt__at<int32_t>(o->index), mtt__at<uint4>(o->y), rows, packs);
+    return mtt__launch_gather(c, o->x, mtt__at<int32_t>(o->index), o->y, o->y->shape[0]);
+}
+
+static mtt_status mtt__cuda_pick_row(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_pick_row *o = MTT_OPERANDS_OF(pick_row, op);
+    return mtt__launch_gather(c, o->x, &mtt__at<mtt_control>(o->control)->row, o->row, 1);
 }
 
 /* ----------------------------------------------------------------------------------------------------------
@@ -2155,20 +1516,19 @@ static mtt_status mtt__cuda_gather(mtt__cuda *c, const mtt_op *op)
 /* A row-major matrix or a batch of them; `transposed`: memory holds its transpose. */
 struct mtt__blas_matrix {
     const void *data;
-    const float *scale; /* of 8 bits, on the device: multiplies the product; NULL = 1 */
+    const float *scale; /* on the device, of one byte an element: multiplies the product; NULL = 1 */
     int64_t ld, stride; /* elements between two rows of what is in memory, and between two matrices */
     int dtype, transposed;
 };
 
-/* C (m x n) = alpha A (m x k) B (k x n) + bias, or added to C. A and B have one type, or are in 8 bits; C and
-   the bias have another. */
+/* C (m x n) = alpha A (m x k) B (k x n) + bias, or added to C. A and B have one type, or one byte an element;
+   C and the bias have another. */
 struct mtt__blas_product {
     int64_t m, n, k;
     mtt__blas_matrix a, b, c;
     const mtt_tensor *bias = NULL;
     int adds = 0, batch = 1;
     float alpha = 1.0f;
-    int fast = 0; /* 8 bits: sums with fewer bits, see mtt__make_plan */
 };
 
 /* All that distinguishes one product from another; compared bytewise. */
@@ -2189,7 +1549,10 @@ struct mtt__product_plan {
 
 static int mtt__element_bytes(int dtype)
 {
-    return dtype == MTT_F32 ? 4 : dtype == MTT_F8_E4M3 || dtype == MTT_F8_E5M2 ? 1 : 2;
+#define MTT__BYTES(dtype, bytes, name) bytes,
+    static const int of[] = {MTT_DTYPES(MTT__BYTES)};
+#undef MTT__BYTES
+    return of[dtype];
 }
 
 static mtt__blas_matrix mtt__blas_matrix_at(const mtt_tensor *t, int64_t first, int64_t ld, int64_t stride,
@@ -2197,7 +1560,7 @@ static mtt__blas_matrix mtt__blas_matrix_at(const mtt_tensor *t, int64_t first, 
 {
     mtt__blas_matrix m;
     m.data = (const char *)t->data + first * mtt__element_bytes(t->dtype);
-    m.scale = mtt__inverse_of(t);
+    m.scale = t->scale ? &t->scale->inverse : NULL;
     m.ld = ld;
     m.stride = stride;
     m.dtype = t->dtype;
@@ -2208,17 +1571,6 @@ static mtt__blas_matrix mtt__blas_matrix_at(const mtt_tensor *t, int64_t first, 
 static mtt__blas_matrix mtt__blas_whole(const mtt_tensor *t, int transposed)
 {
     return mtt__blas_matrix_at(t, 0, mtt__width(t), 0, transposed);
-}
-
-static cudaDataType mtt__cuda_type(int dtype)
-{
-    switch (dtype) {
-    case MTT_F32: return CUDA_R_32F;
-    case MTT_BF16_BITS: return CUDA_R_16BF;
-    case MTT_F8_E4M3: return CUDA_R_8F_E4M3;
-    case MTT_F8_E5M2: return CUDA_R_8F_E5M2;
-    default: return CUDA_R_16F;
-    }
 }
 
 /* Fast loads need 16 bytes; below that only the element's size is promised. */
@@ -2241,13 +1593,12 @@ static void mtt__forget_plans(mtt__cuda *c)
     for (int i = 0; i < c->plan_count; i++) mtt__forget_plan(&c->plans[i]);
 }
 
-static cublasStatus_t mtt__layout(cublasLtMatrixLayout_t *out, int dtype, int64_t rows, int64_t columns,
-                                  int64_t ld, int64_t stride, int batch)
+static cublasStatus_t mtt__layout(cublasLtMatrixLayout_t *out, cudaDataType type, int64_t rows,
+                                  int64_t columns, int64_t ld, int64_t stride, int batch)
 {
     const cublasLtMatrixLayoutAttribute_t count = CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT;
     const cublasLtMatrixLayoutAttribute_t step = CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET;
-    cublasStatus_t s =
-        cublasLtMatrixLayoutCreate(out, mtt__cuda_type(dtype), (uint64_t)rows, (uint64_t)columns, ld);
+    cublasStatus_t s = cublasLtMatrixLayoutCreate(out, type, (uint64_t)rows, (uint64_t)columns, ld);
     if (!s) s = cublasLtMatrixLayoutSetAttribute(*out, count, &batch, sizeof(batch));
     if (!s) s = cublasLtMatrixLayoutSetAttribute(*out, step, &stride, sizeof(stride));
     return s;
@@ -2292,8 +1643,8 @@ static cublasStatus_t mtt__set_scales(mtt__product_plan *p, const mtt__blas_prod
 }
 
 /* cuBLASLt counts in columns: a row-major C = A B is its C^T = B^T A^T, so the operands change places. With
-   8-bit operands, tensor cores of Hopper keep 14 bits of a sum. Forward products leave it at that, as
-   Transformer Engine does; others add every 128 terms to a sum in FP32. */
+   one byte an element, tensor cores of Hopper keep 14 bits of a sum. Forward products leave it at that
+   (fast), as Transformer Engine does; others add every 128 terms to a sum in FP32. */
 static cublasStatus_t mtt__make_plan(mtt__cuda *c, mtt__product_plan *p, const mtt__blas_product &g)
 {
     const mtt__product_key *k = &p->key;
@@ -2313,9 +1664,13 @@ static cublasStatus_t mtt__make_plan(mtt__cuda *c, mtt__product_plan *p, const m
     MTT__SET(TRANSB, second)
     if (k->fast) MTT__SET(FAST_ACCUM, fast)
     if (!s && mtt__element_bytes(k->in_a) == 1) s = mtt__set_scales(p, g);
-    if (!s) s = mtt__layout(&p->a, k->in_b, rows_b, k->n + k->k - rows_b, k->ldb, k->stride_b, k->batch);
-    if (!s) s = mtt__layout(&p->b, k->in_a, rows_a, k->m + k->k - rows_a, k->lda, k->stride_a, k->batch);
-    if (!s) s = mtt__layout(&p->c, k->out, k->n, k->m, k->ldc, k->stride_c, k->batch);
+    if (!s)
+        s = mtt__layout(&p->a, c->types[k->in_b], rows_b, k->n + k->k - rows_b, k->ldb, k->stride_b,
+                        k->batch);
+    if (!s)
+        s = mtt__layout(&p->b, c->types[k->in_a], rows_a, k->m + k->k - rows_a, k->lda, k->stride_a,
+                        k->batch);
+    if (!s) s = mtt__layout(&p->c, c->types[k->out], k->n, k->m, k->ldc, k->stride_c, k->batch);
     if (!s && k->bias) {
         MTT__SET(EPILOGUE, with_bias)
         MTT__SET(BIAS_POINTER, bias)
@@ -2347,12 +1702,9 @@ static mtt_status mtt__find_plan(mtt__cuda *c, const mtt__product_key *key, cons
     if (made == CUBLAS_STATUS_SUCCESS) return MTT_OK;
     mtt__forget_plan(p);
     return mtt__cuda_fail(c->env, MTT_E_DEVICE,
-                          "cuBLASLt has no algorithm for a product of %lld x %lld x %lld in %s: %s",
+                          "cuBLASLt has no algorithm for a product of %lld x %lld x %lld in %d bits: %s",
                           (long long)key->m, (long long)key->n, (long long)key->k,
-                          key->in_a == MTT_F32                    ? "32 bits"
-                          : mtt__element_bytes(key->in_a) == 1 ? "8 bits"
-                                                               : "16 bits",
-                          cublasLtGetStatusString(made));
+                          8 * mtt__element_bytes(key->in_a), cublasLtGetStatusString(made));
 }
 
 /* Math:        y[r][j] = bias[j]
@@ -2457,8 +1809,9 @@ static void mtt__tune(mtt__cuda *c, const mtt_op *op, mtt__product_plan *p, cons
 }
 
 /* Whether to try algorithms: the product is large, its output may be overwritten, and one checksum covers it.
-   Products in 8 bits are not tried. Their sums are often exact, so algorithms that round in different places
-   have equal bits in most steps. Two GPUs with different micro-batches would then choose differently. */
+   Products of one byte an element are not tried. Their sums are often exact, so algorithms that round in
+   different places have equal bits in most steps. Two GPUs with different micro-batches would then choose
+   differently. */
 static bool mtt__may_tune(mtt__cuda *c, const mtt_op *op, const mtt__product_plan *p, int adds)
 {
     const mtt__product_key *k = &p->key;
@@ -2484,7 +1837,7 @@ static mtt_status mtt__multiply(mtt__cuda *c, const mtt_op *op, const mtt__blas_
     key.batch = g.batch;
     key.transpose_a = g.a.transposed, key.transpose_b = g.b.transposed;
     key.in_a = g.a.dtype, key.in_b = g.b.dtype, key.out = g.c.dtype;
-    key.fast = g.fast;
+    key.fast = mtt__element_bytes(key.in_a) == 1 && key.in_a == key.in_b; /* forward: one type */
     key.bias = bias != NULL;
     key.align_a = mtt__blas_alignment(g.a), key.align_b = mtt__blas_alignment(g.b),
     key.align_c = mtt__blas_alignment(g.c);
@@ -2516,7 +1869,6 @@ static mtt_status mtt__multiply_rows(mtt__cuda *c, const mtt_op *op, const mtt_t
 {
     mtt__blas_product g = {mtt__rows(y), mtt__width(y), mtt__width(x), mtt__blas_whole(x, 0),
                            mtt__blas_whole(weight, transposed), mtt__blas_whole(y, 0), bias};
-    g.fast = x->dtype == MTT_F8_E4M3;
     g.alpha = mtt__op_scale(op);
     return mtt__multiply(c, op, g);
 }
@@ -2557,33 +1909,11 @@ static mtt_status mtt__weight_gradient(mtt__cuda *c, const mtt_op *op, const mtt
     return mtt__multiply(c, op, g);
 }
 
-/* The same from transposes in 8 bits, over `rows` of their columns; those of x_t from `first` up. */
-static mtt_status mtt__weight_gradient_eight(mtt__cuda *c, const mtt_op *op, const mtt_tensor *x_t,
-                                             int64_t first, const mtt_tensor *dy_t, int64_t rows,
-                                             const mtt_tensor *dw, int add)
-{
-    const mtt_tensor *a = op->transposed ? dy_t : x_t, *b = op->transposed ? x_t : dy_t;
-    mtt__blas_product g = {mtt__rows(a), mtt__rows(b), rows, mtt__blas_whole(a, 0), mtt__blas_whole(b, 1),
-                           mtt__blas_whole(dw, 0), NULL, add};
-    (op->transposed ? g.b : g.a).data = (const char *)x_t->data + first;
-    return mtt__multiply(c, op, g);
-}
-
-static mtt_status mtt__gradient_of_transposes(mtt__cuda *c, const mtt_op *op,
-                                              const mtt_linear_backward_weight *o)
-{
-    const int64_t rows = mtt__width(o->dy);
-    mtt_status status = o->d_bias ? mtt__launch_row_sums(c, o->dy, rows, o->d_bias, 0) : MTT_OK;
-    if (status != MTT_OK || !o->d_weight) return status;
-    return mtt__weight_gradient_eight(c, op, o->x, 0, o->dy, rows, o->d_weight, 0);
-}
-
 /* db = sum over rows of dy: first, while dy is in cache. Then dW: see mtt__weight_gradient. */
 static mtt_status mtt__cuda_linear_backward_weight(mtt__cuda *c, const mtt_op *op)
 {
     const mtt_linear_backward_weight *o = MTT_OPERANDS_OF(linear_backward_weight, op);
     const int64_t rows = mtt__rows(o->dy);
-    if (o->dy->dtype == MTT_F8_E5M2) return mtt__gradient_of_transposes(c, op, o);
     mtt_status status = o->d_bias ? mtt__bias_gradient(c, op, o->dy, rows, o->d_bias, 0) : MTT_OK;
     if (status != MTT_OK || !o->d_weight) return status;
     return mtt__weight_gradient(c, op, o->x, 0, o->dy, rows, o->d_weight, 0);
@@ -2594,37 +1924,7 @@ static mtt_status mtt__cuda_linear_gelu(mtt__cuda *c, const mtt_op *op)
 {
     const mtt_linear_gelu *o = MTT_OPERANDS_OF(linear_gelu, op);
     mtt_status status = mtt__multiply_rows(c, op, o->x, o->weight, op->transposed, o->bias, o->pre);
-    return status == MTT_OK && o->y ? mtt__launch_gelu(c, o->pre, o->y) : status;
-}
-
-/* In 8 bits nothing holds all of dy W^T: slabs of rows pass through the upper half of the workspace. */
-static mtt_status mtt__backward_gelu_slabs(mtt__cuda *c, const mtt_op *op, const mtt_linear_backward_gelu *o)
-{
-    const int64_t n = mtt__width(o->dx), rows = mtt__rows(o->dx), k = mtt__width(o->dy);
-    const size_t half = op->workspace->bytes / 512 * 256;
-    const int64_t slab = (int64_t)half / (2 * n) / 128 * 128;
-    mtt_tensor workspace = *op->workspace, d_gelu = *o->pre;
-    mtt_op part = *op;
-    void *scratch;
-    mtt_status status = mtt__scratch(c, op, mtt__op_scratch(op), &scratch);
-    workspace.bytes = half;
-    d_gelu.data = (char *)scratch + half;
-    part.workspace = &workspace;
-    for (int64_t first = 0; first < rows && status == MTT_OK; first += slab) {
-        const int64_t count = mtt__min(slab, rows - first);
-        mtt__blas_product g = {count, n, k, mtt__blas_matrix_at(o->dy, first * k, k, 0, 0),
-                               mtt__blas_whole(o->weight, 1), mtt__blas_whole(&d_gelu, 0), NULL};
-        mtt__quantize q = {};
-        q.x = mtt__at<const __nv_bfloat16>(o->pre) + first * n, q.dy = mtt__at<const __nv_bfloat16>(&d_gelu);
-        q.y = mtt__eight_of(o->dx), q.y_t = mtt__eight_of(o->dx_t), q.gelu_t = mtt__eight_of(o->y_t);
-        q.y.data = (char *)q.y.data + first * n;
-        q.y_t.data = (char *)q.y_t.data + first;
-        if (q.gelu_t.data) q.gelu_t.data = (char *)q.gelu_t.data + first;
-        q.rows = count, q.width = (int)n, q.pitch = mtt__width(o->dx_t), q.padded = q.pitch - first;
-        status = mtt__multiply(c, &part, g);
-        if (status == MTT_OK) status = mtt__launch_quantize<MTT__GELU_BACKWARD, mtt__e5m2>(c, q);
-    }
-    return status;
+    return status == MTT_OK && o->y ? mtt__launch_activation(c, MTT_MLP_GELU, o->pre, o->y) : status;
 }
 
 /* dx = (dy W^T) GELU'(pre); db = sum over rows of dx */
@@ -2632,9 +1932,9 @@ static mtt_status mtt__cuda_linear_backward_gelu(mtt__cuda *c, const mtt_op *op)
 {
     const mtt_linear_backward_gelu *o = MTT_OPERANDS_OF(linear_backward_gelu, op);
     mtt_status status;
-    if (o->dx_t) return mtt__backward_gelu_slabs(c, op, o);
     status = mtt__multiply_rows(c, op, o->dy, o->weight, !op->transposed, NULL, o->dx);
-    if (status == MTT_OK) status = mtt__launch_gelu_backward(c, o->dx, o->pre, o->dx);
+    if (status == MTT_OK)
+        status = mtt__launch_activation_backward(c, MTT_MLP_GELU, o->dx, o->pre, o->dx);
     if (status != MTT_OK || !o->d_bias) return status;
     return mtt__bias_gradient(c, op, o->dx, mtt__rows(o->dx), o->d_bias, 0);
 }
@@ -2738,11 +2038,42 @@ static mtt_status mtt__cuda_cross_entropy_backward(mtt__cuda *c, const mtt_op *o
                                         mtt__at<float>(o->losses), op->shape->rows});
 }
 
-/* Losses of rows, the gradients of their logits in place, and the gradient of the head's bias if it has
-   one. */
-typedef mtt_status (*mtt__loss_gradient)(mtt__cuda *c, const mtt_op *op, const mtt__loss_rows &r,
-                                         const mtt_tensor *db, int add);
+/* Losses of a chunk of rows from row `first`, and the gradients of its x, of the head and of the bias. */
+typedef mtt_status (*mtt__chunk_gradient)(mtt__cuda *c, const mtt_op *op, const mtt__loss_rows &r,
+                                          int64_t first);
 
+/* Head, loss and their gradients for a few rows at a time: logits are overwritten by the next chunk. */
+static mtt_status mtt__chunked_loss_by(mtt__cuda *c, const mtt_op *op, mtt__chunk_gradient gradient)
+{
+    const mtt_chunked_loss *o = MTT_OPERANDS_OF(chunked_loss, op);
+    const int64_t C = mtt__width(o->x), Vp = mtt__width(o->logits), rows = op->shape->rows;
+    int64_t first, count;
+    mtt_status status = MTT_OK;
+    for (first = 0; first < rows && status == MTT_OK; first += count) {
+        count = mtt__min(o->logits->shape[0], rows - first);
+        mtt__blas_product head = {count, Vp, C, mtt__blas_matrix_at(o->x, first * C, C, 0, 0),
+                                  mtt__blas_whole(o->weight, 1), mtt__blas_whole(o->logits, 0), o->bias};
+        mtt__loss_rows r = {o->logits, o->control, o->counters, mtt__at<int32_t>(o->targets) + first,
+                            mtt__at<float>(o->losses) + 3 * first, count};
+        status = mtt__multiply(c, op, head);
+        if (status == MTT_OK) status = o->dx ? gradient(c, op, r, first) : mtt__rows_loss<false>(c, op, r);
+    }
+    return status;
+}
+
+/* The products of a chunk whose logits have become their gradients. */
+static mtt_status mtt__chunk_products(mtt__cuda *c, const mtt_op *op, int64_t first, int64_t count)
+{
+    const mtt_chunked_loss *o = MTT_OPERANDS_OF(chunked_loss, op);
+    const int64_t C = mtt__width(o->x), Vp = mtt__width(o->logits);
+    mtt__blas_product back = {count, C, Vp, mtt__blas_whole(o->logits, 0), mtt__blas_whole(o->weight, 0),
+                              mtt__blas_matrix_at(o->dx, first * C, C, 0, 0)};
+    mtt_status status = mtt__multiply(c, op, back);
+    if (status != MTT_OK || !o->d_weight) return status;
+    return mtt__weight_gradient(c, op, o->x, first, o->logits, count, o->d_weight, first > 0);
+}
+
+/* Losses of rows, the gradients of their logits in place, and that of the head's bias if it has one. */
 static mtt_status mtt__rows_gradient(mtt__cuda *c, const mtt_op *op, const mtt__loss_rows &r,
                                      const mtt_tensor *db, int add)
 {
@@ -2751,209 +2082,17 @@ static mtt_status mtt__rows_gradient(mtt__cuda *c, const mtt_op *op, const mtt__
     return status != MTT_OK || !db ? status : mtt__bias_gradient(c, op, r.logits, r.rows, db, add);
 }
 
-/* Head, loss and their gradients for a few rows at a time: logits become their gradients in place and are
-   read by both products before the next chunk overwrites them. */
-static mtt_status mtt__chunked_loss_by(mtt__cuda *c, const mtt_op *op, mtt__loss_gradient gradient)
+static mtt_status mtt__chunk_in_two_passes(mtt__cuda *c, const mtt_op *op, const mtt__loss_rows &r,
+                                           int64_t first)
 {
-    const mtt_chunked_loss *o = MTT_OPERANDS_OF(chunked_loss, op);
-    int64_t C = mtt__width(o->x), Vp = mtt__width(o->logits), rows = op->shape->rows, first, count;
-    mtt_status status = MTT_OK;
-    for (first = 0; first < rows && status == MTT_OK; first += count) {
-        count = mtt__min(o->logits->shape[0], rows - first);
-        mtt__blas_matrix weight = mtt__blas_whole(o->weight, 0), logits = mtt__blas_whole(o->logits, 0);
-        mtt__blas_product head = {count, Vp, C, mtt__blas_matrix_at(o->x, first * C, C, 0, 0),
-                                  mtt__blas_whole(o->weight, 1), logits, o->bias};
-        status = mtt__multiply(c, op, head);
-        if (status != MTT_OK) return status;
-        mtt__loss_rows r = {o->logits, o->control, o->counters, mtt__at<int32_t>(o->targets) + first,
-                            mtt__at<float>(o->losses) + 3 * first, count};
-        const int add = first > 0;
-        status = o->dx ? gradient(c, op, r, o->d_bias, add) : mtt__rows_loss<false>(c, op, r);
-        if (status != MTT_OK || !o->dx) continue;
-        mtt__blas_product back = {count, C, Vp, logits, weight,
-                                  mtt__blas_matrix_at(o->dx, first * C, C, 0, 0)};
-        status = mtt__multiply(c, op, back);
-        if (status == MTT_OK && o->d_weight)
-            status = mtt__weight_gradient(c, op, o->x, first, o->logits, count, o->d_weight, add);
-    }
-    return status;
-}
-
-/* Arguments of mtt_k_logit_gradients. */
-struct mtt__logit_gradients {
-    const __nv_bfloat16 *logits;
-    const int32_t *targets;
-    const float *losses;
-    const mtt_control *control;
-    const mtt_counters *counters;
-    uint8_t *y, *y_t;
-    const mtt_scale *scale;
-    float *sums; /* NULL = not wanted */
-    uint64_t stream;
-    int first; /* rows of the micro-batch before these */
-    int rows, slice, width, classes, pitch; /* slice: rows of it, whole tiles */
-};
-
-/* mtt__to_e5m2_by of four values: a byte of e5m2 is the upper one of a half. */
-MTT__DEVICE uint32_t mtt__pack_four_by(const float *v, uint32_t bytes)
-{
-    const __half2 low = __floats2half2_rn(v[0], v[2]), high = __floats2half2_rn(v[1], v[3]);
-    const uint32_t even = *(const uint32_t *)&low + (bytes & 0x00ff00ffu);
-    const uint32_t odd = *(const uint32_t *)&high + (bytes >> 8 & 0x00ff00ffu);
-    return __byte_perm(even, odd, 0x7351);
-}
-
-/* The gradients of eight logits of a row, rounded by random bytes. `target` is counted from the first of
-   them; `counted` has 0xff for each logit that counts; loss is {lse - x[target], -, lse}. Gradients are at
-   most 32768 (mtt__scale_logits). */
-MTT__DEVICE uint2 mtt__logit_codes(const mtt__vector<__nv_bfloat16> &logits, int target, const float *loss,
-                                   float factor, uint2 counted, uint2 bytes)
-{
-    const float lse = loss[2];
-    float v[8];
-    mtt__to_floats(logits, v);
-    MTT__UNROLL for (int k = 0; k < 8; k++) v[k] = mtt__exp_from<__nv_bfloat16>(v[k], lse, factor);
-    if ((unsigned)target < 8) {
-        const float gradient = (expf(-loss[0]) - 1.0f) * factor;
-        MTT__UNROLL for (int k = 0; k < 8; k++) v[k] = k == target ? gradient : v[k];
-    }
-    const uint32_t lost = lse - lse == 0 ? 0 : 0x7f7f7f7fu; /* a byte more could make -0 of NaN's code */
-    return make_uint2((mtt__pack_four_by(v, bytes.x) | lost) & counted.x,
-                      (mtt__pack_four_by(v + 4, bytes.y) | lost) & counted.y);
-}
-
-/* Math:        y = the gradient of mtt_k_cross_entropy, times a scale, rounded to e5m2 by the bytes of
-                mtt__logits_draw; y_t its transpose; sums = the sums of y's columns over each slice of rows,
-                divided by the scale
-   Shapes:      logits [rows, width] BF16; targets [rows] int32; losses [rows, 3] float; y [rows, width]; y_t
-                [width, pitch]; sums [slices, width] float
-   Launch:      grid (width / 64, slices), 256 threads. A block does the tiles of a slice, 128 x 64, one after
-                the other; a thread has 8 columns of 4 rows. Beyond the last row it computes that row again,
-                and stores zeros in y_t
-   Requires:    width a multiple of 64; pitch of 16, at least rows
-   Traffic:     logits read, y and y_t written, the latter in pieces of 128 bytes, by shared memory
-   Determinism: elementwise; tensor cores add 16 codes of a column; then tiles in order; then eight sums by a
-                tree
-   Reference:   mtt__cpu_cross_entropy_backward, mtt__sum_columns */
-static __global__ void __launch_bounds__(256, 4) mtt_k_logit_gradients(const mtt__logit_gradients o)
-{
-    __shared__ mtt__transposed_tile turned;
-    const int lane = threadIdx.x % 32, first = threadIdx.x / 32 * 8;
-    const int column0 = blockIdx.x * MTT__TILE_COLUMNS, column = column0 + threadIdx.x % 8 * 8;
-    const int classes = min(max(o.classes - column, 0), 8);
-    const uint64_t bytes = classes ? ~0ull >> (64 - 8 * classes) : 0;
-    const float factor = mtt__loss_factor(o.control, o.counters) * o.scale->scale;
-    const uint64_t stream = o.stream | mtt__stream_step(o.control->micro_batch);
-    float2 sum = make_float2(0, 0); /* of two of the warp's columns, from `first` */
-    const int begin = blockIdx.y * o.slice, end = min(begin + o.slice, o.rows);
-    uint8_t *to = o.y_t + (int64_t)(column0 + first) * o.pitch + begin + lane * 4;
-    for (int row0 = begin; row0 < end; row0 += MTT__TILE_ROWS, to += MTT__TILE_ROWS) {
-        mtt__vector<__nv_bfloat16> logits[4];
-        uint2 codes[4];
-        mtt_draw draw;
-        float c[4] = {};
-        MTT__UNROLL for (int i = 0; i < 4; i++) {
-            const int row = min(row0 + (int)threadIdx.x / 8 * 4 + i, o.rows - 1);
-            logits[i] = mtt__load_vector(o.logits + (int64_t)row * o.width + column);
-        }
-        MTT__UNROLL for (int i = 0; i < 4; i++) {
-            const int row = row0 + (int)threadIdx.x / 8 * 4 + i, from = min(row, o.rows - 1);
-            const int target = row < o.rows ? o.targets[from] : -1;
-            const uint2 counted = target < 0 ? make_uint2(0, 0) : make_uint2((uint32_t)bytes, bytes >> 32);
-            if (i % 2 == 0)
-                draw = mtt__logits_draw(o.control->seed, stream, o.first + row, column, o.width);
-            codes[i] = mtt__logit_codes(logits[i], target - column, o.losses + 3 * from, factor, counted,
-                                        make_uint2(draw.word[i % 2 * 2], draw.word[i % 2 * 2 + 1]));
-            if (row < o.rows) *(uint2 *)(o.y + (int64_t)row * o.width + column) = codes[i];
-        }
-        mtt__transpose_codes(turned, codes);
-        __syncthreads(); /* the tile is there before its columns are stored */
-        MTT__UNROLL for (int i = 0; i < 8; i++) {
-            const uint32_t word = turned[first + i][lane];
-            if (row0 + lane * 4 < o.pitch) *(uint32_t *)(to + i * o.pitch) = word;
-            if (o.sums) mtt__sum_codes(c, word, lane / 4 == i ? MTT__HALVES_OF_1 : 0);
-        }
-        sum.x += c[0];
-        sum.y += c[1];
-        __syncthreads(); /* all have read the tile before the next one */
-    }
-    MTT__UNROLL for (int step = 4; step < 32; step *= 2) {
-        sum.x += __shfl_xor_sync(0xffffffffu, sum.x, step);
-        sum.y += __shfl_xor_sync(0xffffffffu, sum.y, step);
-    }
-    if (!o.sums || lane >= 4) return;
-    const float inverse = o.scale->inverse;
-    *(float2 *)(o.sums + (int64_t)blockIdx.y * o.width + column0 + first + lane * 2) =
-        make_float2(sum.x * inverse, sum.y * inverse);
-}
-
-/* Gradients of the rows' logits in both orders, and that of the head's bias if it has one. Slices of at least
-   two tiles, whose sums the workspace holds, make enough blocks to occupy the device several times. */
-static mtt_status mtt__rows_gradient_eight(mtt__cuda *c, const mtt_op *op, const mtt__loss_rows &r,
-                                           int64_t first, int add)
-{
-    const mtt_chunked_loss *o = MTT_OPERANDS_OF(chunked_loss, op);
-    const int64_t width = mtt__width(o->logits), tiles = mtt__ceil_div(r.rows, MTT__TILE_ROWS);
-    const int64_t columns = width / MTT__TILE_COLUMNS;
-    int64_t slices = mtt__min(mtt__ceil_div(tiles, 2), mtt__ceil_div(64 * c->processors, columns)), slice;
-    void *scratch = NULL;
-    mtt_status status = o->d_bias ? mtt__scratch(c, op, mtt__op_scratch(op), &scratch) : MTT_OK;
-    if (status != MTT_OK) return status;
-    if (o->d_bias) slices = mtt__min(slices, (int64_t)(op->workspace->bytes / mtt__op_scratch(op)));
-    slice = mtt__ceil_div(tiles, slices) * MTT__TILE_ROWS;
-    mtt__logit_gradients g = {mtt__at<const __nv_bfloat16>(o->logits), r.targets, r.losses,
-                              mtt__at<const mtt_control>(r.control), mtt__at<const mtt_counters>(r.counters),
-                              mtt__at<uint8_t>(o->d_logits), mtt__at<uint8_t>(o->d_logits_t),
-                              o->d_logits->scale, (float *)scratch, mtt__op_stream(op), (int)first,
-                              (int)r.rows, (int)slice, (int)width, op->shape->vocab,
-                              (int)mtt__width(o->d_logits_t)};
-    slices = mtt__ceil_div(r.rows, slice);
-    const dim3 grid((unsigned)columns, (unsigned)slices);
-    status = mtt__launch(c, "logit_gradients", mtt_k_logit_gradients, grid, 256, g);
-    if (status != MTT_OK || !o->d_bias) return status;
-    return mtt__sum_slices<float>(c, scratch, slices, width, 1, slices, mtt__at<float>(o->d_bias), add);
-}
-
-/* mtt__chunked_loss_by with products in 8 bits. Logits are in 16, their gradients beside them in 8, in both
-   orders. */
-static mtt_status mtt__chunked_loss_eight(mtt__cuda *c, const mtt_op *op)
-{
-    const mtt_chunked_loss *o = MTT_OPERANDS_OF(chunked_loss, op);
-    const int64_t C = mtt__width(o->x), Vp = mtt__width(o->logits), rows = op->shape->rows;
-    int64_t first, count;
-    mtt_status status = MTT_OK;
-    if (o->dx)
-        status = mtt__launch(c, "scale_logits", mtt_k_scale_logits, 1, 1, o->d_logits->scale,
-                             mtt__at<const mtt_control>(o->control),
-                             mtt__at<const mtt_counters>(o->counters));
-    for (first = 0; first < rows && status == MTT_OK; first += count) {
-        count = mtt__min(o->logits->shape[0], rows - first);
-        mtt__blas_product head = {count, Vp, C, mtt__blas_matrix_at(o->x, first * C, C, 0, 0),
-                                  mtt__blas_whole(o->weight, 1), mtt__blas_whole(o->logits, 0), o->bias};
-        mtt__loss_rows r = {o->logits, o->control, o->counters, mtt__at<int32_t>(o->targets) + first,
-                            mtt__at<float>(o->losses) + 3 * first, count};
-        const int add = first > 0;
-        head.fast = 1;
-        status = mtt__multiply(c, op, head);
-        if (status == MTT_OK) status = mtt__rows_loss<false>(c, op, r);
-        if (status != MTT_OK || !o->dx) continue;
-        status = mtt__rows_gradient_eight(c, op, r, first, add);
-        if (status != MTT_OK) return status;
-        mtt__blas_product back = {count, C, Vp, mtt__blas_whole(o->d_logits, 0),
-                                  mtt__blas_whole(o->weight_t, 1),
-                                  mtt__blas_matrix_at(o->dx, first * C, C, 0, 0)};
-        status = mtt__multiply(c, op, back);
-        if (status == MTT_OK && o->d_weight)
-            status = mtt__weight_gradient_eight(c, op, o->x_t, first, o->d_logits_t, mtt__round_up(count, 16),
-                                                o->d_weight, add);
-    }
-    return status;
+    const mtt_tensor *db = MTT_OPERANDS_OF(chunked_loss, op)->d_bias;
+    mtt_status status = mtt__rows_gradient(c, op, r, db, first > 0);
+    return status == MTT_OK ? mtt__chunk_products(c, op, first, r.rows) : status;
 }
 
 static mtt_status mtt__cuda_chunked_loss(mtt__cuda *c, const mtt_op *op)
 {
-    if (MTT_OPERANDS_OF(chunked_loss, op)->x->dtype == MTT_F8_E4M3) return mtt__chunked_loss_eight(c, op);
-    return mtt__chunked_loss_by(c, op, mtt__rows_gradient);
+    return mtt__chunked_loss_by(c, op, mtt__chunk_in_two_passes);
 }
 
 /* Math:        counters.loss += sum of the rows' losses, hits += rows that hit; the first micro-batch sets
@@ -3158,8 +2297,6 @@ struct mtt__update {
     const mtt_control *control;
     const mtt_counters *counters;
     void *master, *m, *v; /* of all parameters; without a master, weights are updated in place */
-    int64_t elements;     /* of m: in the compact state, scales follow this many codes */
-    uint64_t site;        /* in the stream of random numbers */
     int dtype;            /* of the weights */
     int mine;             /* 1 = only this rank's share */
 };
@@ -3196,108 +2333,6 @@ static __global__ void __launch_bounds__(256) mtt_k_adamw(const mtt__update u)
             mtt__store_floats<4>((__nv_bfloat16 *)mtt__global(r.weight) + begin + at, w);
         else if (u.dtype == MTT_F16_BITS)
             mtt__store_floats<4>((__half *)mtt__global(r.weight) + begin + at, w);
-    }
-}
-
-/* The special function unit's root, good to 2 ulp like mtt__reciprocal. 8-bit codes do not show such an
-   error. In a weight it is small, because an update changes it by a small part. */
-MTT__DEVICE float mtt__root(float x)
-{
-    float y;
-    asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-/* Encodes a thread's 8 of the 32 moments of a group, which it shares with its neighbours. Second moments are
-   encoded by their roots. A second moment of 1e-60 and more gets at least one unit. */
-template <bool SECOND>
-MTT__DEVICE uint16_t mtt__encode_moments(const float *x, const uint32_t *random, uint8_t *codes)
-{
-    const float ONE = 65536.0f;
-    float largest = 0;
-    MTT__UNROLL for (int k = 0; k < 8; k++) largest = fmaxf(largest, fabsf(x[k]));
-    largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
-    largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
-    uint16_t scale = mtt__to_scale(largest, __shfl_sync(0xffffffffu, random[0], threadIdx.x & 28) & 0xffffu);
-    float unit = mtt__from_scale(scale), inverse = scale ? mtt__reciprocal(unit) : 0.0f;
-    MTT__UNROLL for (int k = 0; k < 8; k++) {
-        float y = SECOND ? x[k] * (255.0f * ONE * inverse)
-                         : 254.0f * ONE * x[k] * mtt__reciprocal(unit + fabsf(x[k]));
-        if (SECOND) y = fmaxf(y, ONE * __saturatef(1e30f * x[k]));
-        codes[k] = mtt__round_moment(y, SECOND, mtt__draw_bits(random, k));
-    }
-    return scale;
-}
-
-/* Math:        as mtt_k_adamw, on decoded weights and moments, which are then encoded again
-   Shapes:      all parameters: gradient float or 16-bit; m, v: codes of all groups of 32, then their 16-bit
-                scales; weight TYPE, 16-bit with a byte of rest
-   Launch:      MTT__RANGE_BLOCKS blocks of 256 threads for each entry of ranges, 8 elements at a time: a draw
-                of Philox for each 8, a group for each 4 threads
-   Requires:    counts multiples of 8; mtt_k_grad_norm before it
-   Traffic:     12.25 bytes a parameter, 14.25 with FP32 gradients, 16.25 with FP32 weights
-   Determinism: elementwise; rounds by (seed, update, parameter, element)
-   Reference:   mtt__adamw_compact */
-template <int TYPE> static __global__ void __launch_bounds__(256, 5) mtt_k_adamw_compact(const mtt__update u)
-{
-    if (u.counters->skipped) return;
-    const mtt_range &r = u.ranges[blockIdx.x / MTT__RANGE_BLOCKS];
-    if (u.mine && !mtt__is_mine(r)) return;
-    const mtt_adamw_rates rates = mtt__adamw_rates(u.control, u.counters, r.group);
-    const bool FP16 = TYPE == MTT_F16_BITS;
-    const int count = (int)mtt__min(mtt__range_count(r), MTT__RANGE_BLOCK);
-    const int64_t begin = mtt__range_begin(r), first = r.first + begin;
-    const uint64_t update = mtt__stream_step((uint64_t)u.counters->updates);
-    const uint64_t stream = u.site | (uint64_t)r.parameter << 40 | update;
-    uint8_t *const m_codes = (uint8_t *)u.m + first, *const v_codes = (uint8_t *)u.v + first;
-    uint8_t *const rests = (uint8_t *)u.master + first;
-    uint16_t *const m_scales = (uint16_t *)((uint8_t *)u.m + u.elements) + first / MTT__GROUP;
-    uint16_t *const v_scales = (uint16_t *)((uint8_t *)u.v + u.elements) + first / MTT__GROUP;
-    for (int i = 0; i < count; i += 2048) {
-        const int at = i + threadIdx.x * 8;
-        const bool inside = at < count; /* other lanes still take part in the group's shuffle */
-        float g[8] = {}, m[8] = {}, v[8] = {}, w[8] = {};
-        mtt__vector<uint8_t> m_code, v_code, rest;
-        mtt__vector<uint16_t> weight;
-        if (inside) {
-            float m_scale = mtt__from_scale(m_scales[at / 32]);
-            float v_scale = mtt__from_scale(v_scales[at / 32]) * (1.0f / 255.0f);
-            mtt__read_gradient(r, begin + at, g);
-            m_code = mtt__load_vector(m_codes + at);
-            v_code = mtt__load_vector(v_codes + at);
-            if (TYPE == MTT_F32) mtt__read_floats((const float *)mtt__global(r.weight) + begin + at, w);
-            else {
-                weight = mtt__load_vector((const uint16_t *)mtt__global(r.weight) + begin + at);
-                rest = mtt__load_vector(rests + at);
-            }
-            MTT__UNROLL for (int k = 0; k < 8; k++) {
-                float d = g[k] * rates.scale, root = v_scale * (float)v_code.v[k];
-                float code = (float)(int8_t)m_code.v[k];
-                float old = m_scale * code * mtt__reciprocal(254.0f - fabsf(code));
-                if (TYPE != MTT_F32) w[k] = mtt__join_weight(weight.v[k], rest.v[k], FP16);
-                m[k] = rates.b1 * old + (1.0f - rates.b1) * d;
-                v[k] = mtt__root(rates.b2 * (root * root) + (1.0f - rates.b2) * d * d); /* the stored root */
-                w[k] = rates.keep * w[k] -
-                       rates.step * m[k] * mtt__reciprocal(v[k] * rates.correction + rates.eps);
-            }
-        }
-        const mtt_draw draw = mtt__draw(u.control->seed, (uint64_t)(begin + at) >> 3, stream);
-        uint16_t m_scale = mtt__encode_moments<false>(m, draw.word, m_code.v);
-        uint16_t v_scale = mtt__encode_moments<true>(v, draw.word, v_code.v);
-        if (!inside) continue;
-        *(mtt__vector<uint8_t> *)(m_codes + at) = m_code;
-        *(mtt__vector<uint8_t> *)(v_codes + at) = v_code;
-        if (at % 32 == 0) {
-            m_scales[at / 32] = m_scale;
-            v_scales[at / 32] = v_scale;
-        }
-        if (TYPE == MTT_F32) mtt__store_floats((float *)mtt__global(r.weight) + begin + at, w);
-        else {
-            MTT__UNROLL for (int k = 0; k < 8; k++)
-                mtt__split_weight(w[k], FP16, mtt__draw_bits(draw.word, k), &weight.v[k], &rest.v[k]);
-            *(mtt__vector<uint16_t> *)((uint16_t *)mtt__global(r.weight) + begin + at) = weight;
-            *(mtt__vector<uint8_t> *)(rests + at) = rest;
-        }
     }
 }
 
@@ -3345,27 +2380,24 @@ static mtt_status mtt__cuda_grad_norm(mtt__cuda *c, const mtt_op *op)
                        mtt__at<mtt_control>(o->control), mtt__at<mtt_counters>(o->counters));
 }
 
-static mtt_status mtt__cuda_adamw(mtt__cuda *c, const mtt_op *op)
+static mtt__update mtt__update_of(const mtt_op *op)
 {
     const mtt_adamw *o = MTT_OPERANDS_OF(adamw, op);
-    const int compact = o->m->dtype == MTT_U8, type = op->weights[0]->dtype;
-    void (*kernel)(mtt__update) = mtt_k_adamw;
     mtt__update u = {};
-    if (compact)
-        kernel = type == MTT_F32         ? mtt_k_adamw_compact<MTT_F32>
-                 : type == MTT_BF16_BITS ? mtt_k_adamw_compact<MTT_BF16_BITS>
-                                         : mtt_k_adamw_compact<MTT_F16_BITS>;
     u.ranges = mtt__at<const mtt_range>(o->ranges) + op->first_range;
     u.control = mtt__at<const mtt_control>(o->control);
     u.counters = mtt__at<const mtt_counters>(o->counters);
     u.master = mtt__at<void>(o->master);
     u.m = o->m->data;
     u.v = o->v->data;
-    u.elements = compact ? MTT__GROUP * o->m->shape[0] : mtt__elements(o->m);
-    u.site = mtt__stream(op->site, 0, 0);
-    u.dtype = type;
+    u.dtype = op->weights[0]->dtype;
     for (int i = 0; i < op->parameters; i++) u.mine |= op->parts[i].count < op->parts[i].elements;
-    return mtt__launch(c, "adamw", kernel, mtt__range_blocks(op), 256, u);
+    return u;
+}
+
+static mtt_status mtt__cuda_adamw(mtt__cuda *c, const mtt_op *op)
+{
+    return mtt__launch(c, "adamw", mtt_k_adamw, mtt__range_blocks(op), 256, mtt__update_of(op));
 }
 
 /* ----------------------------------------------------------------------------------------------------------
@@ -4063,7 +3095,7 @@ static mtt_status mtt__cuda_cached_attention(mtt__cuda *c, const mtt_op *op)
    No T x T matrix is in memory: S and P exist a tile at a time, in registers or shared memory.
 
    Here is the algorithm, in exact FP32, which runs FP32 tensors. >>tensor cores has the same for 16-bit
-   tensors, by mma.sync, and >>hopper for H100 and H200, by wgmma.
+   tensors, and >>hopper for H100 and H200.
 
    Symbols: BLOCK_Q queries and BLOCK_KV keys make a tile of scores. _gmem is device memory, _smem shared
    memory (a 32-bit address), _rmem registers.
@@ -4078,24 +3110,15 @@ static mtt_status mtt__cuda_cached_attention(mtt__cuda *c, const mtt_op *op)
 struct mtt__flash {
     const void *qkv, *d_out; /* [B T, row of the view], [B T, C] */
     void *out, *d_qkv;       /* `out` is read in the backward pass */
-    mtt__eight out_8;        /* `out` in e4m3; without data: not wanted */
-    uint8_t *d_qkv_t;        /* the transpose of d_qkv, [row of the view, B T], both in e5m2; or NULL */
     float *lse;              /* [B H, T] */
     mtt_qkv view;
-    int64_t seq_len, width, tokens; /* T; H D; B T */
+    int64_t seq_len, width; /* T; H D */
     int window, head_count, first_head;
     int members; /* heads of Q that share one of K and V; all or none of them are in head_count */
-    int share;   /* heads that a block takes in the backward pass, one by one: all members, or one */
-    int group;   /* heads, or in the backward pass heads / share, whose tiles run side by side */
     float scale, scale_log2;
     float gradient_scale; /* of dQ and dK, with dropout's scale: 0 where every query attends one key */
     mtt__dropout dropout;
-    /* the backward pass; after stats by tensor cores alone */
-    float2 *stats;      /* {lse log2(e), delta} of each query, head by head from first_head */
-    float4 *dq_partial; /* a ring of `slots` heads of numbered dQ sums, in the order of the accumulators */
-    float4 *members_partial; /* numbered sums of dK and dV of the heads so far that share the keys */
-    int *ticket;        /* key tiles given out */
-    int slots;
+    float2 *stats; /* backward: {lse log2(e), delta} of each query, head by head from first_head */
 };
 
 /* First element of a head in `out`, and of a part of it in qkv. */
@@ -4355,14 +3378,14 @@ static __global__ void __launch_bounds__(256, 2) mtt_k_flash_backward_exact(cons
 
 /* ---- launches ---- */
 
-static mtt__flash mtt__flash_arguments(const mtt_op *op, const mtt_tensor *qkv, const mtt_tensor *out,
-                                       const mtt_tensor *lse, const mtt_tensor *control)
+static mtt__flash mtt__flash_of(const mtt_op *op, const mtt_tensor *qkv, const mtt_tensor *out,
+                                const mtt_tensor *lse, const mtt_tensor *control)
 {
     const mtt_shape *d = op->shape;
     mtt__flash f = {};
     f.qkv = qkv->data, f.out = out->data, f.lse = (float *)lse->data;
     f.view = mtt_qkv_of(d);
-    f.seq_len = d->seq_len, f.width = (int64_t)d->heads * d->head_dim, f.tokens = d->rows;
+    f.seq_len = d->seq_len, f.width = (int64_t)d->heads * d->head_dim;
     f.members = d->heads / d->heads_kv;
     f.window = d->window < d->seq_len ? d->window : 0;
     f.head_count = d->batch * d->heads;
@@ -4372,19 +3395,17 @@ static mtt__flash mtt__flash_arguments(const mtt_op *op, const mtt_tensor *qkv, 
     return f;
 }
 
-static mtt__flash mtt__flash_forward_arguments(const mtt_op *op)
+static mtt__flash mtt__flash_forward_of(const mtt_op *op)
 {
     const mtt_flash *o = MTT_OPERANDS_OF(flash, op);
-    mtt__flash f = mtt__flash_arguments(op, o->qkv, o->out, o->lse, o->control);
-    f.out_8 = mtt__eight_of(o->out_8);
-    return f;
+    return mtt__flash_of(op, o->qkv, o->out, o->lse, o->control);
 }
 
-static mtt__flash mtt__flash_backward_arguments(const mtt_op *op)
+static mtt__flash mtt__flash_backward_of(const mtt_op *op)
 {
     const mtt_flash_backward *o = MTT_OPERANDS_OF(flash_backward, op);
-    mtt__flash f = mtt__flash_arguments(op, o->qkv, o->out, o->lse, o->control);
-    f.d_out = o->d_out->data, f.d_qkv = o->d_qkv->data, f.d_qkv_t = mtt__at<uint8_t>(o->d_qkv_t);
+    mtt__flash f = mtt__flash_of(op, o->qkv, o->out, o->lse, o->control);
+    f.d_out = o->d_out->data, f.d_qkv = o->d_qkv->data;
     return f;
 }
 
@@ -4445,7 +3466,7 @@ static mtt_status mtt__launch_backward_exact(mtt__cuda *c, const mtt_op *op, mtt
 
 static mtt_status mtt__cuda_flash(mtt__cuda *c, const mtt_op *op)
 {
-    const mtt__flash f = mtt__flash_forward_arguments(op);
+    const mtt__flash f = mtt__flash_forward_of(op);
     if (!mtt__flash_takes(op->shape)) return mtt__flash_refuse(c, op->shape);
     if (f.view.head_dim <= 64) return mtt__launch_forward_exact<64, 32>(c, f);
     if (f.view.head_dim <= 128) return mtt__launch_forward_exact<128, 32>(c, f);
@@ -4454,7 +3475,7 @@ static mtt_status mtt__cuda_flash(mtt__cuda *c, const mtt_op *op)
 
 static mtt_status mtt__cuda_flash_backward(mtt__cuda *c, const mtt_op *op)
 {
-    const mtt__flash f = mtt__flash_backward_arguments(op);
+    const mtt__flash f = mtt__flash_backward_of(op);
     if (!mtt__flash_takes(op->shape)) return mtt__flash_refuse(c, op->shape);
     if (f.view.head_dim <= 64) return mtt__launch_backward_exact<64, 32>(c, op, f);
     if (f.view.head_dim <= 128) return mtt__launch_backward_exact<128, 32>(c, op, f);
@@ -4462,8 +3483,1040 @@ static mtt_status mtt__cuda_flash_backward(mtt__cuda *c, const mtt_op *op)
 }
 
 /* ----------------------------------------------------------------------------------------------------------
+   >>eight bits   FP8: numbers, scales, operands of products
+   -------------------------------------------------------------------------------------------------------- */
+
+/* ---- numbers of 8 bits ---- */
+
+/* The two kinds, which devices of compute capability 8.9 and later convert to; mtt__to_e4m3, mtt__to_e5m2. */
+struct mtt__e4m3 { uint8_t bits; };
+struct mtt__e5m2 { uint8_t bits; };
+
+/* Rounds four values, the first one to the lowest byte. */
+MTT__DEVICE uint32_t mtt__pack_four(const float *v, mtt__e4m3)
+{
+    uint32_t out = 0;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 890
+    MTT__UNROLL for (int k = 0; k < 4; k++) out |= (uint32_t)mtt__to_e4m3(v[k]) << 8 * k;
+#else
+    asm("{ .reg .b16 low, high; cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;"
+        " cvt.rn.satfinite.e4m3x2.f32 high, %4, %3; mov.b32 %0, {low, high}; }"
+        : "=r"(out) : "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]));
+#endif
+    return out;
+}
+
+/* The instruction clips to 57344. mtt__mark_overflow restores infinities. */
+MTT__DEVICE uint32_t mtt__pack_four(const float *v, mtt__e5m2)
+{
+    uint32_t out = 0;
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 890
+    asm("{ .reg .b16 low, high; cvt.rn.satfinite.e5m2x2.f32 low, %2, %1;"
+        " cvt.rn.satfinite.e5m2x2.f32 high, %4, %3; mov.b32 %0, {low, high}; }"
+        : "=r"(out) : "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]));
+#endif
+    return out;
+}
+
+/* Replaces the clipped ones of eight e5m2 values with infinities, which report an overflow. One test covers
+   all eight: only codes of 57344 (0x7b) and above can have been clipped, and adding 5 sets their top bit. */
+MTT__DEVICE void mtt__mark_overflow(uint2 &codes, const float *v)
+{
+    const uint32_t low = (codes.x & 0x7f7f7f7fu) + 0x05050505u, high = (codes.y & 0x7f7f7f7fu) + 0x05050505u;
+    if (!((low | high) & 0x80808080u)) return;
+    MTT__UNROLL for (int k = 0; k < 8; k++) {
+        uint32_t &word = k < 4 ? codes.x : codes.y;
+        if (fabsf(v[k]) >= 61440.0f) word = (word & ~(0x7fu << k % 4 * 8)) | 0x7cu << k % 4 * 8;
+    }
+}
+
+/* Where a kernel writes 8-bit values, and what it records of them. */
+struct mtt__eight {
+    void *data;
+    mtt_scale *scale; /* NULL = 1 */
+    int recorded;
+};
+
+MTT__DEVICE float mtt__scale_of(const mtt__eight &e) { return e.scale ? e.scale->scale : 1.0f; }
+
+/* Rounds eight values, times a scale, to 8 bytes. */
+template <class Q> MTT__DEVICE uint2 mtt__pack_eight(const float *v, float scale)
+{
+    float scaled[8];
+    MTT__UNROLL for (int k = 0; k < 8; k++) scaled[k] = v[k] * scale;
+    uint2 codes = make_uint2(mtt__pack_four(scaled, Q()), mtt__pack_four(scaled + 4, Q()));
+    if (std::is_same<Q, mtt__e5m2>::value) mtt__mark_overflow(codes, scaled);
+    return codes;
+}
+
+/* Four words of four bytes, transposed. */
+MTT__DEVICE void mtt__turn(uint32_t to[4], uint32_t a, uint32_t b, uint32_t c, uint32_t d)
+{
+    const uint32_t low_ab = __byte_perm(a, b, 0x5140), high_ab = __byte_perm(a, b, 0x7362);
+    const uint32_t low_cd = __byte_perm(c, d, 0x5140), high_cd = __byte_perm(c, d, 0x7362);
+    to[0] = __byte_perm(low_ab, low_cd, 0x5410);
+    to[1] = __byte_perm(low_ab, low_cd, 0x7632);
+    to[2] = __byte_perm(high_ab, high_cd, 0x5410);
+    to[3] = __byte_perm(high_ab, high_cd, 0x7632);
+}
+
+/* A thread's part of what mtt_scale records. Integers' maxima and sums do not depend on order. */
+struct mtt__records {
+    float largest;
+    uint32_t clipped;
+};
+
+MTT__DEVICE void mtt__note(mtt__records &r, const float *v, float scale)
+{
+    float largest = 0;
+    MTT__UNROLL for (int k = 0; k < 8; k++) largest = fmaxf(largest, fabsf(v[k]));
+    r.largest = fmaxf(r.largest, largest);
+    if (largest * scale > 448.0f)
+        MTT__UNROLL for (int k = 0; k < 8; k++) r.clipped += fabsf(v[k]) * scale > 448.0f;
+}
+
+/* All lanes of a warp call this at the end. */
+MTT__DEVICE void mtt__record_warp(const mtt__eight &e, mtt__records r)
+{
+    if (!e.recorded) return;
+    const uint32_t largest = __reduce_max_sync(0xffffffffu, __float_as_uint(r.largest));
+    const uint32_t clipped = __reduce_add_sync(0xffffffffu, r.clipped);
+    if (threadIdx.x % 32) return;
+    if (largest > __ldcg(&e.scale->largest)) atomicMax(&e.scale->largest, largest);
+    if (clipped) atomicAdd(&e.scale->clipped, clipped);
+}
+
+static mtt__eight mtt__eight_of(const mtt_tensor *t)
+{
+    mtt__eight e = {};
+    if (t) e.data = t->data, e.scale = t->scale, e.recorded = t->recorded;
+    return e;
+}
+
+/* What a product in 8 bits multiplies by; NULL = 1. */
+static const float *mtt__inverse_of(const mtt_tensor *t)
+{
+    return t->scale ? &t->scale->inverse : NULL;
+}
+
+/* Rounds 8 results of a kernel, and notes them for the scale of later steps. */
+MTT__DEVICE void mtt__store_e4m3(const mtt__eight &y, int64_t at, const float *v, float scale,
+                                 mtt__records &r)
+{
+    if (y.recorded) mtt__note(r, v, scale);
+    *(uint2 *)((uint8_t *)y.data + at) = mtt__pack_eight<mtt__e4m3>(v, scale);
+}
+
+/* ---- operands of products ---- */
+
+/* What mtt_k_quantize rounds. PLAIN: x. NORMED: the norm of x, recomputed from its statistics. GELU_BACKWARD:
+   the gradient of GELU's input, and GELU's result. GELU_BACKWARD + MLP: the same for that activation. */
+enum { MTT__PLAIN, MTT__NORMED, MTT__GELU_BACKWARD };
+static_assert(MTT_MLP_GELU == 0, "GELU_BACKWARD + MTT_MLP_GELU");
+
+struct mtt__quantize {
+    const __nv_bfloat16 *x, *dy, *gain, *shift;
+    const float2 *stats;
+    mtt__eight y, y_t, gelu_t; /* without data: not wanted. gelu_t: of the activation's result */
+    int64_t rows, padded;      /* elements in a row of a transpose that are written, */
+    int64_t pitch;             /* and from row to row */
+    int width;
+};
+
+/* A tile of 128 rows and 64 columns of codes, transposed: a column is 32 words of four codes. One word more
+   between columns spreads a warp over the banks of shared memory. */
+enum { MTT__TILE_ROWS = 128, MTT__TILE_COLUMNS = 64 };
+typedef uint32_t mtt__transposed_tile[MTT__TILE_COLUMNS][MTT__TILE_ROWS / 4 + 1];
+
+/* A thread's four rows of eight columns. Eight neighbours have all columns of the same rows. */
+MTT__DEVICE void mtt__transpose_codes(mtt__transposed_tile &to, const uint2 codes[4])
+{
+    uint32_t words[8];
+    mtt__turn(words, codes[0].x, codes[1].x, codes[2].x, codes[3].x);
+    mtt__turn(words + 4, codes[0].y, codes[1].y, codes[2].y, codes[3].y);
+    MTT__UNROLL for (int k = 0; k < 8; k++) to[threadIdx.x % 8 * 8 + k][threadIdx.x / 8] = words[k];
+}
+
+enum { MTT__HALVES_OF_1 = 0x3c003c00 }; /* two halves, each 1 */
+
+/* Adds e5m2 codes on tensor cores. The 16 codes of lanes 4r to 4r + 3 are added to row r of c, in each column
+   j whose lanes 4j to 4j + 3 pass MTT__HALVES_OF_1 as `ones`, and not 0. c[0..1] are row l/4, columns 2 (l%4)
+   and the next. A byte of e5m2 is the upper byte of a half, and products with 1 are exact. Where some lanes
+   pass 0, codes must be finite: infinity times 0 is NaN. */
+MTT__DEVICE void mtt__sum_codes(float c[4], uint32_t word, uint32_t ones)
+{
+    const uint32_t halves[4] = {__byte_perm(word, 0, 0x1404), 0, __byte_perm(word, 0, 0x3424), 0};
+    mtt__mma(c, halves, ones, ones, __half());
+}
+
+/* Computes eight values of a row: v, the values to round; u, the activation's result; up, the gradient of
+   SwiGLU's second half. */
+template <int KIND>
+MTT__DEVICE void mtt__quantized_values(const mtt__quantize &o, int64_t row, int column,
+                                       const mtt__vector<__nv_bfloat16> &x,
+                                       const mtt__vector<__nv_bfloat16> &dy, float *v, float *u, float *up)
+{
+    typedef __nv_bfloat16 T;
+    mtt__to_floats(x, v);
+    if (KIND == MTT__NORMED) {
+        const float2 stats = o.stats[row];
+        float gain[8], shift[8] = {};
+        mtt__read_floats(o.gain + column, gain);
+        if (o.shift) mtt__read_floats(o.shift + column, shift);
+        MTT__UNROLL for (int k = 0; k < 8; k++)
+            v[k] = mtt__normalized<T>(v[k], stats) * gain[k] + shift[k];
+    } else if (KIND >= MTT__GELU_BACKWARD) {
+        enum { MLP = KIND >= MTT__GELU_BACKWARD ? KIND - MTT__GELU_BACKWARD : MTT_MLP_GELU };
+        float d[8];
+        mtt__to_floats(dy, d);
+        MTT__UNROLL for (int k = 0; k < 8; k++) {
+            u[k] = mtt__activated<T, (mtt_mlp)MLP>(v[k], up[k]);
+            mtt__activation_slopes<T, (mtt_mlp)MLP>(v[k], up[k], d[k]);
+            v[k] = d[k];
+        }
+    }
+}
+
+/* A tile of mtt_k_quantize. */
+template <int KIND, class Q> MTT__DEVICE void mtt__quantize_tile(const mtt__quantize &o, int tile)
+{
+    enum {
+        COLUMNS = MTT__TILE_COLUMNS,
+        WITH_DY = KIND >= MTT__GELU_BACKWARD,
+        GATED = KIND == MTT__GELU_BACKWARD + MTT_MLP_SWIGLU,
+        TILES = 1 + WITH_DY + GATED
+    };
+    __shared__ mtt__transposed_tile turned[TILES];
+    const int x_width = GATED ? 2 * o.width : o.width;
+    const int tiles = (o.width + COLUMNS - 1) / COLUMNS, quad = threadIdx.x / 8;
+    const int64_t row0 = (int64_t)(tile / tiles) * MTT__TILE_ROWS;
+    const int column0 = tile % tiles * COLUMNS, column = column0 + threadIdx.x % 8 * 8;
+    const float scale = mtt__scale_of(o.y_t.data ? o.y_t : o.y);
+    const float gelu_scale = WITH_DY ? mtt__scale_of(o.gelu_t) : 1.0f;
+    mtt__vector<__nv_bfloat16> xs[4] = {}, dys[4] = {}, ups[4] = {};
+    mtt__records records = {};
+    uint2 codes[4] = {}, more[4] = {}, of_up[4] = {};
+    const auto inside = [&](int i) { return column < o.width && row0 + quad * 4 + i < o.rows; };
+    MTT__UNROLL for (int i = 0; i < 4; i++) {
+        const int64_t at = (row0 + quad * 4 + i) * o.width + column;
+        const int64_t x_at = GATED ? (row0 + quad * 4 + i) * x_width + column : at;
+        if (inside(i)) xs[i] = mtt__load_vector(o.x + x_at);
+        if (WITH_DY && inside(i)) dys[i] = mtt__load_vector(o.dy + at);
+        if (GATED && inside(i)) ups[i] = mtt__load_vector(o.x + x_at + o.width);
+    }
+    MTT__UNROLL for (int i = 0; i < 4; i++) {
+        const int64_t row = row0 + quad * 4 + i;
+        float v[8], u[8], up[8];
+        if (!inside(i)) continue;
+        if (WITH_DY) mtt__to_floats(ups[i], up);
+        mtt__quantized_values<KIND>(o, row, column, xs[i], dys[i], v, u, up);
+        if (o.y.recorded || o.y_t.recorded) mtt__note(records, v, scale);
+        codes[i] = mtt__pack_eight<Q>(v, scale);
+        if (WITH_DY) more[i] = mtt__pack_eight<mtt__e4m3>(u, gelu_scale);
+        if (o.y.data) *(uint2 *)((uint8_t *)o.y.data + row * x_width + column) = codes[i];
+        if (!GATED) continue;
+        of_up[i] = mtt__pack_eight<Q>(up, scale);
+        *(uint2 *)((uint8_t *)o.y.data + row * x_width + o.width + column) = of_up[i];
+    }
+    mtt__record_warp(o.y.recorded ? o.y : o.y_t, records);
+    if (!o.y_t.data) return;
+    MTT__UNROLL for (int t = 0; t < TILES; t++)
+        mtt__transpose_codes(turned[t], t == 0 ? codes : t == 1 ? more : of_up);
+    __syncthreads(); /* the tile is there before its columns are stored */
+    const int64_t at = row0 + threadIdx.x % 32 * 4;
+    for (int j = threadIdx.x / 32; j < COLUMNS && column0 + j < o.width && at < o.padded; j += 8)
+        MTT__UNROLL for (int t = 0; t < TILES; t++) {
+            uint8_t *const to = (uint8_t *)(t == 1 ? o.gelu_t : o.y_t).data;
+            const int64_t to_row = column0 + j + (t == 2 ? o.width : 0);
+            if (t == 1 && !to) continue;
+            *(uint32_t *)(to + to_row * o.pitch + at) = turned[t][j][threadIdx.x % 32];
+        }
+}
+
+/* Math:        y = x, or a function of it, in 8 bits, and its transpose: PLAIN x; NORMED (x - mean) rstd gain
+                + shift; GELU_BACKWARD dy GELU'(x), and gelu_t the transpose of GELU(x) in e4m3; from there
+                up the same for the other activations
+   Shapes:      x, dy, y [rows, width], y_t, gelu_t [width, padded]; x, dy BF16, y and y_t type Q. SwiGLU:
+                x and y have 2 width columns, y_t as many rows, gate before up
+   Launch:      a block of 256 threads for a tile of 128 x 64; a thread has 8 columns of 4 rows
+   Requires:    width a multiple of 8; padded one of 16, less than 128 above rows
+   Traffic:     x and dy read, what is wanted written: transposes in pieces of 128 bytes, by shared memory
+   Determinism: elementwise; records a largest value and a count
+   Reference:   mtt__cpu_quantize, mtt__cpu_gelu_backward */
+template <int KIND, class Q>
+static __global__ void __launch_bounds__(256) mtt_k_quantize(const mtt__quantize o)
+{
+    mtt__quantize_tile<KIND, Q>(o, (int)blockIdx.x);
+}
+
+/* Matrices that one launch rounds, and the first tile of each. */
+struct mtt__quantize_four {
+    mtt__quantize matrix[4];
+    int first[5];
+};
+
+/* Math:        y = x in e4m3, or y_t its transpose, of each of four matrices
+   Shapes:      x [rows, width] BF16, y [rows, width] or y_t [width, rows]
+   Launch:      a block of 256 threads for a tile of 128 x 64 of a matrix: four launches would take twice as
+                long, since weights are small
+   Requires:    width a multiple of 8; rows one of 16 for a transpose
+   Traffic:     x read, y or y_t written
+   Determinism: elementwise; records largest values and counts
+   Reference:   mtt__cpu_quantize_weights */
+static __global__ void __launch_bounds__(256, 4)
+    mtt_k_quantize_four(const __grid_constant__ mtt__quantize_four o)
+{
+    int i = 0;
+    while ((int)blockIdx.x >= o.first[i + 1]) i++;
+    mtt__quantize_tile<MTT__PLAIN, mtt__e4m3>(o.matrix[i], (int)blockIdx.x - o.first[i]);
+}
+
+/* Math:        codes = x scale, exponents those of 1 / scale, which is a power of two for each 128 elements
+   Shapes:      x [count] T, codes [groups, 128] e4m3, after count zeros, and exponents [groups] bytes
+   Launch:      256 threads, 8 elements each; 16 lanes have a group
+   Requires:    count a multiple of 8
+   Traffic:     x read, codes and exponents written: 1.01 bytes an element
+   Determinism: a maximum, then elementwise
+   Reference:   mtt__cpu_quantize_groups */
+template <class T>
+static __global__ void __launch_bounds__(256)
+    mtt_k_quantize_groups(const T *x, uint8_t *codes, int64_t count, int64_t groups)
+{
+    const int64_t at = ((int64_t)blockIdx.x * 256 + threadIdx.x) * 8;
+    float v[8] = {}, largest = 0;
+    if (at < count) mtt__read_floats(x + at, v);
+    MTT__UNROLL for (int k = 0; k < 8; k++) largest = fmaxf(largest, fabsf(v[k]));
+    MTT__UNROLL for (int lanes = 1; lanes < MTT_KEPT_GROUP / 8; lanes *= 2)
+        largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, lanes));
+    if (at >= groups * MTT_KEPT_GROUP) return;
+    const float scale = mtt__group_scale(largest);
+    *(uint2 *)(codes + at) = mtt__pack_eight<mtt__e4m3>(v, scale);
+    if (at % MTT_KEPT_GROUP == 0)
+        codes[groups * MTT_KEPT_GROUP + at / MTT_KEPT_GROUP] = (uint8_t)(__float_as_uint(1.0f / scale) >> 23);
+}
+
+/* Math:        x = codes times the powers of two of their groups
+   Shapes:      as mtt_k_quantize_groups
+   Launch:      256 threads, 8 elements each
+   Requires:    count a multiple of 8
+   Traffic:     codes and exponents read, x written
+   Determinism: elementwise
+   Reference:   mtt__cpu_dequantize_groups */
+template <class T>
+static __global__ void __launch_bounds__(256)
+    mtt_k_dequantize_groups(const uint8_t *codes, T *x, int64_t count, int64_t groups)
+{
+    const int64_t at = ((int64_t)blockIdx.x * 256 + threadIdx.x) * 8;
+    if (at >= count) return;
+    const uint2 words = *(const uint2 *)(codes + at);
+    const float inverse =
+        __uint_as_float((uint32_t)codes[groups * MTT_KEPT_GROUP + at / MTT_KEPT_GROUP] << 23);
+    float v[8];
+    MTT__UNROLL for (int k = 0; k < 8; k++)
+        v[k] = mtt__from_e4m3((uint8_t)((k < 4 ? words.x : words.y) >> k % 4 * 8)) * inverse;
+    mtt__store_floats(x + at, v);
+}
+
+static mtt_status mtt__cuda_quantize_groups(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_quantize_groups *o = MTT_OPERANDS_OF(quantize_groups, op);
+    return mtt__by_type(c, o->x, [&](auto zero) {
+        typedef decltype(zero) T;
+        return mtt__launch(c, "quantize_groups", mtt_k_quantize_groups<T>,
+                           mtt__blocks(mtt__elements(o->x), 2048), 256, mtt__at<const T>(o->x),
+                           mtt__at<uint8_t>(o->codes), mtt__elements(o->x), o->codes->shape[0]);
+    });
+}
+
+static mtt_status mtt__cuda_dequantize_groups(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_dequantize_groups *o = MTT_OPERANDS_OF(dequantize_groups, op);
+    return mtt__by_type(c, o->x, [&](auto zero) {
+        typedef decltype(zero) T;
+        return mtt__launch(c, "dequantize_groups", mtt_k_dequantize_groups<T>,
+                           mtt__blocks(mtt__elements(o->x), 2048), 256, mtt__at<const uint8_t>(o->codes),
+                           mtt__at<T>(o->x), mtt__elements(o->x), o->codes->shape[0]);
+    });
+}
+
+static int64_t mtt__quantize_tiles(const mtt__quantize &o)
+{
+    return mtt__ceil_div(o.rows, MTT__TILE_ROWS) * mtt__ceil_div(o.width, MTT__TILE_COLUMNS);
+}
+
+template <int KIND, class Q> static mtt_status mtt__launch_quantize(mtt__cuda *c, const mtt__quantize &o)
+{
+    return mtt__launch(c, "quantize", mtt_k_quantize<KIND, Q>, (unsigned)mtt__quantize_tiles(o), 256, o);
+}
+
+static mtt_status mtt__quantize_by(mtt__cuda *c, const mtt_quantize *o)
+{
+    mtt__quantize q = {};
+    q.x = mtt__at<const __nv_bfloat16>(o->x);
+    q.stats = mtt__at<const float2>(o->stats);
+    q.gain = mtt__at<const __nv_bfloat16>(o->gain), q.shift = mtt__at<const __nv_bfloat16>(o->shift);
+    q.y = mtt__eight_of(o->y), q.y_t = mtt__eight_of(o->y_t);
+    q.rows = mtt__rows(o->x), q.width = (int)mtt__width(o->x);
+    q.padded = q.pitch = o->y_t ? mtt__width(o->y_t) : 0;
+    if (o->stats) return mtt__launch_quantize<MTT__NORMED, mtt__e4m3>(c, q);
+    if ((o->y ? o->y : o->y_t)->dtype == MTT_F8_E4M3)
+        return mtt__launch_quantize<MTT__PLAIN, mtt__e4m3>(c, q);
+    return mtt__launch_quantize<MTT__PLAIN, mtt__e5m2>(c, q);
+}
+
+static mtt_status mtt__cuda_quantize(mtt__cuda *c, const mtt_op *op)
+{
+    return mtt__quantize_by(c, MTT_OPERANDS_OF(quantize, op));
+}
+
+static mtt_status mtt__cuda_quantize_weights(mtt__cuda *c, const mtt_op *op)
+{
+    mtt__quantize_four four = {};
+    for (int i = 0; i < 4; i++) {
+        mtt__quantize *q = &four.matrix[i];
+        q->x = mtt__at<const __nv_bfloat16>(op->operands[i]);
+        (op->transposed ? q->y_t : q->y) = mtt__eight_of(op->operands[4 + i]);
+        q->rows = mtt__rows(op->operands[i]), q->width = (int)mtt__width(op->operands[i]);
+        q->padded = q->pitch = q->rows;
+        four.first[i + 1] = four.first[i] + (int)mtt__quantize_tiles(*q);
+    }
+    return mtt__launch(c, "quantize", mtt_k_quantize_four, (unsigned)four.first[4], 256, four);
+}
+
+/* Math:        out[j] (+)= sum of row j over its first `count` elements, divided by x's scale
+   Shapes:      x [rows, width] e5m2, out [rows] float
+   Launch:      a block of 256 threads a row, all through the same turns, since the lanes of a warp add
+                together. A thread loads four pieces of 16 bytes before it adds them: with fewer, longer
+                blocks a narrow tensor would not occupy the device
+   Requires:    width and count multiples of 16
+   Traffic:     x read once
+   Determinism: tensor cores add 64 elements of four threads; these sums in order; then a fixed tree
+   Reference:   mtt__sum_columns */
+static __global__ void __launch_bounds__(256)
+    mtt_k_row_sums(const uint8_t *x, const mtt_scale *scale, float *out, int64_t count, int64_t width,
+                   int add)
+{
+    enum { AHEAD = 4, PIECE = 256 * 16 };
+    __shared__ float shared[32];
+    const uint8_t *const row = x + blockIdx.x * width, *const end = row + count;
+    float sum = 0; /* the four threads of 64 elements have the same */
+    for (const uint8_t *first = row; first < end; first += AHEAD * PIECE) {
+        const uint8_t *const at = first + threadIdx.x * 16;
+        uint4 v[AHEAD];
+        MTT__UNROLL for (int i = 0; i < AHEAD; i++)
+            v[i] = at + i * PIECE < end ? *(const uint4 *)(at + i * PIECE) : make_uint4(0, 0, 0, 0);
+        MTT__UNROLL for (int i = 0; i < AHEAD; i++) {
+            float c[4] = {};
+            mtt__sum_codes(c, v[i].x, MTT__HALVES_OF_1);
+            mtt__sum_codes(c, v[i].y, MTT__HALVES_OF_1);
+            mtt__sum_codes(c, v[i].z, MTT__HALVES_OF_1);
+            mtt__sum_codes(c, v[i].w, MTT__HALVES_OF_1);
+            sum += c[0];
+        }
+    }
+    sum = mtt__reduce<mtt__plus, 256>(threadIdx.x % 4 ? 0.0f : sum, shared);
+    if (threadIdx.x) return;
+    out += blockIdx.x;
+    *out = sum * (scale ? scale->inverse : 1.0f) + (add ? *out : 0.0f);
+}
+
+static mtt_status mtt__launch_row_sums(mtt__cuda *c, const mtt_tensor *x, int64_t count,
+                                       const mtt_tensor *sums, int add)
+{
+    return mtt__launch(c, "row_sums", mtt_k_row_sums, (unsigned)mtt__rows(x), 256,
+                       mtt__at<const uint8_t>(x), (const mtt_scale *)x->scale, mtt__at<float>(sums), count,
+                       mtt__width(x), add);
+}
+
+/* Math:        mtt__rescale of every scale; counters.clipped = what all of them clipped
+   Shapes:      scales [count]
+   Launch:      one block of 256 threads
+   Requires:    -
+   Traffic:     scales read and written
+   Determinism: a sum of integers
+   Reference:   mtt__cpu_rescale */
+static __global__ void __launch_bounds__(256)
+    mtt_k_rescale(mtt_scale *scales, int64_t count, mtt_counters *counters)
+{
+    __shared__ unsigned long long shared[32];
+    unsigned long long clipped = 0;
+    for (int64_t i = threadIdx.x; i < count; i += 256)
+        clipped += mtt__rescale(&scales[i], counters->skipped);
+    clipped = mtt__reduce<mtt__plus, 256>(clipped, shared);
+    if (threadIdx.x == 0) counters->clipped = (int64_t)clipped;
+}
+
+static mtt_status mtt__cuda_rescale(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_rescale *o = MTT_OPERANDS_OF(rescale, op);
+    return mtt__launch(c, "rescale", mtt_k_rescale, 1, 256, mtt__at<mtt_scale>(o->scales),
+                       o->scales->shape[0],
+                       mtt__at<mtt_counters>(o->counters));
+}
+
+/* Math:        mtt__merge_record of what each other rank has recorded
+   Shapes:      scales [count]; rows [ranks, count]
+   Launch:      a thread for each scale
+   Requires:    -
+   Traffic:     rows read once
+   Determinism: largest values, and sums of integers
+   Reference:   mtt__cpu_merge_records */
+static __global__ void __launch_bounds__(256)
+    mtt_k_merge_records(const mtt_scale *rows, mtt_scale *scales, int64_t count, int rank, int ranks)
+{
+    const int64_t i = (int64_t)blockIdx.x * 256 + threadIdx.x;
+    for (int other = 0; other < ranks && i < count; other++)
+        if (other != rank) mtt__merge_record(&scales[i], &rows[other * count + i]);
+}
+
+static mtt_status mtt__cuda_merge_records(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_merge_records *o = MTT_OPERANDS_OF(merge_records, op);
+    const int64_t count = o->scales->shape[0];
+    return mtt__launch(c, "merge_records", mtt_k_merge_records, mtt__blocks(count, 256), 256,
+                       mtt__at<const mtt_scale>(o->rows), mtt__at<mtt_scale>(o->scales), count,
+                       op->shape->rank, op->shape->ranks);
+}
+
+/* Math:        mtt__scale_logits
+   Shapes:      one scale
+   Launch:      one thread
+   Requires:    -
+   Traffic:     -
+   Determinism: one value
+   Reference:   mtt__cpu_chunked_loss */
+static __global__ void mtt_k_scale_logits(mtt_scale *scale, const mtt_control *control,
+                                          const mtt_counters *counters)
+{
+    mtt__scale_logits(scale, control, counters);
+}
+
+/* ---- operations of the lesson with results in 8 bits ---- */
+
+/* Math:        y = GELU(x), max(x, 0)^2, silu(x), or silu(x) up, in e4m3
+   Shapes:      x [rows, F] or [rows, 2 F] BF16, y [rows, F]
+   Launch:      256 threads, PACKS packs of 8 elements each
+   Requires:    F a multiple of 8; fewer than 2^32 packs
+   Traffic:     x read, y written
+   Determinism: elementwise; records a largest value and a count
+   Reference:   mtt__cpu_gelu, mtt__cpu_activation */
+template <mtt_mlp MLP, int PACKS>
+static __global__ void __launch_bounds__(256)
+    mtt_k_activation_eight(const __grid_constant__ mtt__activation_operands<__nv_bfloat16> o,
+                           const __grid_constant__ mtt__eight y)
+{
+    const float scale = mtt__scale_of(y);
+    mtt__records records = {};
+    mtt__activation_packs<MLP, PACKS>(
+        o, [&](int64_t at, const float *v) { mtt__store_e4m3(y, at, v, scale, records); });
+    mtt__record_warp(y, records);
+}
+
+static mtt_status mtt__launch_activation_eight(mtt__cuda *c, mtt_mlp mlp, const mtt_tensor *x,
+                                               const mtt_tensor *y)
+{
+    return mtt__by_mlp(c, mlp, [&](auto constant) {
+        constexpr mtt_mlp MLP = decltype(constant)::value;
+        constexpr int PACKS = MLP == MTT_MLP_GELU ? 4 : 2;
+        const auto o = mtt__activation_at<__nv_bfloat16>(x, NULL, y, NULL);
+        return mtt__launch(c, "activation", mtt_k_activation_eight<MLP, PACKS>,
+                           mtt__blocks(o.count, 256 * PACKS), 256, o, mtt__eight_of(y));
+    });
+}
+
+static mtt_status mtt__eight_gelu(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_gelu *o = MTT_OPERANDS_OF(gelu, op);
+    return mtt__launch_activation_eight(c, MTT_MLP_GELU, o->x, o->y);
+}
+
+static mtt_status mtt__eight_activation(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_activation *o = MTT_OPERANDS_OF(activation, op);
+    return mtt__launch_activation_eight(c, op->shape->mlp, o->x, o->y);
+}
+
+static mtt_status mtt__eight_linear_gelu(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_linear_gelu *o = MTT_OPERANDS_OF(linear_gelu, op);
+    mtt_status status = mtt__multiply_rows(c, op, o->x, o->weight, op->transposed, o->bias, o->pre);
+    return status == MTT_OK ? mtt__launch_activation_eight(c, MTT_MLP_GELU, o->pre, o->y) : status;
+}
+
+/* Math:        y = (x - mean) rstd w + b in e4m3, with rstd, RMS and a branch as in mtt_k_norm
+   Shapes:      x, branch, joined [rows, C], w, b [C] BF16; y [rows, C]; stats [rows] (mean, rstd) float
+   Launch:      THREADS threads a row, at least 128 a block
+   Requires:    C a multiple of 8, at most 8 THREADS PACKS; joined may be x or branch
+   Traffic:     x and branch read once, joined and y written once; w and b stay in cache
+   Determinism: fixed tree; records a largest value and a count
+   Reference:   mtt__cpu_norm, mtt__cpu_masked_sum */
+template <int THREADS, int PACKS, bool RMS>
+static __global__ void __launch_bounds__(MTT__NORM_BOUNDS(__nv_bfloat16, THREADS, PACKS))
+    mtt_k_norm_eight(const __grid_constant__ mtt__norm_forward<__nv_bfloat16> o,
+                     const __grid_constant__ mtt__eight y)
+{
+    const float scale = mtt__scale_of(y);
+    mtt__records records = {};
+    mtt__norm_row<THREADS, PACKS, RMS>(
+        o, [&](int64_t at, const float *v) { mtt__store_e4m3(y, at, v, scale, records); });
+    mtt__record_warp(y, records);
+}
+
+static mtt_status mtt__launch_norm_eight(mtt__cuda *c, const mtt__norm_forward<__nv_bfloat16> &o,
+                                         const mtt_tensor *y)
+{
+    return mtt__by_norm_shape(c, o.width, [&](auto threads, auto packs) {
+        enum { THREADS = decltype(threads)::value, PACKS = decltype(packs)::value };
+        const auto kernel =
+            o.b ? mtt_k_norm_eight<THREADS, PACKS, false> : mtt_k_norm_eight<THREADS, PACKS, true>;
+        return mtt__launch(c, "norm", kernel, mtt__norm_blocks(o.rows, THREADS),
+                           THREADS < 128 ? 128 : THREADS, o, mtt__eight_of(y));
+    });
+}
+
+static mtt_status mtt__eight_norm(mtt__cuda *c, const mtt_op *op)
+{
+    return mtt__launch_norm_eight(c, mtt__norm_of<__nv_bfloat16>(op), MTT_OPERANDS_OF(norm, op)->y);
+}
+
+static mtt_status mtt__eight_residual_norm(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_tensor *y = MTT_OPERANDS_OF(residual_norm, op)->y;
+    return mtt__launch_norm_eight(c, mtt__residual_norm_of<__nv_bfloat16>(op), y);
+}
+
+/* Rows of a tile of norm_backward. In a transpose they are 32 bytes, which memory moves at once. */
+enum { MTT__NORM_TILE = 32 };
+
+/* The block of norm_backward with results in 8 bits. It has one stage, since codes take 64 bytes a column.
+   Where warps share a row, it has a processor to itself, which lets its threads have more than 128
+   registers. */
+template <int ROW_THREADS, bool OF_RMS>
+struct mtt__norm_block_eight : mtt__norm_block<__nv_bfloat16, ROW_THREADS, 256, OF_RMS> {
+    enum { AT_ONCE = ROW_THREADS ? 2 : 1, STAGES = 1 };
+};
+
+/* The results of norm_backward in 8 bits. */
+struct mtt__norm_results {
+    const __nv_bfloat16 *b;     /* NULL: RMSNorm */
+    mtt__eight dx_8, dx_t, y_t; /* without data: not wanted */
+};
+
+/* Transposes the codes of a tile, those of dx and then those of y. A thread has 16 rows of 4 columns at a
+   time, its neighbour the other 16, so that together they write 32 bytes of a row. Padding becomes zeros. */
+template <class S>
+MTT__DEVICE void mtt__turn_tile(const mtt__norm_operands<__nv_bfloat16> &o,
+                                const mtt__norm_results &e, const uint8_t *codes, int64_t row0)
+{
+    const int64_t pitch = (o.rows + 15) & ~15;
+    for (int i = threadIdx.x; i < o.width; i += S::SIZE) {
+        const int of_y = i >= o.width / 2, part = of_y ? i - o.width / 2 : i, column = part / 2 * 4;
+        const int64_t row = row0 + part % 2 * 16;
+        const uint8_t *from = codes + (of_y * MTT__NORM_TILE + part % 2 * 16) * o.width + column;
+        uint8_t *to = (uint8_t *)(of_y ? e.y_t : e.dx_t).data;
+        uint32_t turned[4][4];
+        if (!to || row >= o.rows) continue;
+        MTT__UNROLL for (int quad = 0; quad < 4; quad++) {
+            uint32_t words[4];
+            MTT__UNROLL for (int k = 0; k < 4; k++, from += o.width)
+                words[k] = row + quad * 4 + k < o.rows ? *(const uint32_t *)from : 0;
+            mtt__turn(turned[quad], words[0], words[1], words[2], words[3]);
+        }
+        MTT__UNROLL for (int k = 0; k < 4; k++)
+            *(uint4 *)(to + (column + k) * pitch + row) =
+                make_uint4(turned[0][k], turned[1][k], turned[2][k], turned[3][k]);
+    }
+}
+
+/* More for mtt_k_norm_backward: dx_8 = dx, as stored, in e5m2, dx_t its transpose, y_t that of xhat w + b in
+   e4m3. dx_8 is [rows, C]; dx_t and y_t are [C, rows in whole 16]. C is a multiple of 16, x is not dx. A tile
+   of MTT__NORM_TILE rows has its codes in shared memory; their transposes take two barriers. */
+template <class S> struct mtt__norm_rounding {
+    const mtt__norm_operands<__nv_bfloat16> &o;
+    const mtt__norm_results &e;
+    uint8_t *codes;
+    float y_scale;
+
+    MTT__MEMBER void each(int64_t row, int column, const mtt__vector<__nv_bfloat16> &dx, const float *xhat,
+                          const float *gain) const
+    {
+        uint8_t *const to = codes + (row & (MTT__NORM_TILE - 1)) * o.width + column;
+        float v[8];
+        if (e.dx_t.data) {
+            mtt__to_floats(dx, v);
+            const uint2 rounded = mtt__pack_eight<mtt__e5m2>(v, 1.0f);
+            *(uint2 *)((uint8_t *)e.dx_8.data + row * o.width + column) = *(uint2 *)to = rounded;
+        }
+        if (e.y_t.data) {
+            float shift[8] = {};
+            if (!S::RMS) mtt__read_floats(e.b + column, shift);
+            MTT__UNROLL for (int k = 0; k < 8; k++) v[k] = xhat[k] * gain[k] + shift[k];
+            *(uint2 *)(to + MTT__NORM_TILE * o.width) = mtt__pack_eight<mtt__e4m3>(v, y_scale);
+        }
+    }
+
+    MTT__MEMBER void after_rows(int64_t next) const
+    {
+        if (next & (MTT__NORM_TILE - 1)) return;
+        __syncthreads(); /* the tile's codes are there before they are transposed */
+        mtt__turn_tile<S>(o, e, codes, next - MTT__NORM_TILE);
+        __syncthreads(); /* all have read them before the next tile's */
+    }
+};
+
+template <class S> struct mtt__norm_more {
+    enum { WHOLE_TILES = 1 };
+    mtt__norm_results results;
+    MTT__MEMBER mtt__norm_rounding<S> begin(const mtt__norm_operands<__nv_bfloat16> &o, uint8_t *codes) const
+    {
+        return {o, results, codes, mtt__scale_of(results.y_t)};
+    }
+};
+
+/* Shared memory of a stage, and of the codes of a tile of dx and of y. */
+template <class S> static size_t mtt__norm_shared_eight(int64_t width)
+{
+    return mtt__norm_shared<S>(width) + (size_t)width * 2 * MTT__NORM_TILE;
+}
+
+/* Whether the kernel makes the 8-bit results: their codes must fit the shared memory. An H200's takes widths
+   of up to 3,040, one of 99 KB up to 896. quantize makes those of other norms. */
+static bool mtt__norm_rounds(const mtt__cuda *c, int64_t width)
+{
+    typedef mtt__norm_block_eight<0, false> S;
+    return mtt__norm_threads(width) <= S::SIZE &&
+           mtt__norm_shared_eight<S>(width) + 1024 <= (size_t)c->shared_bytes;
+}
+
+template <class S> static mtt_status mtt__norm_backward_eight(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_norm_backward *n = MTT_OPERANDS_OF(norm_backward, op);
+    const mtt__norm_results e = {mtt__at<__nv_bfloat16>(n->shift), mtt__eight_of(n->dx_8),
+                                 mtt__eight_of(n->dx_t), mtt__eight_of(n->y_t)};
+    void *scratch;
+    mtt_status status = mtt__scratch(c, op, mtt__op_scratch(op), &scratch);
+    if (status != MTT_OK) return status;
+    const auto o = mtt__norm_backward_of<__nv_bfloat16>(op, scratch, MTT__NORM_TILE);
+    return mtt__norm_backward_by<S>(c, op, mtt_k_norm_backward<S, mtt__norm_more<S>>,
+                                    mtt__norm_shared_eight<S>(o.width), o, mtt__norm_more<S>{e});
+}
+
+static mtt_status mtt__eight_norm_backward(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_norm_backward *o = MTT_OPERANDS_OF(norm_backward, op);
+    const mtt_quantize dx = {o->dx, NULL, NULL, NULL, o->dx_8, o->dx_t};
+    const mtt_quantize y = {o->x, o->stats, o->gain, o->shift, NULL, o->y_t};
+    const bool layer = op->shape->norm == MTT_NORM_LAYER, warp = mtt__norm_threads(mtt__width(o->dy)) == 32;
+    if (mtt__norm_rounds(c, mtt__width(o->dy))) {
+        if (warp && layer) return mtt__norm_backward_eight<mtt__norm_block_eight<32, false>>(c, op);
+        if (warp) return mtt__norm_backward_eight<mtt__norm_block_eight<32, true>>(c, op);
+        if (layer) return mtt__norm_backward_eight<mtt__norm_block_eight<0, false>>(c, op);
+        return mtt__norm_backward_eight<mtt__norm_block_eight<0, true>>(c, op);
+    }
+    mtt_status status = mtt__norm_backward_tiles(c, op, MTT__NORM_TILE);
+    if (status == MTT_OK && o->dx_t) status = mtt__quantize_by(c, &dx);
+    if (status == MTT_OK && o->y_t) status = mtt__quantize_by(c, &y);
+    return status;
+}
+
+/* The gradient of an activation, and its result again, both transposed. */
+static mtt_status mtt__activation_backward_eight(mtt__cuda *c, mtt_mlp mlp, const mtt_tensor *dy,
+                                                 const mtt_tensor *x, const mtt_tensor *dx,
+                                                 const mtt_tensor *dx_t, const mtt_tensor *y_t)
+{
+    mtt__quantize q = {};
+    q.x = mtt__at<const __nv_bfloat16>(x), q.dy = mtt__at<const __nv_bfloat16>(dy);
+    q.y = mtt__eight_of(dx), q.y_t = mtt__eight_of(dx_t), q.gelu_t = mtt__eight_of(y_t);
+    q.rows = mtt__rows(dy), q.width = (int)mtt__width(dy), q.padded = q.pitch = mtt__width(dx_t);
+    return mtt__by_mlp(c, mlp, [&](auto constant) {
+        return mtt__launch_quantize<MTT__GELU_BACKWARD + decltype(constant)::value, mtt__e5m2>(c, q);
+    });
+}
+
+static mtt_status mtt__eight_gelu_backward(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_gelu_backward *o = MTT_OPERANDS_OF(gelu_backward, op);
+    return mtt__activation_backward_eight(c, MTT_MLP_GELU, o->dy, o->x, o->dx, o->dx_t, o->y_t);
+}
+
+static mtt_status mtt__eight_activation_backward(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_activation_backward *o = MTT_OPERANDS_OF(activation_backward, op);
+    return mtt__activation_backward_eight(c, op->shape->mlp, o->dy, o->x, o->dx, o->dx_t, o->y_t);
+}
+
+/* dW (+)= x^T dy, or dy^T x for a transposed weight, from transposes: over `rows` of their columns, those of
+   x_t from `first` up. */
+static mtt_status mtt__weight_gradient_eight(mtt__cuda *c, const mtt_op *op, const mtt_tensor *x_t,
+                                             int64_t first, const mtt_tensor *dy_t, int64_t rows,
+                                             const mtt_tensor *dw, int add)
+{
+    const mtt_tensor *a = op->transposed ? dy_t : x_t, *b = op->transposed ? x_t : dy_t;
+    mtt__blas_product g = {mtt__rows(a), mtt__rows(b), rows, mtt__blas_whole(a, 0), mtt__blas_whole(b, 1),
+                           mtt__blas_whole(dw, 0), NULL, add};
+    (op->transposed ? g.b : g.a).data = (const char *)x_t->data + first;
+    return mtt__multiply(c, op, g);
+}
+
+static mtt_status mtt__eight_linear_backward_weight(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_linear_backward_weight *o = MTT_OPERANDS_OF(linear_backward_weight, op);
+    const int64_t rows = mtt__width(o->dy);
+    mtt_status status = o->d_bias ? mtt__launch_row_sums(c, o->dy, rows, o->d_bias, 0) : MTT_OK;
+    if (status != MTT_OK || !o->d_weight) return status;
+    return mtt__weight_gradient_eight(c, op, o->x, 0, o->dy, rows, o->d_weight, 0);
+}
+
+/* dx = (dy W^T) GELU'(pre). Nothing holds all of dy W^T: slabs of rows pass through the upper half of the
+   workspace. */
+static mtt_status mtt__eight_linear_backward_gelu(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_linear_backward_gelu *o = MTT_OPERANDS_OF(linear_backward_gelu, op);
+    const int64_t n = mtt__width(o->dx), rows = mtt__rows(o->dx), k = mtt__width(o->dy);
+    const size_t half = op->workspace->bytes / 512 * 256;
+    const int64_t slab = (int64_t)half / (2 * n) / 128 * 128;
+    mtt_tensor workspace = *op->workspace, d_gelu = *o->pre;
+    mtt_op part = *op;
+    void *scratch;
+    mtt_status status = mtt__scratch(c, op, mtt__op_scratch(op), &scratch);
+    workspace.bytes = half;
+    d_gelu.data = (char *)scratch + half;
+    part.workspace = &workspace;
+    for (int64_t first = 0; first < rows && status == MTT_OK; first += slab) {
+        const int64_t count = mtt__min(slab, rows - first);
+        mtt__blas_product g = {count, n, k, mtt__blas_matrix_at(o->dy, first * k, k, 0, 0),
+                               mtt__blas_whole(o->weight, 1), mtt__blas_whole(&d_gelu, 0), NULL};
+        mtt__quantize q = {};
+        q.x = mtt__at<const __nv_bfloat16>(o->pre) + first * n, q.dy = mtt__at<const __nv_bfloat16>(&d_gelu);
+        q.y = mtt__eight_of(o->dx), q.y_t = mtt__eight_of(o->dx_t), q.gelu_t = mtt__eight_of(o->y_t);
+        q.y.data = (char *)q.y.data + first * n;
+        q.y_t.data = (char *)q.y_t.data + first;
+        if (q.gelu_t.data) q.gelu_t.data = (char *)q.gelu_t.data + first;
+        q.rows = count, q.width = (int)n, q.pitch = mtt__width(o->dx_t), q.padded = q.pitch - first;
+        status = mtt__multiply(c, &part, g);
+        if (status == MTT_OK) status = mtt__launch_quantize<MTT__GELU_BACKWARD, mtt__e5m2>(c, q);
+    }
+    return status;
+}
+
+/* ---- the loss ---- */
+
+/* Arguments of mtt_k_logit_gradients. */
+struct mtt__logit_gradients {
+    const __nv_bfloat16 *logits;
+    const int32_t *targets;
+    const float *losses;
+    const mtt_control *control;
+    const mtt_counters *counters;
+    uint8_t *y, *y_t;
+    const mtt_scale *scale;
+    float *sums; /* NULL = not wanted */
+    uint64_t stream;
+    int first; /* rows of the micro-batch before these */
+    int rows, slice, width, classes, pitch; /* slice: rows of it, whole tiles */
+};
+
+/* mtt__to_e5m2_by of four values: a byte of e5m2 is the upper one of a half. */
+MTT__DEVICE uint32_t mtt__pack_four_by(const float *v, uint32_t bytes)
+{
+    const __half2 low = __floats2half2_rn(v[0], v[2]), high = __floats2half2_rn(v[1], v[3]);
+    const uint32_t even = *(const uint32_t *)&low + (bytes & 0x00ff00ffu);
+    const uint32_t odd = *(const uint32_t *)&high + (bytes >> 8 & 0x00ff00ffu);
+    return __byte_perm(even, odd, 0x7351);
+}
+
+/* The gradients of eight logits of a row, rounded by random bytes. `target` is counted from the first of
+   them; `counted` has 0xff for each logit that counts; loss is {lse - x[target], -, lse}. Gradients are at
+   most 32768 (mtt__scale_logits). */
+MTT__DEVICE uint2 mtt__logit_codes(const mtt__vector<__nv_bfloat16> &logits, int target, const float *loss,
+                                   float factor, uint2 counted, uint2 bytes)
+{
+    const float lse = loss[2];
+    float v[8];
+    mtt__to_floats(logits, v);
+    MTT__UNROLL for (int k = 0; k < 8; k++) v[k] = mtt__exp_from<__nv_bfloat16>(v[k], lse, factor);
+    if ((unsigned)target < 8) {
+        const float gradient = (expf(-loss[0]) - 1.0f) * factor;
+        MTT__UNROLL for (int k = 0; k < 8; k++) v[k] = k == target ? gradient : v[k];
+    }
+    const uint32_t lost = lse - lse == 0 ? 0 : 0x7f7f7f7fu; /* a byte more could make -0 of NaN's code */
+    return make_uint2((mtt__pack_four_by(v, bytes.x) | lost) & counted.x,
+                      (mtt__pack_four_by(v + 4, bytes.y) | lost) & counted.y);
+}
+
+/* Math:        y = the gradient of mtt_k_cross_entropy, times a scale, rounded to e5m2 by the bytes of
+                mtt__logits_draw; y_t its transpose; sums = the sums of y's columns over each slice of rows,
+                divided by the scale
+   Shapes:      logits [rows, width] BF16; targets [rows] int32; losses [rows, 3] float; y [rows, width]; y_t
+                [width, pitch]; sums [slices, width] float
+   Launch:      grid (width / 64, slices), 256 threads. A block does the tiles of a slice, 128 x 64, one after
+                the other; a thread has 8 columns of 4 rows. Beyond the last row it computes that row again,
+                and stores zeros in y_t
+   Requires:    width a multiple of 64; pitch of 16, at least rows
+   Traffic:     logits read, y and y_t written, the latter in pieces of 128 bytes, by shared memory
+   Determinism: elementwise; tensor cores add 16 codes of a column; then tiles in order; then eight sums by a
+                tree
+   Reference:   mtt__cpu_cross_entropy_backward, mtt__sum_columns */
+static __global__ void __launch_bounds__(256, 4) mtt_k_logit_gradients(const mtt__logit_gradients o)
+{
+    __shared__ mtt__transposed_tile turned;
+    const int lane = threadIdx.x % 32, first = threadIdx.x / 32 * 8;
+    const int column0 = blockIdx.x * MTT__TILE_COLUMNS, column = column0 + threadIdx.x % 8 * 8;
+    const int classes = min(max(o.classes - column, 0), 8);
+    const uint64_t bytes = classes ? ~0ull >> (64 - 8 * classes) : 0;
+    const float factor = mtt__loss_factor(o.control, o.counters) * o.scale->scale;
+    const uint64_t stream = o.stream | mtt__stream_step(o.control->micro_batch);
+    float2 sum = make_float2(0, 0); /* of two of the warp's columns, from `first` */
+    const int begin = blockIdx.y * o.slice, end = min(begin + o.slice, o.rows);
+    uint8_t *to = o.y_t + (int64_t)(column0 + first) * o.pitch + begin + lane * 4;
+    for (int row0 = begin; row0 < end; row0 += MTT__TILE_ROWS, to += MTT__TILE_ROWS) {
+        mtt__vector<__nv_bfloat16> logits[4];
+        uint2 codes[4];
+        mtt_draw draw;
+        float c[4] = {};
+        MTT__UNROLL for (int i = 0; i < 4; i++) {
+            const int row = min(row0 + (int)threadIdx.x / 8 * 4 + i, o.rows - 1);
+            logits[i] = mtt__load_vector(o.logits + (int64_t)row * o.width + column);
+        }
+        MTT__UNROLL for (int i = 0; i < 4; i++) {
+            const int row = row0 + (int)threadIdx.x / 8 * 4 + i, from = min(row, o.rows - 1);
+            const int target = row < o.rows ? o.targets[from] : -1;
+            const uint2 counted = target < 0 ? make_uint2(0, 0) : make_uint2((uint32_t)bytes, bytes >> 32);
+            if (i % 2 == 0)
+                draw = mtt__logits_draw(o.control->seed, stream, o.first + row, column, o.width);
+            codes[i] = mtt__logit_codes(logits[i], target - column, o.losses + 3 * from, factor, counted,
+                                        make_uint2(draw.word[i % 2 * 2], draw.word[i % 2 * 2 + 1]));
+            if (row < o.rows) *(uint2 *)(o.y + (int64_t)row * o.width + column) = codes[i];
+        }
+        mtt__transpose_codes(turned, codes);
+        __syncthreads(); /* the tile is there before its columns are stored */
+        MTT__UNROLL for (int i = 0; i < 8; i++) {
+            const uint32_t word = turned[first + i][lane];
+            if (row0 + lane * 4 < o.pitch) *(uint32_t *)(to + i * o.pitch) = word;
+            if (o.sums) mtt__sum_codes(c, word, lane / 4 == i ? MTT__HALVES_OF_1 : 0);
+        }
+        sum.x += c[0];
+        sum.y += c[1];
+        __syncthreads(); /* all have read the tile before the next one */
+    }
+    MTT__UNROLL for (int step = 4; step < 32; step *= 2) {
+        sum.x += __shfl_xor_sync(0xffffffffu, sum.x, step);
+        sum.y += __shfl_xor_sync(0xffffffffu, sum.y, step);
+    }
+    if (!o.sums || lane >= 4) return;
+    const float inverse = o.scale->inverse;
+    *(float2 *)(o.sums + (int64_t)blockIdx.y * o.width + column0 + first + lane * 2) =
+        make_float2(sum.x * inverse, sum.y * inverse);
+}
+
+/* Makes gradients of the rows' logits in both orders, and that of the head's bias if it has one. Slices of at
+   least two tiles, whose sums the workspace holds, make enough blocks to occupy the device several times. */
+static mtt_status mtt__rows_gradient_eight(mtt__cuda *c, const mtt_op *op, const mtt__loss_rows &r,
+                                           int64_t first, int add)
+{
+    const mtt_chunked_loss *o = MTT_OPERANDS_OF(chunked_loss, op);
+    const int64_t width = mtt__width(o->logits), tiles = mtt__ceil_div(r.rows, MTT__TILE_ROWS);
+    const int64_t columns = width / MTT__TILE_COLUMNS;
+    int64_t slices = mtt__min(mtt__ceil_div(tiles, 2), mtt__ceil_div(64 * c->processors, columns)), slice;
+    void *scratch = NULL;
+    mtt_status status = o->d_bias ? mtt__scratch(c, op, mtt__op_scratch(op), &scratch) : MTT_OK;
+    if (status != MTT_OK) return status;
+    if (o->d_bias) slices = mtt__min(slices, (int64_t)(op->workspace->bytes / mtt__op_scratch(op)));
+    slice = mtt__ceil_div(tiles, slices) * MTT__TILE_ROWS;
+    mtt__logit_gradients g = {mtt__at<const __nv_bfloat16>(o->logits), r.targets, r.losses,
+                              mtt__at<const mtt_control>(r.control), mtt__at<const mtt_counters>(r.counters),
+                              mtt__at<uint8_t>(o->d_logits), mtt__at<uint8_t>(o->d_logits_t),
+                              o->d_logits->scale, (float *)scratch, mtt__op_stream(op), (int)first,
+                              (int)r.rows, (int)slice, (int)width, op->shape->vocab,
+                              (int)mtt__width(o->d_logits_t)};
+    slices = mtt__ceil_div(r.rows, slice);
+    const dim3 grid((unsigned)columns, (unsigned)slices);
+    status = mtt__launch(c, "logit_gradients", mtt_k_logit_gradients, grid, 256, g);
+    if (status != MTT_OK || !o->d_bias) return status;
+    return mtt__sum_slices<float>(c, scratch, slices, width, 1, slices, mtt__at<float>(o->d_bias), add);
+}
+
+/* A chunk's logits are in 16 bits, their gradients beside them in 8, in both orders. */
+static mtt_status mtt__chunk_in_eight(mtt__cuda *c, const mtt_op *op, const mtt__loss_rows &r, int64_t first)
+{
+    const mtt_chunked_loss *o = MTT_OPERANDS_OF(chunked_loss, op);
+    const int64_t C = mtt__width(o->x), Vp = mtt__width(o->logits);
+    const int add = first > 0;
+    mtt_status status = mtt__rows_loss<false>(c, op, r);
+    if (status == MTT_OK) status = mtt__rows_gradient_eight(c, op, r, first, add);
+    if (status != MTT_OK) return status;
+    mtt__blas_product back = {r.rows, C, Vp, mtt__blas_whole(o->d_logits, 0), mtt__blas_whole(o->weight_t, 1),
+                              mtt__blas_matrix_at(o->dx, first * C, C, 0, 0)};
+    status = mtt__multiply(c, op, back);
+    if (status != MTT_OK || !o->d_weight) return status;
+    return mtt__weight_gradient_eight(c, op, o->x_t, first, o->d_logits_t, mtt__round_up(r.rows, 16),
+                                      o->d_weight, add);
+}
+
+static mtt_status mtt__eight_chunked_loss(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_chunked_loss *o = MTT_OPERANDS_OF(chunked_loss, op);
+    mtt_status status = MTT_OK;
+    if (o->dx)
+        status = mtt__launch(c, "scale_logits", mtt_k_scale_logits, 1, 1, o->d_logits->scale,
+                             mtt__at<const mtt_control>(o->control),
+                             mtt__at<const mtt_counters>(o->counters));
+    return status == MTT_OK ? mtt__chunked_loss_by(c, op, mtt__chunk_in_eight) : status;
+}
+
+/* ---- which operations run here ---- */
+
+#define MTT__IS_E4M3(name, operand) (MTT_OPERANDS_OF(name, op)->operand->dtype == MTT_F8_E4M3)
+
+/* The function of this room that runs an operation of the lesson with 8 bits; NULL = none. */
+static mtt__function mtt__eight_function(const mtt_op *op)
+{
+    switch (op->kind) {
+    case MTT_OP_gelu: return MTT__IS_E4M3(gelu, y) ? mtt__eight_gelu : NULL;
+    case MTT_OP_activation: return MTT__IS_E4M3(activation, y) ? mtt__eight_activation : NULL;
+    case MTT_OP_norm: return MTT__IS_E4M3(norm, y) ? mtt__eight_norm : NULL;
+    case MTT_OP_residual_norm: return MTT__IS_E4M3(residual_norm, y) ? mtt__eight_residual_norm : NULL;
+    case MTT_OP_chunked_loss: return MTT__IS_E4M3(chunked_loss, x) ? mtt__eight_chunked_loss : NULL;
+    case MTT_OP_linear_gelu: {
+        const mtt_tensor *y = MTT_OPERANDS_OF(linear_gelu, op)->y;
+        return y && y->dtype == MTT_F8_E4M3 ? mtt__eight_linear_gelu : NULL;
+    }
+    case MTT_OP_norm_backward: {
+        const mtt_norm_backward *o = MTT_OPERANDS_OF(norm_backward, op);
+        return o->dx_t || o->y_t ? mtt__eight_norm_backward : NULL;
+    }
+    case MTT_OP_gelu_backward:
+        return MTT_OPERANDS_OF(gelu_backward, op)->dx_t ? mtt__eight_gelu_backward : NULL;
+    case MTT_OP_activation_backward:
+        return MTT_OPERANDS_OF(activation_backward, op)->dx_t ? mtt__eight_activation_backward : NULL;
+    case MTT_OP_linear_backward_gelu:
+        return MTT_OPERANDS_OF(linear_backward_gelu, op)->dx_t ? mtt__eight_linear_backward_gelu : NULL;
+    case MTT_OP_linear_backward_weight: {
+        const mtt_dtype dtype = MTT_OPERANDS_OF(linear_backward_weight, op)->dy->dtype;
+        return dtype == MTT_F8_E5M2 ? mtt__eight_linear_backward_weight : NULL;
+    }
+    default: return NULL;
+    }
+}
+
+#undef MTT__IS_E4M3
+
+/* ----------------------------------------------------------------------------------------------------------
    >>tensor cores   FlashAttention for 16-bit tensors, by mma.sync
    -------------------------------------------------------------------------------------------------------- */
+
+struct mtt__tiled_flash : mtt__flash {
+    mtt__eight out_8; /* `out` in e4m3; without data: not wanted */
+    uint8_t *d_qkv_t; /* the transpose of d_qkv, [row of the view, B T], both in e5m2; or NULL */
+    int64_t tokens;   /* B T */
+    int share;        /* heads that a block takes in the backward pass, one by one: all members, or one */
+    int group;        /* heads, or in the backward pass heads / share, whose tiles run side by side */
+    /* the backward pass */
+    float4 *dq_partial; /* a ring of `slots` heads of numbered dQ sums, in the order of the accumulators */
+    float4 *members_partial; /* numbered sums of dK and dV of the heads so far that share the keys */
+    int *ticket;        /* key tiles given out */
+    int slots;
+};
 
 /* ---- one instruction each ---- */
 
@@ -4811,7 +4864,7 @@ struct mtt__flash_head {
     int head, first_row, column, key_column;
 };
 
-MTT__DEVICE void mtt__flash_head_set(mtt__flash_head &h, const mtt__flash &f, int head)
+MTT__DEVICE void mtt__flash_head_set(mtt__flash_head &h, const mtt__tiled_flash &f, int head)
 {
     h.head = head;
     h.first_row = head / f.view.heads * (int)f.seq_len;
@@ -4882,7 +4935,8 @@ struct mtt__forward_block {
 
 /* K and V of BLOCK_KV keys from k0, to a stage. */
 template <class S>
-MTT__DEVICE void mtt__forward_copy(const mtt__flash &f, const mtt__flash_head &h, int k0, uint32_t stage_smem)
+MTT__DEVICE void mtt__forward_copy(const mtt__tiled_flash &f, const mtt__flash_head &h, int k0,
+                                   uint32_t stage_smem)
 {
     const int stride = (int)f.view.row, left = (int)f.seq_len - k0, D = f.view.head_dim;
     const typename S::E *k_gmem = (const typename S::E *)f.qkv + mtt__key_row(h, k0, stride);
@@ -4948,7 +5002,7 @@ MTT__DEVICE void mtt__forward_softmax(float (&s)[M][N][4], float (&row_sum)[M][2
    The four lanes of a quad divide its 2 ROW_TILES rows and the BLOCKS of 16 keys among them: lane q has block
    q % BLOCKS and every SHARERS-th row. Each word of `keep` holds the masks of two of its rows. */
 template <class S>
-MTT__DEVICE void mtt__forward_keep(uint32_t (&keep)[S::KEEPS], const mtt__flash &f,
+MTT__DEVICE void mtt__forward_keep(uint32_t (&keep)[S::KEEPS], const mtt__tiled_flash &f,
                                    const mtt__random &random, int head, int row0, int k0)
 {
     constexpr int BLOCKS = S::BLOCK_KV / 16, SHARERS = 4 / BLOCKS;
@@ -4989,7 +5043,7 @@ MTT__DEVICE void mtt__forward_drop(float (&p)[M][N][4], const uint32_t (&keep)[K
 
 /* O of the warp's rows from row0, and lse. O in 8 bits is rounded from O in BF16. */
 template <class S>
-MTT__DEVICE void mtt__forward_store(const mtt__flash &f, const mtt__flash_head &head, int row0,
+MTT__DEVICE void mtt__forward_store(const mtt__tiled_flash &f, const mtt__flash_head &head, int row0,
                                     const typename S::outputs &o, const typename S::rows &row_max,
                                     const typename S::rows &row_sum)
 {
@@ -5011,10 +5065,7 @@ MTT__DEVICE void mtt__forward_store(const mtt__flash &f, const mtt__flash_head &
             const auto round_more = [&](const uint32_t *pairs, int column) {
                 float2 v[4];
                 MTT__UNROLL for (int k = 0; k < 4; k++) v[k] = mtt__unpack_pair(pairs[k], E());
-                if (in_eight && f.out_8.recorded) mtt__note(records, &v[0].x, scale);
-                if (in_eight)
-                    *(uint2 *)((uint8_t *)f.out_8.data + row_at + column) =
-                        mtt__pack_eight<mtt__e4m3>(&v[0].x, scale);
+                if (in_eight) mtt__store_e4m3(f.out_8, row_at + column, &v[0].x, scale, records);
             };
             mtt__store_row<E, S::D>((E *)f.out + row_at, o[m], h, f.dropout.scale / sum, valid,
                                     f.view.head_dim, threadIdx.x & 3, round_more);
@@ -5029,7 +5080,7 @@ struct mtt__forward_place {
     int head, q0;
 };
 
-template <class S> MTT__DEVICE mtt__forward_place mtt__forward_place_of(const mtt__flash &f)
+template <class S> MTT__DEVICE mtt__forward_place mtt__forward_place_of(const mtt__tiled_flash &f)
 {
     const int tiles = ((int)f.seq_len + S::BLOCK_Q - 1) / S::BLOCK_Q, per_group = f.group * tiles;
     const int first_head = (int)(blockIdx.x / per_group) * f.group, in_group = (int)(blockIdx.x % per_group);
@@ -5051,7 +5102,8 @@ template <class S> MTT__DEVICE mtt__forward_place mtt__forward_place_of(const mt
    Determinism: one block makes a row, in one order; records a largest value and a count
    Reference:   mtt_k_flash_forward_exact. A row's maximum is raised as FlashAttention-4 does */
 template <class S>
-static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_forward(const mtt__flash f)
+static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS)
+    mtt_k_flash_forward(const mtt__tiled_flash f)
 {
     if (mtt__replaced<S>(2)) return;
     typedef typename S::E E;
@@ -5263,7 +5315,7 @@ template <class S> MTT__DEVICE uint32_t mtt__backward_thread(void)
 }
 
 /* The block goes on to head `local` of the slice. For one thread. */
-MTT__DEVICE void mtt__backward_go_to(const mtt__flash &f, mtt__backward_block *block, int local)
+MTT__DEVICE void mtt__backward_go_to(const mtt__tiled_flash &f, mtt__backward_block *block, int local)
 {
     mtt__flash_head_set(block->head, f, f.first_head + local);
     block->local = local, block->slot = local % f.slots, block->round = local / f.slots;
@@ -5272,7 +5324,7 @@ MTT__DEVICE void mtt__backward_go_to(const mtt__flash &f, mtt__backward_block *b
 }
 
 /* To the next head that the block takes, if there is one. All threads call this. */
-MTT__DEVICE bool mtt__backward_next(const mtt__flash &f, mtt__backward_block *block)
+MTT__DEVICE bool mtt__backward_next(const mtt__tiled_flash &f, mtt__backward_block *block)
 {
     const int next = mtt__uniform(block->local) + 1;
     if (next % f.share == 0) return false;
@@ -5284,7 +5336,7 @@ MTT__DEVICE bool mtt__backward_next(const mtt__flash &f, mtt__backward_block *bl
 
 /* Takes the next tile of keys. For one thread. Blocks draw a ticket and take the tiles of `group` times
    `share` heads: the first of each head, then the second, ... So the longest go first. */
-template <class S> MTT__DEVICE void mtt__backward_take(const mtt__flash &f, mtt__backward_block *block)
+template <class S> MTT__DEVICE void mtt__backward_take(const mtt__tiled_flash &f, mtt__backward_block *block)
 {
     const int ticket = atomicAdd(f.ticket, 1), key_tiles = ((int)f.seq_len + S::BLOCK_KV - 1) / S::BLOCK_KV;
     const int first = ticket / (f.group * key_tiles) * f.group;
@@ -5297,7 +5349,7 @@ template <class S> MTT__DEVICE void mtt__backward_take(const mtt__flash &f, mtt_
 }
 
 template <class S>
-MTT__DEVICE mtt__backward_at mtt__backward_begin(const mtt__flash &f, unsigned char *shared)
+MTT__DEVICE mtt__backward_at mtt__backward_begin(const mtt__tiled_flash &f, unsigned char *shared)
 {
     const int lane = threadIdx.x & 31;
     mtt__backward_block *block = (mtt__backward_block *)(shared + S::BLOCK_AT);
@@ -5329,7 +5381,8 @@ template <class S> MTT__DEVICE uint32_t mtt__backward_stage(int tile)
 /* Q, dO and stats of a tile of queries, to its stage. Stats past the end are zeros, so P is 1 there, but the
    rows of Q and dO are zeros. */
 template <class S>
-MTT__DEVICE void mtt__backward_copy(const mtt__flash &f, const mtt__backward_at &at, uint32_t smem, int tile)
+MTT__DEVICE void mtt__backward_copy(const mtt__tiled_flash &f, const mtt__backward_at &at, uint32_t smem,
+                                    int tile)
 {
     typedef typename S::E E;
     const int row = tile * S::BLOCK_Q, left = (int)f.seq_len - row, thread = (int)mtt__backward_thread<S>();
@@ -5362,7 +5415,7 @@ MTT__DEVICE void mtt__backward_scores(typename S::scores &s, typename S::scores 
 /* Draws the dropout masks of a chunk. Lane l holds those of query l % CHUNK, one for each 16 of the warp's
    keys. With a CHUNK of 16, two lanes share a query, and each draws half of its masks. */
 template <class S>
-MTT__DEVICE uint32_t mtt__backward_keep(const mtt__flash &f, const mtt__random &random,
+MTT__DEVICE uint32_t mtt__backward_keep(const mtt__tiled_flash &f, const mtt__random &random,
                                         const mtt__backward_at &at, int key, int query)
 {
     constexpr int SHARERS = 32 / S::CHUNK;
@@ -5383,7 +5436,7 @@ MTT__DEVICE uint32_t mtt__backward_keep(const mtt__flash &f, const mtt__random &
 template <class S>
 MTT__DEVICE void mtt__backward_p_ds(typename S::packed &p_packed, typename S::packed &ds_packed,
                                     const typename S::scores &s, const typename S::scores &dp,
-                                    const mtt__flash &f, uint32_t stats_smem, uint32_t keep)
+                                    const mtt__tiled_flash &f, uint32_t stats_smem, uint32_t keep)
 {
     typedef typename S::E E;
     const int lane = (int)(mtt__backward_thread<S>() & 31), shift = lane / 4 % 4 * 8 + lane / 16;
@@ -5417,9 +5470,10 @@ MTT__DEVICE void mtt__backward_p_ds(typename S::packed &p_packed, typename S::pa
 
 /* A chunk of queries: P^T and dS^T to shared memory and, if P stays in registers, dV and dK. */
 template <class S>
-MTT__DEVICE void mtt__backward_chunk(typename S::key_sums &dk, typename S::key_sums &dv, const mtt__flash &f,
-                                     const mtt__random &random, const mtt__backward_at &at, uint32_t kv_a,
-                                     uint32_t stage_at, uint32_t smem, int q0, int chunk)
+MTT__DEVICE void mtt__backward_chunk(typename S::key_sums &dk, typename S::key_sums &dv,
+                                     const mtt__tiled_flash &f, const mtt__random &random,
+                                     const mtt__backward_at &at, uint32_t kv_a, uint32_t stage_at,
+                                     uint32_t smem, int q0, int chunk)
 {
     typedef typename S::E E;
     constexpr int CHUNK = S::CHUNK, D = S::D;
@@ -5481,7 +5535,8 @@ MTT__DEVICE void mtt__backward_keys(typename S::key_sums &dk, typename S::key_su
 }
 
 /* The thread's sums of a tile of dQ, in the ring. */
-template <class S> MTT__DEVICE float4 *mtt__dq_sums(const mtt__flash &f, const mtt__backward_at &at, int tile)
+template <class S>
+MTT__DEVICE float4 *mtt__dq_sums(const mtt__tiled_flash &f, const mtt__backward_at &at, int tile)
 {
     const int tiles = ((int)f.seq_len + S::BLOCK_Q - 1) / S::BLOCK_Q;
     const int64_t in_ring = at.block->slot * tiles + (int)mtt__opaque(tile);
@@ -5497,7 +5552,7 @@ struct mtt__dq_order {
 
 /* Opaque: the compiler would otherwise copy the rest of the loop for each case. */
 template <class S>
-MTT__DEVICE mtt__dq_order mtt__dq_order_of(const mtt__flash &f, const mtt__backward_at &at, int q0)
+MTT__DEVICE mtt__dq_order mtt__dq_order_of(const mtt__tiled_flash &f, const mtt__backward_at &at, int q0)
 {
     const int first_contributor = f.window ? max(0, q0 - f.window + 1) / S::BLOCK_KV : 0;
     const bool last_round = mtt__uniform(at.block->local) + f.slots >= f.head_count;
@@ -5513,8 +5568,8 @@ MTT__DEVICE mtt__dq_order mtt__dq_order_of(const mtt__flash &f, const mtt__backw
 
 /* Waits for the sums of the block before; the first contributor begins with zeros. */
 template <class S>
-MTT__DEVICE void mtt__dq_await(float (*sums)[4], const mtt__flash &f, const mtt__backward_at &at, int tile,
-                               const mtt__dq_order &order)
+MTT__DEVICE void mtt__dq_await(float (*sums)[4], const mtt__tiled_flash &f, const mtt__backward_at &at,
+                               int tile, const mtt__dq_order &order)
 {
     mtt__sums_await<S::SUMS, S::THREADS>(sums, mtt__dq_sums<S>(f, at, tile), order.number);
     if (order.place == 0) /* opaque zeros: a rare branch, not a selection for each sum */
@@ -5525,7 +5580,7 @@ MTT__DEVICE void mtt__dq_await(float (*sums)[4], const mtt__flash &f, const mtt_
 /* Heads that share keys, each in a block of its own: adds the sums of dK or dV of the heads before, which
    their blocks have handed over, and hands over in turn. Whether the sums are those of all. */
 template <class S, int COUNT>
-MTT__DEVICE bool mtt__members_add(const mtt__flash &f, const mtt__backward_at &at, float (*sums)[4],
+MTT__DEVICE bool mtt__members_add(const mtt__tiled_flash &f, const mtt__backward_at &at, float (*sums)[4],
                                   int piece)
 {
     const int local = mtt__uniform(at.block->local), member = local % f.members;
@@ -5552,7 +5607,7 @@ MTT__DEVICE void mtt__backward_queries(typename S::query_sums &dq, const mtt__ba
 }
 
 /* A head's first column of a part of qkv. */
-template <int PART> MTT__DEVICE int mtt__head_column(const mtt__flash &f, const mtt__flash_head &h)
+template <int PART> MTT__DEVICE int mtt__head_column(const mtt__tiled_flash &f, const mtt__flash_head &h)
 {
     if (PART == MTT__PART_Q) return h.column;
     return PART == MTT__PART_K ? h.key_column : h.key_column + f.view.heads_kv * f.view.head_dim;
@@ -5561,7 +5616,7 @@ template <int PART> MTT__DEVICE int mtt__head_column(const mtt__flash &f, const 
 /* 16 M rows of gradients of the warp, from `row`, times `factor`, to columns from `column` of a part of
    d_qkv and, in 8 bits, of d_qkv_t. */
 template <class S, int PART, int M, int COLUMNS>
-MTT__DEVICE void mtt__backward_store(const mtt__flash &f, const mtt__backward_at &at,
+MTT__DEVICE void mtt__backward_store(const mtt__tiled_flash &f, const mtt__backward_at &at,
                                      const float (&c)[M][COLUMNS / 8][4], int row, int column, float factor)
 {
     const int stride = (int)f.view.row, lane = mtt__opaque(threadIdx.x) & 31;
@@ -5608,7 +5663,8 @@ MTT__DEVICE void mtt__backward_store(const mtt__flash &f, const mtt__backward_at
    Reference:   mtt_k_flash_backward_exact; FlashAttention-2, algorithm 2. The last contributor writes dQ, so
                 dQ needs neither zeros before nor a pass after; a slot serves head after head */
 template <class S>
-static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_backward(const mtt__flash f)
+static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS)
+    mtt_k_flash_backward(const mtt__tiled_flash f)
 {
     if (mtt__replaced<S>(S::STAGES)) return;
     typedef typename S::E E;
@@ -5673,14 +5729,28 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_
 
 /* ---- launches ---- */
 
+static mtt__tiled_flash mtt__tiled_forward_of(const mtt_op *op)
+{
+    mtt__tiled_flash f = {mtt__flash_forward_of(op)};
+    f.out_8 = mtt__eight_of(MTT_OPERANDS_OF(flash, op)->out_8);
+    return f;
+}
+
+static mtt__tiled_flash mtt__tiled_backward_of(const mtt_op *op)
+{
+    mtt__tiled_flash f = {mtt__flash_backward_of(op)};
+    f.d_qkv_t = mtt__at<uint8_t>(MTT_OPERANDS_OF(flash_backward, op)->d_qkv_t), f.tokens = op->shape->rows;
+    return f;
+}
+
 /* Heads whose K and V stay in L2 together. */
-static int mtt__forward_group(const mtt__flash &f)
+static int mtt__forward_group(const mtt__tiled_flash &f)
 {
     const int64_t group = (32 << 20) / (f.seq_len * f.view.head_dim * 4);
     return (int)mtt__min((group < 1 ? 1 : group) * f.members, f.head_count);
 }
 
-template <class S> static mtt_status mtt__launch_forward(mtt__cuda *c, mtt__flash f)
+template <class S> static mtt_status mtt__launch_forward(mtt__cuda *c, mtt__tiled_flash f)
 {
     f.group = mtt__forward_group(f);
     return mtt__launch_shared(c, "flash", mtt_k_flash_forward<S>,
@@ -5688,7 +5758,7 @@ template <class S> static mtt_status mtt__launch_forward(mtt__cuda *c, mtt__flas
 }
 
 /* Rows that name DROPOUT alone run without dropout, too: a kernel without would have the same tiles. */
-template <typename E> static mtt_status mtt__flash_forward_of(mtt__cuda *c, const mtt__flash &f)
+template <typename E> static mtt_status mtt__tensor_forward(mtt__cuda *c, const mtt__tiled_flash &f)
 {
     const int D = f.view.head_dim;
     const bool keep = f.dropout.threshold == 0 /* all */, window = f.window > 0;
@@ -5720,7 +5790,7 @@ enum { MTT__TILES_APART = 6 };
    not fit at once, or whose contributions would take more than 14 bits to number, go slice by slice: 4 heads
    a slot, since with one each head would be a launch of its own. Here heads come in packs of f.share. */
 template <class S, typename Kernel>
-static mtt_status mtt__launch_backward(mtt__cuda *c, const mtt_op *op, Kernel *kernel, mtt__flash f)
+static mtt_status mtt__launch_backward(mtt__cuda *c, const mtt_op *op, Kernel *kernel, mtt__tiled_flash f)
 {
     const int64_t query_tiles = mtt__ceil_div(f.seq_len, S::BLOCK_Q);
     const int64_t key_tiles = mtt__ceil_div(f.seq_len, S::BLOCK_KV);
@@ -5770,7 +5840,7 @@ static mtt_status mtt__launch_backward(mtt__cuda *c, const mtt_op *op, Kernel *k
 /* Two sizes of tiles for widths above 96: the larger needs more shared memory than the 99 KiB of compute
    capability 8.6, 8.9 and 12.0. */
 template <typename E>
-static mtt_status mtt__flash_backward_of(mtt__cuda *c, const mtt_op *op, const mtt__flash &f)
+static mtt_status mtt__tensor_backward(mtt__cuda *c, const mtt_op *op, const mtt__tiled_flash &f)
 {
     const int D = f.view.head_dim;
     const bool keep = f.dropout.threshold == 0; /* all */
@@ -5796,19 +5866,19 @@ static mtt_status mtt__flash_backward_of(mtt__cuda *c, const mtt_op *op, const m
 
 static mtt_status mtt__tensor_flash(mtt__cuda *c, const mtt_op *op)
 {
-    const mtt__flash f = mtt__flash_forward_arguments(op);
+    const mtt__tiled_flash f = mtt__tiled_forward_of(op);
     if (!mtt__flash_takes(op->shape)) return mtt__flash_refuse(c, op->shape);
-    if (MTT_OPERANDS_OF(flash, op)->qkv->dtype == MTT_F16_BITS) return mtt__flash_forward_of<__half>(c, f);
-    return mtt__flash_forward_of<__nv_bfloat16>(c, f);
+    if (MTT_OPERANDS_OF(flash, op)->qkv->dtype == MTT_F16_BITS) return mtt__tensor_forward<__half>(c, f);
+    return mtt__tensor_forward<__nv_bfloat16>(c, f);
 }
 
 static mtt_status mtt__tensor_flash_backward(mtt__cuda *c, const mtt_op *op)
 {
-    const mtt__flash f = mtt__flash_backward_arguments(op);
+    const mtt__tiled_flash f = mtt__tiled_backward_of(op);
     if (!mtt__flash_takes(op->shape)) return mtt__flash_refuse(c, op->shape);
     if (MTT_OPERANDS_OF(flash_backward, op)->qkv->dtype == MTT_F16_BITS)
-        return mtt__flash_backward_of<__half>(c, op, f);
-    return mtt__flash_backward_of<__nv_bfloat16>(c, op, f);
+        return mtt__tensor_backward<__half>(c, op, f);
+    return mtt__tensor_backward<__nv_bfloat16>(c, op, f);
 }
 
 /* Which of an operation's functions is in this room, for 16-bit tensors; NULL = none. */
@@ -6013,7 +6083,7 @@ MTT__DEVICE int mtt__uniform_row(const mtt_qkv &v) { return (v.heads + 2 * v.hea
    Reference:   mtt_k_flash_forward */
 template <class S>
 static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS)
-    mtt_k_flash_forward_wgmma(const mtt__flash f)
+    mtt_k_flash_forward_wgmma(const mtt__tiled_flash f)
 {
 #if MTT__HOPPER
     typedef typename S::E E;
@@ -6160,7 +6230,7 @@ MTT__DEVICE void mtt__backward_ds(uint32_t (&p_packed)[N / 2][4], uint32_t (&ds_
 /* Heads in blocks of their own: adds the sums of dK and dV of the heads before and stores them, or hands them
    over. Through shared memory: beside dK and dV there are no registers for the sums before. */
 template <class S>
-MTT__DEVICE void mtt__backward_hand_over(const mtt__flash &f, const mtt__backward_at &at,
+MTT__DEVICE void mtt__backward_hand_over(const mtt__tiled_flash &f, const mtt__backward_at &at,
                                          const float (&dk)[S::KEY_ROWS][1][S::D / 8][4],
                                          const float (&dv)[S::KEY_ROWS][1][S::D / 8][4],
                                          unsigned char *shared)
@@ -6204,7 +6274,7 @@ MTT__DEVICE void mtt__backward_hand_over(const mtt__flash &f, const mtt__backwar
    Reference:   mtt_k_flash_backward */
 template <class S>
 static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS)
-    mtt_k_flash_backward_wgmma(const mtt__flash f)
+    mtt_k_flash_backward_wgmma(const mtt__tiled_flash f)
 {
 #if MTT__HOPPER
     typedef typename S::E E;
@@ -6369,7 +6439,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS)
 
 /* ---- flash attention, launches ---- */
 
-template <class S> static mtt_status mtt__hopper_forward_of(mtt__cuda *c, mtt__flash f)
+template <class S> static mtt_status mtt__hopper_forward_of(mtt__cuda *c, mtt__tiled_flash f)
 {
     f.group = mtt__forward_group(f);
     return mtt__launch_shared(c, "flash", mtt_k_flash_forward_wgmma<S>,
@@ -6380,7 +6450,7 @@ template <class S> static mtt_status mtt__hopper_forward_of(mtt__cuda *c, mtt__f
 /* With a window, or a short sequence, blocks are short and mostly wait for their first tiles: more and
    smaller blocks are faster then. For long sequences they would read K and V from L2 twice as often, but with
    dropout the larger tiles need more registers. */
-template <typename E> static mtt_status mtt__hopper_forward(mtt__cuda *c, const mtt__flash &f)
+template <typename E> static mtt_status mtt__hopper_forward(mtt__cuda *c, const mtt__tiled_flash &f)
 {
 #define MTT__RUN(...) return mtt__hopper_forward_of<mtt__forward_sizes<E, __VA_ARGS__>>(c, f)
     const bool small = f.window || f.seq_len <= 4096, keep = f.dropout.threshold == 0 /* all */;
@@ -6395,7 +6465,7 @@ template <typename E> static mtt_status mtt__hopper_forward(mtt__cuda *c, const 
 }
 
 template <typename E, bool DROPOUT>
-static mtt_status mtt__hopper_backward_of(mtt__cuda *c, const mtt_op *op, const mtt__flash &f)
+static mtt_status mtt__hopper_backward_of(mtt__cuda *c, const mtt_op *op, const mtt__tiled_flash &f)
 {
     typedef mtt__backward_wgmma_sizes<E, 64, DROPOUT> D_64;
     typedef mtt__backward_wgmma_sizes<E, 128, DROPOUT> D_128;
@@ -6409,7 +6479,7 @@ static mtt_status mtt__hopper_backward_of(mtt__cuda *c, const mtt_op *op, const 
 }
 
 template <typename E>
-static mtt_status mtt__hopper_backward(mtt__cuda *c, const mtt_op *op, const mtt__flash &f)
+static mtt_status mtt__hopper_backward(mtt__cuda *c, const mtt_op *op, const mtt__tiled_flash &f)
 {
     if (f.dropout.threshold) return mtt__hopper_backward_of<E, true>(c, op, f);
     return mtt__hopper_backward_of<E, false>(c, op, f);
@@ -6417,14 +6487,14 @@ static mtt_status mtt__hopper_backward(mtt__cuda *c, const mtt_op *op, const mtt
 
 static mtt_status mtt__hopper_flash(mtt__cuda *c, const mtt_op *op)
 {
-    const mtt__flash f = mtt__flash_forward_arguments(op);
+    const mtt__tiled_flash f = mtt__tiled_forward_of(op);
     if (MTT_OPERANDS_OF(flash, op)->qkv->dtype == MTT_F16_BITS) return mtt__hopper_forward<__half>(c, f);
     return mtt__hopper_forward<__nv_bfloat16>(c, f);
 }
 
 static mtt_status mtt__hopper_flash_backward(mtt__cuda *c, const mtt_op *op)
 {
-    const mtt__flash f = mtt__flash_backward_arguments(op);
+    const mtt__tiled_flash f = mtt__tiled_backward_of(op);
     if (MTT_OPERANDS_OF(flash_backward, op)->qkv->dtype == MTT_F16_BITS)
         return mtt__hopper_backward<__half>(c, op, f);
     return mtt__hopper_backward<__nv_bfloat16>(c, op, f);
@@ -7245,17 +7315,19 @@ static mtt_status mtt__fused_gradient_of(mtt__cuda *c, const mtt_op *op, const m
     return mtt__sum_slices<float>(c, sums, clusters, width, 1, clusters, mtt__at<float>(db), add);
 }
 
-static mtt_status mtt__fused_gradient(mtt__cuda *c, const mtt_op *op, const mtt__loss_rows &r,
-                                      const mtt_tensor *db, int add)
+static mtt_status mtt__chunk_in_one_pass(mtt__cuda *c, const mtt_op *op, const mtt__loss_rows &r,
+                                         int64_t first)
 {
-    return mtt__by_type(c, r.logits, [&](auto zero) {
-        return mtt__fused_gradient_of<decltype(zero)>(c, op, r, db, add);
+    const mtt_tensor *db = MTT_OPERANDS_OF(chunked_loss, op)->d_bias;
+    mtt_status status = mtt__by_type(c, r.logits, [&](auto zero) {
+        return mtt__fused_gradient_of<decltype(zero)>(c, op, r, db, first > 0);
     });
+    return status == MTT_OK ? mtt__chunk_products(c, op, first, r.rows) : status;
 }
 
 static mtt_status mtt__hopper_chunked_loss(mtt__cuda *c, const mtt_op *op)
 {
-    return mtt__chunked_loss_by(c, op, mtt__fused_gradient);
+    return mtt__chunked_loss_by(c, op, mtt__chunk_in_one_pass);
 }
 
 /* ---- which operations run here ---- */
@@ -7339,6 +7411,137 @@ static mtt_status mtt__find_hopper(mtt__cuda *c)
 static mtt_status mtt__find_hopper(mtt__cuda *) { return MTT_OK; }
 static mtt__function mtt__hopper_function(const mtt__cuda *, const mtt_op *) { return NULL; }
 #endif /* MTT_NO_HOPPER */
+
+/* ----------------------------------------------------------------------------------------------------------
+   >>compact state   AdamW with moments of 8 bits and 16-bit weights with a byte more
+   -------------------------------------------------------------------------------------------------------- */
+
+struct mtt__compact_update : mtt__update {
+    int64_t elements; /* of m: scales follow this many codes */
+    uint64_t site;    /* in the stream of random numbers */
+};
+
+/* The special function unit's root, good to 2 ulp like mtt__reciprocal. 8-bit codes do not show such an
+   error. In a weight it is small, because an update changes it by a small part. */
+MTT__DEVICE float mtt__root(float x)
+{
+    float y;
+    asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+/* Encodes a thread's 8 of the 32 moments of a group, which it shares with its neighbours. Second moments are
+   encoded by their roots. A second moment of 1e-60 and more gets at least one unit. */
+template <bool SECOND>
+MTT__DEVICE uint16_t mtt__encode_moments(const float *x, const uint32_t *random, uint8_t *codes)
+{
+    const float ONE = 65536.0f;
+    float largest = 0;
+    MTT__UNROLL for (int k = 0; k < 8; k++) largest = fmaxf(largest, fabsf(x[k]));
+    largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
+    largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
+    uint16_t scale = mtt__to_scale(largest, __shfl_sync(0xffffffffu, random[0], threadIdx.x & 28) & 0xffffu);
+    float unit = mtt__from_scale(scale), inverse = scale ? mtt__reciprocal(unit) : 0.0f;
+    MTT__UNROLL for (int k = 0; k < 8; k++) {
+        float y = SECOND ? x[k] * (255.0f * ONE * inverse)
+                         : 254.0f * ONE * x[k] * mtt__reciprocal(unit + fabsf(x[k]));
+        if (SECOND) y = fmaxf(y, ONE * __saturatef(1e30f * x[k]));
+        codes[k] = mtt__round_moment(y, SECOND, mtt__draw_bits(random, k));
+    }
+    return scale;
+}
+
+/* Math:        mtt__adamw_element of decoded weights and moments, which are then encoded again
+   Shapes:      all parameters: gradient float or 16-bit; m, v: codes of all groups of 32, then their 16-bit
+                scales; weight TYPE, 16-bit with a byte of rest
+   Launch:      MTT__RANGE_BLOCKS blocks of 256 threads for each entry of ranges, 8 elements at a time: a draw
+                of Philox for each 8, a group for each 4 threads
+   Requires:    counts multiples of 8; mtt_k_grad_norm before it
+   Traffic:     12.25 bytes a parameter, 14.25 with FP32 gradients, 16.25 with FP32 weights
+   Determinism: elementwise; rounds by (seed, update, parameter, element)
+   Reference:   mtt__adamw_compact */
+template <int TYPE>
+static __global__ void __launch_bounds__(256, 5) mtt_k_adamw_compact(const mtt__compact_update u)
+{
+    if (u.counters->skipped) return;
+    const mtt_range &r = u.ranges[blockIdx.x / MTT__RANGE_BLOCKS];
+    if (u.mine && !mtt__is_mine(r)) return;
+    const mtt_adamw_rates rates = mtt__adamw_rates(u.control, u.counters, r.group);
+    const bool FP16 = TYPE == MTT_F16_BITS;
+    const int count = (int)mtt__min(mtt__range_count(r), MTT__RANGE_BLOCK);
+    const int64_t begin = mtt__range_begin(r), first = r.first + begin;
+    const uint64_t update = mtt__stream_step((uint64_t)u.counters->updates);
+    const uint64_t stream = u.site | (uint64_t)r.parameter << 40 | update;
+    uint8_t *const m_codes = (uint8_t *)u.m + first, *const v_codes = (uint8_t *)u.v + first;
+    uint8_t *const rests = (uint8_t *)u.master + first;
+    uint16_t *const m_scales = (uint16_t *)((uint8_t *)u.m + u.elements) + first / MTT__GROUP;
+    uint16_t *const v_scales = (uint16_t *)((uint8_t *)u.v + u.elements) + first / MTT__GROUP;
+    for (int i = 0; i < count; i += 2048) {
+        const int at = i + threadIdx.x * 8;
+        const bool inside = at < count; /* other lanes still take part in the group's shuffle */
+        float g[8] = {}, m[8] = {}, v[8] = {}, w[8] = {};
+        mtt__vector<uint8_t> m_code, v_code, rest;
+        mtt__vector<uint16_t> weight;
+        if (inside) {
+            float m_scale = mtt__from_scale(m_scales[at / 32]);
+            float v_scale = mtt__from_scale(v_scales[at / 32]) * (1.0f / 255.0f);
+            mtt__read_gradient(r, begin + at, g);
+            m_code = mtt__load_vector(m_codes + at);
+            v_code = mtt__load_vector(v_codes + at);
+            if (TYPE == MTT_F32) mtt__read_floats((const float *)mtt__global(r.weight) + begin + at, w);
+            else {
+                weight = mtt__load_vector((const uint16_t *)mtt__global(r.weight) + begin + at);
+                rest = mtt__load_vector(rests + at);
+            }
+            MTT__UNROLL for (int k = 0; k < 8; k++) {
+                float d = g[k] * rates.scale, root = v_scale * (float)v_code.v[k];
+                float code = (float)(int8_t)m_code.v[k];
+                float old = m_scale * code * mtt__reciprocal(254.0f - fabsf(code));
+                if (TYPE != MTT_F32) w[k] = mtt__join_weight(weight.v[k], rest.v[k], FP16);
+                m[k] = rates.b1 * old + (1.0f - rates.b1) * d;
+                v[k] = mtt__root(rates.b2 * (root * root) + (1.0f - rates.b2) * d * d); /* the stored root */
+                w[k] = rates.keep * w[k] -
+                       rates.step * m[k] * mtt__reciprocal(v[k] * rates.correction + rates.eps);
+            }
+        }
+        const mtt_draw draw = mtt__draw(u.control->seed, (uint64_t)(begin + at) >> 3, stream);
+        uint16_t m_scale = mtt__encode_moments<false>(m, draw.word, m_code.v);
+        uint16_t v_scale = mtt__encode_moments<true>(v, draw.word, v_code.v);
+        if (!inside) continue;
+        *(mtt__vector<uint8_t> *)(m_codes + at) = m_code;
+        *(mtt__vector<uint8_t> *)(v_codes + at) = v_code;
+        if (at % 32 == 0) {
+            m_scales[at / 32] = m_scale;
+            v_scales[at / 32] = v_scale;
+        }
+        if (TYPE == MTT_F32) mtt__store_floats((float *)mtt__global(r.weight) + begin + at, w);
+        else {
+            MTT__UNROLL for (int k = 0; k < 8; k++)
+                mtt__split_weight(w[k], FP16, mtt__draw_bits(draw.word, k), &weight.v[k], &rest.v[k]);
+            *(mtt__vector<uint16_t> *)((uint16_t *)mtt__global(r.weight) + begin + at) = weight;
+            *(mtt__vector<uint8_t> *)(rests + at) = rest;
+        }
+    }
+}
+
+static mtt_status mtt__compact_adamw(mtt__cuda *c, const mtt_op *op)
+{
+    mtt__compact_update u = {mtt__update_of(op)};
+    u.elements = MTT__GROUP * MTT_OPERANDS_OF(adamw, op)->m->shape[0];
+    u.site = mtt__stream(op->site, 0, 0);
+    return mtt__launch(c, "adamw",
+                       u.dtype == MTT_F32         ? mtt_k_adamw_compact<MTT_F32>
+                       : u.dtype == MTT_BF16_BITS ? mtt_k_adamw_compact<MTT_BF16_BITS>
+                                                  : mtt_k_adamw_compact<MTT_F16_BITS>,
+                       mtt__range_blocks(op), 256, u);
+}
+
+/* The function of this room that runs an operation; NULL = none. */
+static mtt__function mtt__compact_function(const mtt_op *op)
+{
+    const bool compact = op->kind == MTT_OP_adamw && MTT_OPERANDS_OF(adamw, op)->m->dtype == MTT_U8;
+    return compact ? mtt__compact_adamw : NULL;
+}
 
 /* ----------------------------------------------------------------------------------------------------------
    >>ranks
@@ -8056,6 +8259,8 @@ static mtt__function mtt__function_of(const mtt__cuda *c, const mtt_op *op)
 {
     mtt__function run = mtt__hopper_function(c, op);
     if (!run) run = mtt__tensor_function(op);
+    if (!run) run = mtt__eight_function(op);
+    if (!run) run = mtt__compact_function(op);
     return run ? run : mtt__cuda_functions[op->kind];
 }
 
@@ -8137,6 +8342,9 @@ static mtt_status mtt__cuda_open(mtt_env *env, const mtt_backend *backend, const
     c->device = backend->index;
     c->stream = (cudaStream_t)backend->stream;
     c->precision = policy->precision;
+    c->types[MTT_F32] = CUDA_R_32F;
+    c->types[MTT_BF16_BITS] = CUDA_R_16BF, c->types[MTT_F16_BITS] = CUDA_R_16F;
+    c->types[MTT_F8_E4M3] = CUDA_R_8F_E4M3, c->types[MTT_F8_E5M2] = CUDA_R_8F_E5M2;
     c->plans = (mtt__product_plan *)mtt__host_alloc(env, MTT__PLANS * sizeof(*c->plans));
     if (!c->plans)
         status = mtt__cuda_fail(env, MTT_E_MEMORY, "out of host memory: no room for plans of products");

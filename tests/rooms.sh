@@ -55,6 +55,13 @@ generator mtt_sampl|mtt_generat(e|ion)|mtt__sequence
 files mtt_json_|mtt_writer|mtt__map_|mtt__crc
 WORDS
 
+# The lesson of mtt_kernels.cu, >>toolbox to >>flash, has no word of FP8, which has a wing of its own.
+lesson=$(awk '/^   >>toolbox$/ {on = 1} /^   >>eight bits/ {on = 0}
+  on {gsub(/"[^"]*"/, "\"\""); print FNR " " $0}' mtt_kernels.cu)
+[ "$(wc -l <<< "$lesson")" -gt 1000 ]; tell $? "mtt_kernels.cu has no lesson"
+guests='e4m3|e5m2|_f8|fp8|8[- ]bits?([^0-9]|$)|(^|[^a-z])eight|quantiz|wgmma|hopper_'
+none "$(grep -iE "$guests" <<< "$lesson")" "a guest of a wing in the lesson"
+
 # Names that are defined: functions, macros, types, enumerators.
 defined() {
   { grep -oE '^#define MTT__[A-Z0-9_]+' "$1" | awk '{print $2}'
