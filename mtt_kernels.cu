@@ -5,6 +5,7 @@
       cc -O3 train.c mtt_kernels.o -lcublasLt -lcudart -lstdc++ -lm
 
    On an H100 or H200, -gencode=arch=compute_90a,code=sm_90a in place of -arch=native adds faster kernels.
+   -DMTT_NO_FP16 leaves out FP16, FP16 alone: BF16 stays. The file then compiles a quarter faster.
 
    Where to begin: the operations' table is MTT_OPS in mtt.h. Each row has a function mtt__cuda_<name> here,
    which launches kernels, mtt_k_<name>. >>elementwise has the simplest ones. mtt__cuda_run in >>backend calls
@@ -31,6 +32,16 @@
    >>eight bits     FP8: numbers, operands of products    >>compact state  moments of 8 bits
    >>tensor cores   FlashAttention by mma.sync            >>ranks        copies between GPUs, NCCL
    >>hopper         the same and more, by wgmma           >>backend      memory, graphs, run
+
+   The ladder, by lines of a body. Each step is readable after the one before:
+
+      activation       mtt_k_activation, with its packs                  18   elementwise
+      softmax          mtt_k_softmax                                     27   a running maximum and sum
+      norm             mtt__norm_row                                     58   rows in registers
+      flash            mtt_k_flash_forward_exact                         68   no T x T matrix
+      tensor cores     mtt_k_flash_forward                               74   mma.sync, copies ahead
+      warpgroups       mtt_k_flash_forward_wgmma                         87   wgmma
+      their backward   _exact, mtt_k_flash_backward, _wgmma     79, 62, 169   gradients in one order
 
    Most kernels are templates. These take most of the compiler's time; T: FP32, BF16, FP16, E: BF16, FP16.
 
@@ -415,15 +426,22 @@ static mtt_status mtt__launch(mtt__cuda *c, const char *what, void (*kernel)(P..
     return mtt__launch_shared(c, what, kernel, grid, block, 0, args...);
 }
 
-/* Calls body with a zero of the C++ type of a tensor's elements. */
-template <class BODY> static mtt_status mtt__by_type(mtt__cuda *c, const mtt_tensor *t, BODY body)
+/* Calls body with a zero of the C++ type of a tensor's elements, of 16 bits. */
+template <class BODY> static mtt_status mtt__by_16_bits(mtt__cuda *c, const mtt_tensor *t, BODY body)
 {
     switch (t->dtype) {
-    case MTT_F32: return body(0.0f);
     case MTT_BF16_BITS: return body(__nv_bfloat16());
+#ifndef MTT_NO_FP16
     case MTT_F16_BITS: return body(__half());
+#endif
     default: return mtt__cuda_fail(c->env, MTT_E_ARGUMENT, "%s: no kernel for its precision", t->name);
     }
+}
+
+/* Calls body with a zero of the C++ type of a tensor's elements, of 32 or 16 bits. */
+template <class BODY> static mtt_status mtt__by_type(mtt__cuda *c, const mtt_tensor *t, BODY body)
+{
+    return t->dtype == MTT_F32 ? body(0.0f) : mtt__by_16_bits(c, t, body);
 }
 
 static unsigned mtt__blocks(int64_t work, int64_t per_block)
@@ -1336,7 +1354,7 @@ static __global__ void __launch_bounds__(128, 4)
 
 /* Math:        d_wte[token] += heads of the chunks in which the run continues, for each run that begins in a
                 chunk
-   Shapes:      as mtt_k_embed_runs
+   Shapes:      tokens [n] int32 sorted; heads [chunks, C], d_wte [Vp, C] float
    Launch:      a warp a chunk and 256 columns, 4 warps a block. It looks at 32 chunks at a time, and loads
                 four heads before it adds them
    Requires:    mtt_k_embed_runs before it
@@ -2519,9 +2537,9 @@ static __global__ void __launch_bounds__(256)
 
 /* Math:        g = dy rotated back, xhat = x rstd, rstd = 1 / sqrt(mean x^2 + eps): dx = rstd (g gain - xhat
                 mean(g gain xhat)), partial = the block's sums of g xhat over heads of q, and of k
-   Shapes:      as mtt_k_rotary; dy, dx in the q and k of d_qkv; partial [blocks, 2, D] float
-   Launch:      as mtt_k_rotary; blocks take turns at heads
-   Requires:    as mtt_k_rotary, with gains; dx may be dy
+   Shapes:      x, dy, dx [B T, row of qkv], gains [D] T, angles [T, D], partial [blocks, 2, D] float
+   Launch:      2^log_lanes threads a head, 256 a block; blocks take turns at heads
+   Requires:    D a multiple of 8, at most 8 2^log_lanes; fewer than 2^31 rows; dx may be dy
    Traffic:     dy and x of q and k read once, dx written once
    Determinism: heads of a thread in order, then the threads of a block; mtt_k_column_sums adds up the blocks
    Reference:   mtt__rotary_backward_row */
@@ -2894,7 +2912,8 @@ static __global__ void __launch_bounds__(128)
 
 /* Math:        dS = P (mask dP - sum over keys of mask dP P)
    Shapes:      dP, P, dS [rows, T] T; row r is of query r mod T; dropout's element is r T + j
-   Launch:      as mtt_k_softmax; bounded to 10 blocks, so that the 64-bit remainder has enough registers
+   Launch:      32 or 128 threads a row, 128 a block; WIDTH elements at a time. The bound of 10 blocks leaves
+                registers for the 64-bit remainder
    Requires:    WIDTH 8 only if T is a multiple of 8; dS may be dP
    Traffic:     the attended part of dP and P read twice, the second time from cache; dS written once
    Determinism: fixed tree
@@ -3005,7 +3024,8 @@ template <class T> static __global__ void __launch_bounds__(256) mtt_k_cache(con
 }
 
 /* Math:        O = softmax(scale q K^T) V over the places that a row attends; 0 for a row without a place
-   Shapes:      as mtt_k_cache; out [R, H D]
+   Shapes:      qkv [R, row of the view], keys and values [B heads_kv, context, D], out [R, H D] T; the
+                indices [R]
    Launch:      a block of 256 threads a row and head. 2^log_lanes threads, 8 columns each, are a slot; each
                 slot takes every 256 / 2^log_lanes-th key, with a running maximum and sum. Then the slots join
    Requires:    D a multiple of 8, at most 8 2^log_lanes; the row's own k and v are in the cache
@@ -3202,10 +3222,12 @@ static __global__ void __launch_bounds__(256, WIDTH == 64 ? 5 : 1)
         __syncthreads(); /* V of the last tile is read before K overwrites it */
         mtt__load_exact<TILE>(kv_smem, k_gmem + k0 * stride, stride, T - k0, D);
         __syncthreads(); /* Q and K are in shared memory */
+        /* S = Q K^T */
         for (int d = 0; d < D; d++)
             for (int r = 0; r < R; r++)
                 for (int c = 0; c < R; c++)
                     s[r][c] += q_smem[(y + 16 * r) * (D + 1) + d] * kv_smem[(x + 16 * c) * (D + 1) + d];
+        /* the online softmax: P = e^(S - maximum) */
         MTT__UNROLL for (int r = 0; r < R; r++) {
             const int query = q0 + y + 16 * r;
             float most = row_max[r], base, rescale;
@@ -3230,6 +3252,7 @@ static __global__ void __launch_bounds__(256, WIDTH == 64 ? 5 : 1)
         __syncthreads(); /* P is written, and K read */
         mtt__load_exact<TILE>(kv_smem, v_gmem + k0 * stride, stride, T - k0, D);
         __syncthreads(); /* V is in shared memory */
+        /* O += P V */
         for (int k = 0; k < TILE; k++)
             for (int c = 0; c < WIDTH / 16; c++) {
                 if (x + 16 * c >= D) break;
@@ -3237,6 +3260,7 @@ static __global__ void __launch_bounds__(256, WIDTH == 64 ? 5 : 1)
                     o_rmem[r][c] += p_smem[(y + 16 * r) * (TILE + 1) + k] * kv_smem[k * (D + 1) + x + 16 * c];
             }
     }
+    /* O / sum, and lse */
     float *o_gmem = (float *)f.out + mtt__flash_out(f, head);
     for (int r = 0; r < R; r++) {
         const int query = q0 + y + 16 * r;
@@ -3288,7 +3312,7 @@ static __global__ void __launch_bounds__(256) mtt_k_flash_stats(const mtt__flash
 
 /* Math:        P and dS again from Q, K, lse; with KEYS dK and dV of a tile of keys, else dQ of a tile of
                 queries
-   Shapes:      as mtt_k_flash_forward_exact; d_qkv as qkv
+   Shapes:      qkv, d_qkv [B T, row of the view], d_out [B T, C], lse [B H, T] FP32; WIDTH >= D
    Launch:      a block of 16 x 16 threads a tile of TILE keys or queries and head; thread (x, y) has rows y +
                 16 r and columns x + 16 c. Shared memory: Q, dO, K, V, P, dS
    Requires:    stats of mtt_k_flash_stats
@@ -3331,12 +3355,14 @@ static __global__ void __launch_bounds__(256, 2) mtt_k_flash_backward_exact(cons
             mtt__load_exact<TILE>(do_smem, do_gmem + q0 * f.width, f.width, T - (int)q0, D);
         }
         __syncthreads(); /* all four are in shared memory */
+        /* S = Q K^T, dP = dO V^T */
         for (int d = 0; d < D; d++)
             for (int r = 0; r < R; r++)
                 for (int c = 0; c < R; c++) {
                     s[r][c] += q_smem[(y + 16 * r) * (D + 1) + d] * k_smem[(x + 16 * c) * (D + 1) + d];
                     dp[r][c] += do_smem[(y + 16 * r) * (D + 1) + d] * v_smem[(x + 16 * c) * (D + 1) + d];
                 }
+        /* P and dS */
         for (int r = 0; r < R; r++)
             for (int c = 0; c < R; c++) {
                 const int query = q0 + y + 16 * r, key = k0 + x + 16 * c;
@@ -3352,6 +3378,7 @@ static __global__ void __launch_bounds__(256, 2) mtt_k_flash_backward_exact(cons
                 ds_smem[at] = p * ((keeps ? dp[r][c] : 0.0f) - delta);
             }
         __syncthreads(); /* P and dS are written */
+        /* dK += dS^T Q and dV += P^T dO, or dQ += dS K */
         for (int k = 0; k < TILE; k++)
             for (int c = 0; c < WIDTH / 16; c++) {
                 if (x + 16 * c >= D) break;
@@ -3364,6 +3391,7 @@ static __global__ void __launch_bounds__(256, 2) mtt_k_flash_backward_exact(cons
         other += TILE;
         if (other >= end) other = begin, local++;
     }
+    /* store dK and dV, or dQ */
     float *first_gmem =
         (float *)f.d_qkv + (KEYS ? k_at : mtt__flash_part(f, MTT__PART_Q, f.first_head + first));
     float *second_gmem = (float *)f.d_qkv + v_at;
@@ -3697,6 +3725,7 @@ template <int KIND, class Q> MTT__DEVICE void mtt__quantize_tile(const mtt__quan
     mtt__records records = {};
     uint2 codes[4] = {}, more[4] = {}, of_up[4] = {};
     const auto inside = [&](int i) { return column < o.width && row0 + quad * 4 + i < o.rows; };
+    /* load */
     MTT__UNROLL for (int i = 0; i < 4; i++) {
         const int64_t at = (row0 + quad * 4 + i) * o.width + column;
         const int64_t x_at = GATED ? (row0 + quad * 4 + i) * x_width + column : at;
@@ -3704,6 +3733,7 @@ template <int KIND, class Q> MTT__DEVICE void mtt__quantize_tile(const mtt__quan
         if (WITH_DY && inside(i)) dys[i] = mtt__load_vector(o.dy + at);
         if (GATED && inside(i)) ups[i] = mtt__load_vector(o.x + x_at + o.width);
     }
+    /* round, and store rows */
     MTT__UNROLL for (int i = 0; i < 4; i++) {
         const int64_t row = row0 + quad * 4 + i;
         float v[8], u[8], up[8];
@@ -3720,6 +3750,7 @@ template <int KIND, class Q> MTT__DEVICE void mtt__quantize_tile(const mtt__quan
     }
     mtt__record_warp(o.y.recorded ? o.y : o.y_t, records);
     if (!o.y_t.data) return;
+    /* store columns */
     MTT__UNROLL for (int t = 0; t < TILES; t++)
         mtt__transpose_codes(turned[t], t == 0 ? codes : t == 1 ? more : of_up);
     __syncthreads(); /* the tile is there before its columns are stored */
@@ -3796,7 +3827,7 @@ static __global__ void __launch_bounds__(256)
 }
 
 /* Math:        x = codes times the powers of two of their groups
-   Shapes:      as mtt_k_quantize_groups
+   Shapes:      codes [groups, 128] e4m3, then exponents [groups] bytes; x [count] T
    Launch:      256 threads, 8 elements each
    Requires:    count a multiple of 8
    Traffic:     codes and exponents read, x written
@@ -5091,7 +5122,7 @@ template <class S> MTT__DEVICE mtt__forward_place mtt__forward_place_of(const mt
     return place;
 }
 
-/* Math:        as mtt_k_flash_forward_exact
+/* Math:        O = softmax(scale Q K^T) V tile by tile, with a running maximum and sum of each row; lse
    Shapes:      qkv [B T, row of the view] and out [B T, C] of 16-bit E, lse [B H, T] FP32, out_8 as out;
                 S::D >= D
    Launch:      a block of BLOCK_Q / ROWS warps a tile of queries and head. Shared memory: Q, two stages of K
@@ -5169,6 +5200,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS)
                 a[r] = mtt__pack_pair(p[0], p[1], E());
             }
         };
+        /* S = Q K^T, the online softmax, O += P V */
         mtt__mma_steps<E, D / 16>(s_rmem, load_q, mtt__b_columns<D>(k_lane));
         if (k0 + BLOCK_KV - 1 > row0 || (f.window && k0 <= row0 + ROWS - 1 - f.window))
             mtt__flash_mask(s_rmem, row0 + lane / 4 - k0 - (lane & 3) * 2, 1, f.window);
@@ -5646,8 +5678,9 @@ MTT__DEVICE void mtt__backward_store(const mtt__tiled_flash &f, const mtt__backw
 /* Math:        P and dS again from Q, K, lse; dV += (P o Z)^T dO, dK += dS^T Q in registers; dQ += dS K,
                 block after block. Scores are transposed, keys by queries: P^T and dS^T are then A operands of
                 dV and dK
-   Shapes:      as mtt_k_flash_forward; d_qkv as qkv, in e5m2 beside d_qkv_t [row of the view, B T]; stats of
-                mtt_k_flash_stats; dq_partial [slots, tiles of BLOCK_Q, BLOCK_Q S::D]
+   Shapes:      qkv, d_qkv [B T, row of the view], d_out [B T, C] of 16-bit E; d_qkv in e5m2 beside d_qkv_t
+                [row of the view, B T]; stats of mtt_k_flash_stats; dq_partial [slots, tiles of BLOCK_Q,
+                BLOCK_Q S::D]
    Launch:      a block of WARPS warps a tile of keys and head, which it takes by a ticket. Shared memory: K,
                 V, STAGES of Q, dO and stats, dS^T, and P^T unless a warp holds all queries of its keys
                 (QUERY_WARPS 1)
@@ -5691,12 +5724,14 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS)
             __syncthreads(); /* this tile is in shared memory; the last tile's P and dS have been read */
             if (S::STAGES > 1 && tile > mtt__uniform(at.block->first_tile))
                 mtt__backward_copy<S>(f, at, smem, tile - 1);
+            /* P and dS; with all queries of its keys in a warp, also dK and dV */
             MTT__UNROLL for (int chunk = 0; chunk < S::QUERIES / S::CHUNK; chunk++)
                 mtt__backward_chunk<S>(dk_rmem, dv_rmem, f, random, at,
                                        at.k_b + mtt__key_warp<S>() * S::KEYS * S::D * 2, stage_at, smem, q0,
                                        chunk);
             __syncthreads(); /* all of P and dS is written before any of it is read */
 
+            /* dQ, behind the block before; dK and dV */
             const mtt__dq_order order = mtt__dq_order_of<S>(f, at, q0);
             typename S::query_sums dq_rmem = {};
             float (*sums)[4] = dq_rmem[0];
@@ -5716,6 +5751,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS)
             }
         }
     } while (mtt__backward_next(f, (mtt__backward_block *)(shared + S::BLOCK_AT)));
+    /* store dK and dV, or hand them to the next head */
     const int key = at.k0 + mtt__key_warp<S>() * S::KEYS, column = mtt__query_warp<S>() * S::COLUMNS;
     constexpr int SUMS = S::KEY_ROWS * S::COLUMNS / 8;
     const bool whole = f.share == f.members;
@@ -5868,17 +5904,16 @@ static mtt_status mtt__tensor_flash(mtt__cuda *c, const mtt_op *op)
 {
     const mtt__tiled_flash f = mtt__tiled_forward_of(op);
     if (!mtt__flash_takes(op->shape)) return mtt__flash_refuse(c, op->shape);
-    if (MTT_OPERANDS_OF(flash, op)->qkv->dtype == MTT_F16_BITS) return mtt__tensor_forward<__half>(c, f);
-    return mtt__tensor_forward<__nv_bfloat16>(c, f);
+    return mtt__by_16_bits(c, MTT_OPERANDS_OF(flash, op)->qkv,
+                           [&](auto zero) { return mtt__tensor_forward<decltype(zero)>(c, f); });
 }
 
 static mtt_status mtt__tensor_flash_backward(mtt__cuda *c, const mtt_op *op)
 {
     const mtt__tiled_flash f = mtt__tiled_backward_of(op);
     if (!mtt__flash_takes(op->shape)) return mtt__flash_refuse(c, op->shape);
-    if (MTT_OPERANDS_OF(flash_backward, op)->qkv->dtype == MTT_F16_BITS)
-        return mtt__tensor_backward<__half>(c, op, f);
-    return mtt__tensor_backward<__nv_bfloat16>(c, op, f);
+    return mtt__by_16_bits(c, MTT_OPERANDS_OF(flash_backward, op)->qkv,
+                           [&](auto zero) { return mtt__tensor_backward<decltype(zero)>(c, op, f); });
 }
 
 /* Which of an operation's functions is in this room, for 16-bit tensors; NULL = none. */
@@ -5997,18 +6032,18 @@ MTT__DEVICE void mtt__wgmma_eight(float (&c)[16][4], uint64_t a, uint64_t b, int
                  : MTT__64(c, 0) : "l"(a), "l"(b), "r"(more) : "memory");
 }
 
-/* C = A B over D of k, A and B of rows of D elements: tiles of A_ROWS and B_ROWS rows for each 64 of k. */
+/* C = A B^T over D of k, A and B of rows of D elements: tiles of A_ROWS and B_ROWS rows for each 64 of k. */
 template <int D, int A_ROWS, int B_ROWS, int N, typename E>
-MTT__DEVICE void mtt__wgmma_k_major(float (&c)[N][4], uint32_t a_tile, uint32_t b_tile, E)
+MTT__DEVICE void mtt__wgmma_abt(float (&c)[N][4], uint32_t a_tile, uint32_t b_tile, E)
 {
     MTT__UNROLL for (int k = 0; k < D / 16; k++)
         mtt__wgmma<false, false>(c, mtt__wgmma_at(a_tile, k / 4 * A_ROWS * 128 + k % 4 * 32),
                                  mtt__wgmma_at(b_tile, k / 4 * B_ROWS * 128 + k % 4 * 32), k > 0, E());
 }
 
-/* C += A B over 16 STEPS of k, A in registers, B of rows of k. */
+/* C += A B over 16 STEPS of k, A in registers, a row of B for each k. */
 template <int STEPS, int N, typename E>
-MTT__DEVICE void mtt__wgmma_mn_major(float (&c)[N][4], const uint32_t (&a)[STEPS][4], uint32_t b_tile, E)
+MTT__DEVICE void mtt__wgmma_ab(float (&c)[N][4], const uint32_t (&a)[STEPS][4], uint32_t b_tile, E)
 {
     MTT__UNROLL for (int k = 0; k < STEPS; k++) mtt__wgmma(c, a[k], mtt__wgmma_at(b_tile, k * 2048), E());
 }
@@ -6071,15 +6106,17 @@ MTT__DEVICE int mtt__uniform_row(const mtt_qkv &v) { return (v.heads + 2 * v.hea
 
 /* ---- flash attention, forward ---- */
 
-/* Math:        as mtt_k_flash_forward
-   Shapes:      as mtt_k_flash_forward; S::D 64 or 128
-   Launch:      as mtt_k_flash_forward, a warpgroup for each 64 queries. Shared memory: also the random bits
-                of a tile, which are drawn under the scores' product if D is 64; it is used from a multiple
-                of 1,024 bytes, at most 896 from its start. Two blocks a processor: one makes exponentials
-                while the other multiplies
-   Requires:    code for sm_90a (the kernel is empty otherwise)
-   Traffic:     as mtt_k_flash_forward
-   Determinism: as mtt_k_flash_forward
+/* Math:        O = softmax(scale Q K^T) V tile by tile, with a running maximum and sum of each row; lse
+   Shapes:      qkv [B T, row of the view] and out [B T, C] of 16-bit E, lse [B H, T] FP32, out_8 as out;
+                S::D 64 or 128
+   Launch:      a block of a warpgroup for each 64 of its BLOCK_Q queries of a head. Shared memory: Q, two
+                stages of K and V, and the random bits of a tile, which are drawn under the scores' product if
+                D is 64; it is used from a multiple of 1,024 bytes, at most 896 from its start. Two blocks a
+                processor: one makes exponentials while the other multiplies
+   Requires:    code for sm_90a (the kernel is empty otherwise); D % 8 == 0, 16-byte aligned tensors; no
+                dropout unless S::DROPOUT; out_8 only beside BF16
+   Traffic:     Q, K, V read and O, lse written once from device memory while a group's K and V fit L2
+   Determinism: one block makes a row, in one order; records a largest value and a count
    Reference:   mtt_k_flash_forward */
 template <class S>
 static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS)
@@ -6134,20 +6171,23 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS)
         if (k0 > first_key) copy(k0 - BLOCK_KV, kv_smem + (stage ^ 1) * 2 * S::KV_BYTES);
         if (k0 > group0 + 63 || (f.window && k0 + BLOCK_KV <= group0 - f.window + 1))
             continue; /* the warpgroup's queries attend no key of this tile */
+        /* S = Q K^T */
         float s_rmem[1][S::KEY_TILES][4];
         if (S::DROPOUT && D > 64 && !drawn)
             mtt__draw_tiles<BLOCK_KV / 32, 1>(random, draws_at + k0, 32, bits_smem());
         mtt__wgmma_begin();
-        mtt__wgmma_k_major<D, BLOCK_Q, BLOCK_KV>(s_rmem[0], q_tile, k_tile, E());
+        mtt__wgmma_abt<D, BLOCK_Q, BLOCK_KV>(s_rmem[0], q_tile, k_tile, E());
         mtt__wgmma_commit();
         if (S::DROPOUT && D == 64) /* while the tensor cores work */
             mtt__draw_tiles<BLOCK_KV / 32, 2>(random, draws_at + k0, 32, bits_smem());
         mtt__wgmma_wait();
         mtt__wgmma_hold(s_rmem[0]);
+        /* the online softmax */
         if (k0 + BLOCK_KV - 1 > row0 || (f.window && k0 <= row0 + 15 - f.window))
             mtt__flash_mask(s_rmem, row0 + lane / 4 - k0 - (lane & 3) * 2, 1, f.window);
         mtt__forward_rescale<S>(row_max, row_sum, o_rmem, s_rmem, f.scale_log2);
         mtt__forward_softmax(s_rmem, row_sum, row_max, f.scale_log2);
+        /* P in 16 bits, dropped */
         uint32_t p_rmem[BLOCK_KV / 16][4], bytes[4];
         MTT__UNROLL for (int n = 0; n < BLOCK_KV / 4; n++) {
             const float *p = s_rmem[0][n / 2] + n % 2 * 2;
@@ -6157,8 +6197,9 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS)
                 p_rmem[n / 4][n % 4] &= mtt__keep_pair(bytes[n % 8 / 4 * 2 + n % 2], n % 4 / 2,
                                                        f.dropout.threshold * 0x10001u);
         }
+        /* O += P V */
         mtt__wgmma_begin();
-        mtt__wgmma_mn_major(o_rmem[0], p_rmem, v_tile, E());
+        mtt__wgmma_ab(o_rmem[0], p_rmem, v_tile, E());
         mtt__wgmma_commit();
         if (S::DROPOUT && D > 64) /* the next tile's: under the scores' product there are no registers */
             mtt__draw_tiles<BLOCK_KV / 32, 1>(random, draws_at + k0 - BLOCK_KV, 32, bits_smem());
@@ -6261,16 +6302,19 @@ MTT__DEVICE void mtt__backward_hand_over(const mtt__tiled_flash &f, const mtt__b
 }
 #endif
 
-/* Math:        as mtt_k_flash_backward. dS^T is, transposed and in shared memory, A of dQ
-   Shapes:      as mtt_k_flash_backward; S::D 64 or 128
-   Launch:      as mtt_k_flash_backward, one block of two warpgroups a processor. A block has as many keys as
-                its registers hold dK and dV of, 256 at S::D 64, so that fewer sums of dQ pass between blocks.
-                Draws and exponentials run under dP's product, the next scores under the wait for dQ's sums.
-                Shared memory, from a multiple of 1,024 bytes: K, V, two stages of Q, dO, lse and delta, dS^T,
-                random bits
-   Requires:    as mtt_k_flash_backward, and code for sm_90a (the kernel is empty otherwise)
-   Traffic:     as mtt_k_flash_backward
-   Determinism: as mtt_k_flash_backward: dQ passes through the same ring
+/* Math:        P and dS again from Q, K, lse; dV += (P o Z)^T dO, dK += dS^T Q in registers; dQ += dS K,
+                block after block. dS^T is, transposed and in shared memory, A of dQ
+   Shapes:      qkv, d_qkv [B T, row of the view], d_out [B T, C] of 16-bit E; d_qkv in e5m2 beside d_qkv_t
+                [row of the view, B T]; stats of mtt_k_flash_stats; S::D 64 or 128
+   Launch:      a block of two warpgroups a tile of keys and head, by ticket, one a processor. A block has as
+                many keys as its registers hold dK and dV of, 256 at S::D 64, so that fewer sums of dQ pass
+                between blocks. Draws and exponentials run under dP's product, the next scores under the wait
+                for dQ's sums. Shared memory, from a multiple of 1,024 bytes: K, V, two stages of Q, dO, lse
+                and delta, dS^T, random bits
+   Requires:    code for sm_90a (the kernel is empty otherwise); the ring and the ticket of
+                mtt_k_flash_backward; with d_qkv_t, BF16 and T % 16 == 0
+   Traffic:     K, V read once, Q and dO once a tile of keys (from L2); dQ's sums move through L2
+   Determinism: a tile of dQ is summed in the order of rising keys, through the ring of mtt_k_flash_backward
    Reference:   mtt_k_flash_backward */
 template <class S>
 static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS)
@@ -6319,14 +6363,14 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS)
     const auto score = [&](int tile, int m) { /* S of its m-th 64 keys */
         mtt__wgmma_begin();
         const uint32_t keys = k_tile + m * 128 * 128 / 16, queries = mtt__wgmma_tile(stage_of(tile), 0);
-        mtt__wgmma_k_major<D, BLOCK_KV, BLOCK_Q>(s_rmem[0], keys, queries, E());
+        mtt__wgmma_abt<D, BLOCK_KV, BLOCK_Q>(s_rmem[0], keys, queries, E());
         mtt__wgmma_commit();
     };
     const auto score_gradient = [&](int tile, int m) { /* dP of these */
         mtt__wgmma_begin();
         const uint32_t values = k_tile + (S::KV_BYTES + m * 128 * 128) / 16;
         const uint32_t gradients = mtt__wgmma_tile(stage_of(tile) + S::Q_BYTES, 0);
-        mtt__wgmma_k_major<D, BLOCK_KV, BLOCK_Q>(dp_rmem, values, gradients, E());
+        mtt__wgmma_abt<D, BLOCK_KV, BLOCK_Q>(dp_rmem, values, gradients, E());
         mtt__wgmma_commit();
     };
     mtt__random random = {};
@@ -6339,7 +6383,17 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS)
             mtt__draw_tiles<BLOCK_Q / 32, 2>(random, row * T + at.k0 + m * 128 + warp * 16, 32 * (int64_t)T,
                                              bits_smem + m * S::BITS_BYTES);
     };
-    /* A tile of queries by the block's first 128 ROWS keys. */
+    /* A tile of queries by the block's first 128 ROWS keys, whose first S is there. Numbers count 128 keys,
+       VK is dV and dK, S' is of the next tile. With ROWS 1 the lines with S1 and VK1 drop out.
+
+           begun        waits for     in flight then   under it
+           dP0          dP0           -                copies, draws, P0
+           S1 dP1 VK0   S1            dP1 VK0          dS0 to shared memory
+                        dP1           VK0              P1
+           VK1          -             VK0 VK1          dS1 to shared memory
+           dQ           VK0 VK1       dQ               dQ's sums so far are loaded
+           S'0          dQ            S'0              the block before hands over dQ
+                        S'0           -                dQ is stored or handed over */
     const auto pass = [&](int tile, auto rows_of_128) {
         constexpr int ROWS = decltype(rows_of_128)::value;
         const int q0 = tile * BLOCK_Q;
@@ -6368,8 +6422,8 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS)
                 score_gradient(tile, m + 1);
             }
             mtt__wgmma_begin();
-            mtt__wgmma_mn_major(dv_rmem[m][0], p_packed[m], do_columns, E());
-            mtt__wgmma_mn_major(dk_rmem[m][0], ds_packed[m], q_columns, E());
+            mtt__wgmma_ab(dv_rmem[m][0], p_packed[m], do_columns, E());
+            mtt__wgmma_ab(dk_rmem[m][0], ds_packed[m], q_columns, E());
             mtt__wgmma_commit();
             MTT__UNROLL for (int n = 0; n < BLOCK_Q / 8; n += 2) {
                 const uint32_t to = s_smem + (m * 128 + warp * 16) * 128 + mtt__lane_a<64>(lane);
@@ -6488,16 +6542,15 @@ static mtt_status mtt__hopper_backward(mtt__cuda *c, const mtt_op *op, const mtt
 static mtt_status mtt__hopper_flash(mtt__cuda *c, const mtt_op *op)
 {
     const mtt__tiled_flash f = mtt__tiled_forward_of(op);
-    if (MTT_OPERANDS_OF(flash, op)->qkv->dtype == MTT_F16_BITS) return mtt__hopper_forward<__half>(c, f);
-    return mtt__hopper_forward<__nv_bfloat16>(c, f);
+    return mtt__by_16_bits(c, MTT_OPERANDS_OF(flash, op)->qkv,
+                           [&](auto zero) { return mtt__hopper_forward<decltype(zero)>(c, f); });
 }
 
 static mtt_status mtt__hopper_flash_backward(mtt__cuda *c, const mtt_op *op)
 {
     const mtt__tiled_flash f = mtt__tiled_backward_of(op);
-    if (MTT_OPERANDS_OF(flash_backward, op)->qkv->dtype == MTT_F16_BITS)
-        return mtt__hopper_backward<__half>(c, op, f);
-    return mtt__hopper_backward<__nv_bfloat16>(c, op, f);
+    return mtt__by_16_bits(c, MTT_OPERANDS_OF(flash_backward, op)->qkv,
+                           [&](auto zero) { return mtt__hopper_backward<decltype(zero)>(c, op, f); });
 }
 
 /* ---- linear and GELU in one kernel ---- */
@@ -6848,6 +6901,7 @@ MTT__DEVICE void mtt__tile_gelu_backward_eight(const mtt__tile_types<mtt__eights
     const uint32_t smem = side + slot * S::SLOT + warpgroup * MTT__SIDE_PART;
     const float scale = mtt__scale_of(o.gelu_t);
     uint32_t words[2][8]; /* of dx, of GELU */
+    /* dx and GELU in 8 bits */
     MTT__UNROLL for (int n = 0; n < 8; n += 2) {
         const uint32_t from = smem + n / 4 * S::SLOT + warp * 16 * 64 + mtt__lane_a<32>(lane);
         uint32_t pre[4];
@@ -6868,8 +6922,10 @@ MTT__DEVICE void mtt__tile_gelu_backward_eight(const mtt__tile_types<mtt__eights
         words[0][n] = dx.x, words[0][n + 1] = dx.y;
         words[1][n] = gelu.x, words[1][n + 1] = gelu.y;
     }
+    /* store rows of dx */
     mtt__tile_store_eight(words[0], o, row0 + warp * 16, column);
     mtt__tile_store_eight(words[0] + 4, o, row0 + warp * 16, column + 32);
+    /* store columns of both, through shared memory */
     MTT__UNROLL for (int n = 0; n < 16; n++)
         words[n / 8][n % 8] = __byte_perm(words[n / 8][n % 8], 0, 0x3120);
     asm volatile("bar.sync %0, 128;" ::"r"(1 + warpgroup) : "memory"); /* all warps have read pre */
@@ -6927,6 +6983,7 @@ static __global__ void __launch_bounds__(mtt__tile_types<E>::THREADS, 1)
     int step = 0, side_step = 0;
     int2 at = make_int2(0, 0);
     typename S::held held;
+    /* set the barriers up */
     if (threadIdx.x == 0) {
         for (int i = 0; i < MTT__TILE_STAGES; i++) {
             mtt__barrier_init(&barriers.full[i], 1);
@@ -6939,6 +6996,7 @@ static __global__ void __launch_bounds__(mtt__tile_types<E>::THREADS, 1)
         asm volatile("fence.mbarrier_init.release.cluster; fence.proxy.async;" ::: "memory");
     }
     __syncthreads(); /* barriers are ready */
+    /* producers */
     if (warpgroup == S::GROUPS) {
         /* 24 registers leave most to the others, which need 128 for a tile and 64 for the one before, or 64
            and 32 */
@@ -6950,6 +7008,7 @@ static __global__ void __launch_bounds__(mtt__tile_types<E>::THREADS, 1)
         }
         return;
     }
+    /* consumers: the product of a tile, under it the epilogue of the tile before */
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(S::REGISTERS));
     for (int tile = blockIdx.x, tiles = 0;; tile += gridDim.x, tiles++) {
         const int stages = tile < mtt__tile_count<S>(o) ? (o.k + S::K - 1) / S::K : 0;
@@ -7068,9 +7127,10 @@ static mtt_status mtt__hopper_linear_gelu(mtt__cuda *c, const mtt_op *op)
             status = mtt__checked(c, cudaMemsetAsync(bias.data, 0, mtt__op_scratch(op), c->stream), "memset");
         if (status != MTT_OK) return status;
     }
-    if (o->x->dtype == MTT_F16_BITS)
-        return mtt__launch_tiles<__half, false>(c, o->x, o->weight, &bias, o->pre, o->y, 0, rows, NULL);
-    return mtt__launch_tiles<__nv_bfloat16, false>(c, o->x, o->weight, &bias, o->pre, o->y, 0, rows, NULL);
+    return mtt__by_16_bits(c, o->x, [&](auto zero) {
+        typedef decltype(zero) E;
+        return mtt__launch_tiles<E, false>(c, o->x, o->weight, &bias, o->pre, o->y, 0, rows, NULL);
+    });
 }
 
 static mtt_status mtt__hopper_linear_backward_gelu(mtt__cuda *c, const mtt_op *op)
@@ -7079,8 +7139,8 @@ static mtt_status mtt__hopper_linear_backward_gelu(mtt__cuda *c, const mtt_op *o
     if (o->dx_t)
         return mtt__launch_tiles<mtt__eights, true>(c, o->dy, o->weight, NULL, o->pre, o->dx, 0,
                                                     mtt__rows(o->dx), NULL, o->dx_t, o->y_t);
-    if (o->dy->dtype == MTT_F16_BITS) return mtt__linear_backward_gelu<__half>(c, op);
-    return mtt__linear_backward_gelu<__nv_bfloat16>(c, op);
+    return mtt__by_16_bits(c, o->dy,
+                           [&](auto zero) { return mtt__linear_backward_gelu<decltype(zero)>(c, op); });
 }
 
 /* ---- the loss in one pass: a row of logits in the shared memory of a cluster ---- */
@@ -7155,8 +7215,9 @@ MTT__DEVICE float mtt__vector_max(const mtt__vector<__half> &x)
    of a cluster at most. */
 enum { MTT__LOSS_THREADS = 640, MTT__LOSS_PACKS = 5, MTT__LOSS_STAGES = 3, MTT__CLUSTER = 8 };
 
-/* Math:        as mtt_k_cross_entropy, loss and gradient in one pass; sums[c][j] = sum of cluster c's
-                gradients of column j, if sums are wanted
+/* Math:        lse = log sum e^x over V classes, out = {lse - x[target], x[target] is the largest, lse}, then
+                x = (e^(x - lse) - [j = target]) factor; sums[c][j] = sum of cluster c's gradients of column
+                j, if sums are wanted
    Shapes:      x [rows, Vp] T; targets [rows] int32; out [rows, 3] float; sums [clusters, Vp] float
    Launch:      a cluster of 1 to 8 blocks of 640 threads has rows c, c + clusters, ... and divides them by
                 columns. A block's part of three rows is in shared memory, its columns' sums are in registers.
@@ -7230,12 +7291,14 @@ static __global__ void __launch_bounds__(MTT__LOSS_THREADS, 1)
         if (i + 1 < count) target_ahead = targets[cluster + (i + 1) * clusters];
         copy(i + 2);
         mtt__cluster_wait(); /* warps' parts of row i are stored, those of row i - 1 have been read by all */
+        /* join the parts of row i, and measure row i + 1 */
         for (int q = lane; q < blocks * WARPS; q += 32) most = fmaxf(most, parts[q].x);
         most = mtt__reduce<mtt__maximum, 32>(most, (float *)NULL);
         for (int q = lane; q < blocks * WARPS; q += 32) sum += parts[q].y * expf(parts[q].x - most);
         lse = most + logf(mtt__reduce<mtt__plus, 32>(sum, (float *)NULL));
         mtt__copy_wait<1>();
         if (i + 1 < count) measure(i + 1);
+        /* store the gradients of row i */
         if (target < 0) {
             for (int k = 0; k < 8; k++) v[k] = 0;
             MTT__EACH_PACK mtt__store_floats(to + pack * 8, v);
@@ -7453,21 +7516,21 @@ MTT__DEVICE uint16_t mtt__encode_moments(const float *x, const uint32_t *random,
 
 /* Math:        mtt__adamw_element of decoded weights and moments, which are then encoded again
    Shapes:      all parameters: gradient float or 16-bit; m, v: codes of all groups of 32, then their 16-bit
-                scales; weight TYPE, 16-bit with a byte of rest
+                scales; weight W, 16-bit with a byte of rest
    Launch:      MTT__RANGE_BLOCKS blocks of 256 threads for each entry of ranges, 8 elements at a time: a draw
                 of Philox for each 8, a group for each 4 threads
    Requires:    counts multiples of 8; mtt_k_grad_norm before it
    Traffic:     12.25 bytes a parameter, 14.25 with FP32 gradients, 16.25 with FP32 weights
    Determinism: elementwise; rounds by (seed, update, parameter, element)
    Reference:   mtt__adamw_compact */
-template <int TYPE>
+template <class W>
 static __global__ void __launch_bounds__(256, 5) mtt_k_adamw_compact(const mtt__compact_update u)
 {
     if (u.counters->skipped) return;
     const mtt_range &r = u.ranges[blockIdx.x / MTT__RANGE_BLOCKS];
     if (u.mine && !mtt__is_mine(r)) return;
     const mtt_adamw_rates rates = mtt__adamw_rates(u.control, u.counters, r.group);
-    const bool FP16 = TYPE == MTT_F16_BITS;
+    constexpr bool FP16 = std::is_same<W, __half>::value, FP32 = std::is_same<W, float>::value;
     const int count = (int)mtt__min(mtt__range_count(r), MTT__RANGE_BLOCK);
     const int64_t begin = mtt__range_begin(r), first = r.first + begin;
     const uint64_t update = mtt__stream_step((uint64_t)u.counters->updates);
@@ -7482,13 +7545,14 @@ static __global__ void __launch_bounds__(256, 5) mtt_k_adamw_compact(const mtt__
         float g[8] = {}, m[8] = {}, v[8] = {}, w[8] = {};
         mtt__vector<uint8_t> m_code, v_code, rest;
         mtt__vector<uint16_t> weight;
+        /* decode, and update */
         if (inside) {
             float m_scale = mtt__from_scale(m_scales[at / 32]);
             float v_scale = mtt__from_scale(v_scales[at / 32]) * (1.0f / 255.0f);
             mtt__read_gradient(r, begin + at, g);
             m_code = mtt__load_vector(m_codes + at);
             v_code = mtt__load_vector(v_codes + at);
-            if (TYPE == MTT_F32) mtt__read_floats((const float *)mtt__global(r.weight) + begin + at, w);
+            if (FP32) mtt__read_floats((const float *)mtt__global(r.weight) + begin + at, w);
             else {
                 weight = mtt__load_vector((const uint16_t *)mtt__global(r.weight) + begin + at);
                 rest = mtt__load_vector(rests + at);
@@ -7497,13 +7561,14 @@ static __global__ void __launch_bounds__(256, 5) mtt_k_adamw_compact(const mtt__
                 float d = g[k] * rates.scale, root = v_scale * (float)v_code.v[k];
                 float code = (float)(int8_t)m_code.v[k];
                 float old = m_scale * code * mtt__reciprocal(254.0f - fabsf(code));
-                if (TYPE != MTT_F32) w[k] = mtt__join_weight(weight.v[k], rest.v[k], FP16);
+                if (!FP32) w[k] = mtt__join_weight(weight.v[k], rest.v[k], FP16);
                 m[k] = rates.b1 * old + (1.0f - rates.b1) * d;
                 v[k] = mtt__root(rates.b2 * (root * root) + (1.0f - rates.b2) * d * d); /* the stored root */
                 w[k] = rates.keep * w[k] -
                        rates.step * m[k] * mtt__reciprocal(v[k] * rates.correction + rates.eps);
             }
         }
+        /* encode the moments, and store */
         const mtt_draw draw = mtt__draw(u.control->seed, (uint64_t)(begin + at) >> 3, stream);
         uint16_t m_scale = mtt__encode_moments<false>(m, draw.word, m_code.v);
         uint16_t v_scale = mtt__encode_moments<true>(v, draw.word, v_code.v);
@@ -7514,7 +7579,8 @@ static __global__ void __launch_bounds__(256, 5) mtt_k_adamw_compact(const mtt__
             m_scales[at / 32] = m_scale;
             v_scales[at / 32] = v_scale;
         }
-        if (TYPE == MTT_F32) mtt__store_floats((float *)mtt__global(r.weight) + begin + at, w);
+        /* store the weights */
+        if (FP32) mtt__store_floats((float *)mtt__global(r.weight) + begin + at, w);
         else {
             MTT__UNROLL for (int k = 0; k < 8; k++)
                 mtt__split_weight(w[k], FP16, mtt__draw_bits(draw.word, k), &weight.v[k], &rest.v[k]);
@@ -7529,11 +7595,9 @@ static mtt_status mtt__compact_adamw(mtt__cuda *c, const mtt_op *op)
     mtt__compact_update u = {mtt__update_of(op)};
     u.elements = MTT__GROUP * MTT_OPERANDS_OF(adamw, op)->m->shape[0];
     u.site = mtt__stream(op->site, 0, 0);
-    return mtt__launch(c, "adamw",
-                       u.dtype == MTT_F32         ? mtt_k_adamw_compact<MTT_F32>
-                       : u.dtype == MTT_BF16_BITS ? mtt_k_adamw_compact<MTT_BF16_BITS>
-                                                  : mtt_k_adamw_compact<MTT_F16_BITS>,
-                       mtt__range_blocks(op), 256, u);
+    return mtt__by_type(c, op->weights[0], [&](auto zero) {
+        return mtt__launch(c, "adamw", mtt_k_adamw_compact<decltype(zero)>, mtt__range_blocks(op), 256, u);
+    });
 }
 
 /* The function of this room that runs an operation; NULL = none. */
@@ -8323,6 +8387,11 @@ static mtt_status mtt__open_device(mtt__cuda *c)
         return mtt__cuda_fail(c->env, MTT_E_ARGUMENT,
                               "precision fp8 needs compute capability 8.9 (Ada, Hopper) or later, CUDA "
                               "device %d has %d.%d: take bf16", c->device, major, minor);
+#ifdef MTT_NO_FP16
+    if (c->precision == MTT_FP16)
+        return mtt__cuda_fail(c->env, MTT_E_ARGUMENT, "mtt_kernels.cu was compiled with -DMTT_NO_FP16: "
+                              "compile it without, or take bf16");
+#endif
     if (!error && !c->stream) error = cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking);
     if (!error) error = cudaMallocHost((void **)&c->staging, MTT__STAGING_BYTES);
     return mtt__checked(c, error, "opening it");
