@@ -839,15 +839,16 @@ template <class T> struct mtt__norm_forward {
 };
 
 /* Normalizes a row of THREADS threads. store(at, v) takes 8 results from element `at`. */
-template <int THREADS, int PACKS, bool RMS, class T, class STORE>
+template <int THREADS, int PACKS, class T, class STORE>
 MTT__DEVICE void mtt__norm_row(const mtt__norm_forward<T> &o, STORE store)
 {
     const int width = o.width;
+    const bool rms = !o.b;
     __shared__ float shared[32];
     int64_t row = (int64_t)blockIdx.x * (THREADS < 128 ? 128 / THREADS : 1) + threadIdx.x / THREADS;
     int lane = threadIdx.x % THREADS;
     mtt__vector<T> xs[PACKS];
-    float sum = 0, squares = 0;
+    float mean = 0, squares = 0;
     if (row >= o.rows) return;
     /* load x, and add the branch */
     MTT__UNROLL for (int p = 0; p < PACKS; p++) {
@@ -873,13 +874,15 @@ MTT__DEVICE void mtt__norm_row(const mtt__norm_forward<T> &o, STORE store)
         }
     }
     /* mean, then variance */
-    MTT__UNROLL for (int p = 0; p < PACKS && !RMS; p++) {
-        float v[8];
-        if ((p * THREADS + lane) * 8 >= width) break;
-        mtt__to_floats(xs[p], v);
-        MTT__UNROLL for (int k = 0; k < 8; k++) sum += v[k];
+    if (!rms) {
+        MTT__UNROLL for (int p = 0; p < PACKS; p++) {
+            float v[8];
+            if ((p * THREADS + lane) * 8 >= width) break;
+            mtt__to_floats(xs[p], v);
+            MTT__UNROLL for (int k = 0; k < 8; k++) mean += v[k];
+        }
+        mean = mtt__reduce<mtt__plus, THREADS>(mean, shared) / (float)width;
     }
-    float mean = RMS ? 0.0f : mtt__reduce<mtt__plus, THREADS>(sum, shared) / (float)width;
     MTT__UNROLL for (int p = 0; p < PACKS; p++) {
         float v[8];
         if ((p * THREADS + lane) * 8 >= width) break;
@@ -894,7 +897,7 @@ MTT__DEVICE void mtt__norm_row(const mtt__norm_forward<T> &o, STORE store)
         float gain[8], shift[8] = {}, out[8];
         if (column >= width) break;
         mtt__read_floats(o.w + column, gain);
-        if (!RMS) mtt__read_floats(o.b + column, shift);
+        if (!rms) mtt__read_floats(o.b + column, shift);
         mtt__to_floats(xs[p], out);
         MTT__UNROLL for (int k = 0; k < 8; k++)
             out[k] = mtt__normalized<T>(out[k], make_float2(mean, rstd)) * gain[k] + shift[k];
@@ -903,7 +906,7 @@ MTT__DEVICE void mtt__norm_row(const mtt__norm_forward<T> &o, STORE store)
 }
 
 /* Math:        y = (x - mean) rstd w + b, rstd = 1 / sqrt(var + eps), var in a second pass over registers.
-                With RMS the mean is 0, and there is no b.
+                Without b, RMSNorm: the mean is 0.
                 With a branch, joined = x + mask * branch first, and joined, rounded as stored, takes the
                 place of x
    Shapes:      x, branch, joined, y [rows, C], w, b [C] T; stats [rows] (mean, rstd) float
@@ -913,12 +916,12 @@ MTT__DEVICE void mtt__norm_row(const mtt__norm_forward<T> &o, STORE store)
    Traffic:     x and branch read once, joined and y written once; w and b stay in cache
    Determinism: fixed tree; with a branch, the bits of mtt_k_masked_sum and then this without a branch
    Reference:   mtt__cpu_norm, mtt__cpu_masked_sum */
-template <class T, int THREADS, int PACKS, bool RMS>
+template <class T, int THREADS, int PACKS>
 static __global__ void __launch_bounds__(MTT__NORM_BOUNDS(T, THREADS, PACKS))
-    mtt_k_norm(const mtt__norm_forward<T> o)
+    mtt_k_norm(const __grid_constant__ mtt__norm_forward<T> o)
 {
-    mtt__norm_row<THREADS, PACKS, RMS>(
-        o, [&](int64_t at, const float *v) { mtt__store_floats(o.y + at, v); });
+    mtt__norm_row<THREADS, PACKS>(o,
+                                  [&](int64_t at, const float *v) { mtt__store_floats(o.y + at, v); });
 }
 
 /* Calls body with the threads of a row, and the packs of a thread, as constants. */
@@ -942,8 +945,7 @@ template <class T> static mtt_status mtt__launch_norm(mtt__cuda *c, const mtt__n
 {
     return mtt__by_norm_shape(c, o.width, [&](auto threads, auto packs) {
         enum { THREADS = decltype(threads)::value, PACKS = decltype(packs)::value };
-        const auto kernel = o.b ? mtt_k_norm<T, THREADS, PACKS, false> : mtt_k_norm<T, THREADS, PACKS, true>;
-        return mtt__launch(c, "norm", kernel, mtt__norm_blocks(o.rows, THREADS),
+        return mtt__launch(c, "norm", mtt_k_norm<T, THREADS, PACKS>, mtt__norm_blocks(o.rows, THREADS),
                            THREADS < 128 ? 128 : THREADS, o);
     });
 }
@@ -4074,21 +4076,22 @@ static mtt_status mtt__eight_linear_gelu(mtt__cuda *c, const mtt_op *op)
     return status == MTT_OK ? mtt__launch_activation_eight(c, MTT_MLP_GELU, o->pre, o->y) : status;
 }
 
-/* Math:        y = (x - mean) rstd w + b in e4m3, with rstd, RMS and a branch as in mtt_k_norm
+/* Math:        y = (x - mean) rstd w + b in e4m3, with rstd and a branch as in mtt_k_norm. Without b,
+                RMSNorm: the mean is 0
    Shapes:      x, branch, joined [rows, C], w, b [C] BF16; y [rows, C]; stats [rows] (mean, rstd) float
    Launch:      THREADS threads a row, at least 128 a block
    Requires:    C a multiple of 8, at most 8 THREADS PACKS; joined may be x or branch
    Traffic:     x and branch read once, joined and y written once; w and b stay in cache
    Determinism: fixed tree; records a largest value and a count
    Reference:   mtt__cpu_norm, mtt__cpu_masked_sum */
-template <int THREADS, int PACKS, bool RMS>
+template <int THREADS, int PACKS>
 static __global__ void __launch_bounds__(MTT__NORM_BOUNDS(__nv_bfloat16, THREADS, PACKS))
     mtt_k_norm_eight(const __grid_constant__ mtt__norm_forward<__nv_bfloat16> o,
                      const __grid_constant__ mtt__eight y)
 {
     const float scale = mtt__scale_of(y);
     mtt__records records = {};
-    mtt__norm_row<THREADS, PACKS, RMS>(
+    mtt__norm_row<THREADS, PACKS>(
         o, [&](int64_t at, const float *v) { mtt__store_e4m3(y, at, v, scale, records); });
     mtt__record_warp(y, records);
 }
@@ -4098,9 +4101,7 @@ static mtt_status mtt__launch_norm_eight(mtt__cuda *c, const mtt__norm_forward<_
 {
     return mtt__by_norm_shape(c, o.width, [&](auto threads, auto packs) {
         enum { THREADS = decltype(threads)::value, PACKS = decltype(packs)::value };
-        const auto kernel =
-            o.b ? mtt_k_norm_eight<THREADS, PACKS, false> : mtt_k_norm_eight<THREADS, PACKS, true>;
-        return mtt__launch(c, "norm", kernel, mtt__norm_blocks(o.rows, THREADS),
+        return mtt__launch(c, "norm", mtt_k_norm_eight<THREADS, PACKS>, mtt__norm_blocks(o.rows, THREADS),
                            THREADS < 128 ? 128 : THREADS, o, mtt__eight_of(y));
     });
 }
