@@ -43,19 +43,20 @@
       warpgroups       mtt_k_flash_forward_wgmma                         87   wgmma
       their backward   _exact, mtt_k_flash_backward, _wgmma     79, 62, 169   gradients in one order
 
-   Most kernels are templates. These take most of the compiler's time; T: FP32, BF16, FP16, E: BF16, FP16.
+   Most kernels are templates. Half of the compiler's time is attention by mma.sync; it makes 249 kernels for
+   sm_90a. T: FP32, BF16, FP16, E: BF16, FP16.
 
       mtt_k_flash_forward          22   E; 5 widths of heads; dropout; windows
       mtt_k_flash_backward         20   E; 5 widths; dropout; less shared memory
       mtt_k_flash_*_exact           9   FP32; 3 widths; backward dQ, or dK and dV
-      mtt_k_flash_*_wgmma          18   E; widths 64 and 128; dropout; forward: short sequences
+      mtt_k_flash_*_wgmma          20   E; widths 64 and 128; dropout; forward: short sequences
       mtt_k_linear_gelu             5   E; forward, backward; 8 bits
-      mtt_k_norm                   48   T; 6 widths of rows; BF16 to 8 bits; RMSNorm
-      mtt_k_norm_backward          24   T; 3 or 4 widths; 8-bit results; RMSNorm
+      mtt_k_norm                   18   T; 6 widths of rows
+      mtt_k_norm_backward          24   T; 3 or 4 widths; RMSNorm; 8-bit results
+      mtt_k_activation, _backward  24   T; 4 activations
       mtt_k_softmax, _backward     12   T; packs of 8 or single elements
       mtt_k_cross_entropy           6   T; loss, gradient
-      mtt_k_loss_rows               3   T
-      all others                   94   once, or for each T; 5 of them CUB's */
+      all others                   89   once, or for each T; 5 of them CUB's */
 #ifndef MTT_CUDA
 #define MTT_CUDA
 #endif
