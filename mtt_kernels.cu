@@ -4664,11 +4664,13 @@ MTT__DEVICE uint32_t mtt__pack_pair(float x, float y, __nv_bfloat16)
     return *(const uint32_t *)&pair;
 }
 
+#ifndef MTT_NO_FP16
 MTT__DEVICE uint32_t mtt__pack_pair(float x, float y, __half)
 {
     __half2 pair = __floats2half2_rn(x, y);
     return *(const uint32_t *)&pair;
 }
+#endif
 
 /* Two 16-bit numbers. */
 MTT__DEVICE float2 mtt__unpack_pair(uint32_t bits, __nv_bfloat16)
@@ -4676,7 +4678,9 @@ MTT__DEVICE float2 mtt__unpack_pair(uint32_t bits, __nv_bfloat16)
     return make_float2(__uint_as_float(bits << 16), __uint_as_float(bits & 0xffff0000u));
 }
 
+#ifndef MTT_NO_FP16
 MTT__DEVICE float2 mtt__unpack_pair(uint32_t bits, __half) { return __half22float2(*(const __half2 *)&bits); }
+#endif
 
 /* ---- tensor cores: tiles in shared memory ---- */
 
@@ -6023,7 +6027,9 @@ MTT__DEVICE uint64_t mtt__wgmma_at(uint32_t tile, uint32_t bytes)
     MTT__WGMMA_REGISTERS(E, TYPE, 64, 32, "%32", "%33", "%34", "%35", "%36") \
     MTT__WGMMA_REGISTERS(E, TYPE, 128, 64, "%64", "%65", "%66", "%67", "%68")
 MTT__WGMMA_ALL(__nv_bfloat16, "bf16")
+#ifndef MTT_NO_FP16
 MTT__WGMMA_ALL(__half, "f16")
+#endif
 
 /* The same in 8 bits, 32 of k, A in e5m2 and B in e4m3; both have their rows in shared memory. */
 MTT__DEVICE void mtt__wgmma_eight(float (&c)[16][4], uint64_t a, uint64_t b, int more)
@@ -7206,12 +7212,14 @@ MTT__DEVICE float mtt__vector_max(const mtt__vector<__nv_bfloat16> &x)
     return fmaxf(most.x, most.y);
 }
 
+#ifndef MTT_NO_FP16
 MTT__DEVICE float mtt__vector_max(const mtt__vector<__half> &x)
 {
     const __half2 *pairs = reinterpret_cast<const __half2 *>(&x);
     float2 most = __half22float2(__hmax2(__hmax2(pairs[0], pairs[1]), __hmax2(pairs[2], pairs[3])));
     return fmaxf(most.x, most.y);
 }
+#endif
 
 /* Threads of a block, packs of 8 logits that a thread has of a row at most, rows in shared memory, and blocks
    of a cluster at most. */
