@@ -28,12 +28,13 @@
    >>elementwise    GELU, SwiGLU, residuals, sums         >>optimizer    gradient norm, AdamW
    >>norm           LayerNorm, RMSNorm, gradients         >>attention    scores, softmax, values
    >>embedding      and its gradient                      >>flash        attention without the scores
-   The wings: more speed, less memory, more GPUs. Each can be skipped.
-   >>eight bits     FP8: numbers, operands of products    >>compact state  moments of 8 bits
-   >>tensor cores   FlashAttention by mma.sync            >>ranks        copies between GPUs, NCCL
-   >>hopper         the same and more, by wgmma           >>backend      memory, graphs, run
+   The wings: more speed, less memory, more GPUs, generation. Each can be skipped.
+   >>rotary and cache  Llama's positions, generation      >>compact state  moments of 8 bits
+   >>eight bits     FP8: numbers, operands of products    >>ranks        copies between GPUs, NCCL
+   >>tensor cores   FlashAttention by mma.sync            >>backend      memory, graphs, run
+   >>hopper         the same and more, by wgmma
 
-   The ladder, by lines of a body. Each step is readable after the one before:
+   READING PATH, with the lines of each body. Each step is readable after the one before:
 
       activation       mtt_k_activation, with its packs                  18   elementwise
       softmax          mtt_k_softmax                                     27   a running maximum and sum
@@ -2425,245 +2426,6 @@ static mtt_status mtt__cuda_adamw(mtt__cuda *c, const mtt_op *op)
    >>attention
    -------------------------------------------------------------------------------------------------------- */
 
-/* ---- rotary positions, and norms of q and k ---- */
-
-/* A head takes 2^log_lanes neighbouring threads, each with 4 pairs. Heads of q come first, then those of k,
-   up to `turned`, then those of v. */
-template <class T> struct mtt__rotary_operands {
-    const T *x, *dy, *gains[2]; /* gains of q and of k; NULL: no norm */
-    const float *angles;        /* [T, D]: cos and sin of each pair; NULL: no rotation */
-    T *y;
-    float *partial;
-    int64_t rows;
-    int seq_len, heads, turned, all, head_dim, interleaved, log_lanes;
-    float eps;
-};
-
-/* Pairs 4 lane to 4 lane + 3 of a head: a[k] and b[k]. */
-template <class T>
-MTT__DEVICE void mtt__load_pairs(const mtt__rotary_operands<T> &o, const T *head, int lane, float *a,
-                                 float *b)
-{
-    if (o.interleaved) {
-        float v[8];
-        mtt__read_floats(head + lane * 8, v);
-        MTT__UNROLL for (int k = 0; k < 4; k++) a[k] = v[2 * k], b[k] = v[2 * k + 1];
-    } else {
-        mtt__read_floats<4>(head + lane * 4, a);
-        mtt__read_floats<4>(head + o.head_dim / 2 + lane * 4, b);
-    }
-}
-
-template <class T>
-MTT__DEVICE void mtt__store_pairs(const mtt__rotary_operands<T> &o, T *head, int lane, const float *a,
-                                  const float *b)
-{
-    if (o.interleaved) {
-        float v[8];
-        MTT__UNROLL for (int k = 0; k < 4; k++) v[2 * k] = a[k], v[2 * k + 1] = b[k];
-        mtt__store_floats(head + lane * 8, v);
-    } else {
-        mtt__store_floats<4>(head + lane * 4, a);
-        mtt__store_floats<4>(head + o.head_dim / 2 + lane * 4, b);
-    }
-}
-
-/* Cosine and sine of the pairs of a lane at a row's position. */
-template <class T>
-MTT__DEVICE void mtt__load_angles(const mtt__rotary_operands<T> &o, int row, int lane, float *angles)
-{
-    if (o.angles) mtt__read_floats(o.angles + (int64_t)(row % o.seq_len) * o.head_dim + lane * 8, angles);
-}
-
-/* (a, b) becomes (a cos - b sin, b cos + a sin), with `sign` -1 by the negative angles. */
-MTT__DEVICE void mtt__rotate_pairs(const float *angles, float sign, float *a, float *b)
-{
-    MTT__UNROLL for (int k = 0; k < 4; k++) {
-        const float cosine = angles[2 * k], sine = angles[2 * k + 1] * sign, old = a[k];
-        a[k] = old * cosine - b[k] * sine;
-        b[k] = b[k] * cosine + old * sine;
-    }
-}
-
-/* The sum over a head's lanes of the products of their pairs. All lanes of the warp call it. */
-MTT__DEVICE float mtt__dot_pairs(int log_lanes, const float *a, const float *b, const float *c,
-                                 const float *d)
-{
-    float sum = 0;
-    MTT__UNROLL for (int k = 0; k < 4; k++) sum += a[k] * c[k] + b[k] * d[k];
-    for (int step = 1 << log_lanes >> 1; step; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
-    return sum;
-}
-
-/* Math:        y = x, in which each head of q and k becomes x / sqrt(mean x^2 + eps) gain, rotated by its
-                position's angles times `sign`
-   Shapes:      x, y [B T, row of qkv], gains [D] T, angles [T, D] float
-   Launch:      2^log_lanes threads for MTT__ROTARY_HEADS heads of a row, which share its angles, 256 a block;
-                blockIdx.y counts such groups of heads. A thread with a head alone loads twice as many bytes
-                of angles as of the head: 0.10 ms for 16,384 rows of 24 heads of 64 on an H100, where groups
-                of four take 0.05
-   Requires:    D a multiple of 8, at most 8 2^log_lanes; fewer than 2^31 rows; y may be x
-   Traffic:     x read once, y written once, of q and k alone where y is x; angles and gains stay in cache
-   Determinism: a fixed tree of sums
-   Reference:   mtt__cpu_rotary */
-enum { MTT__ROTARY_HEADS = 4 };
-template <class T>
-static __global__ void __launch_bounds__(256)
-    mtt_k_rotary(const mtt__rotary_operands<T> o, int heads_moved, float sign)
-{
-    const int lane = threadIdx.x & ((1 << o.log_lanes) - 1), first = blockIdx.y * MTT__ROTARY_HEADS;
-    const int64_t row = (int64_t)blockIdx.x * (256 >> o.log_lanes) + (threadIdx.x >> o.log_lanes);
-    const int64_t at = (row * o.all + first) * o.head_dim;
-    const bool valid = row < o.rows && lane * 8 < o.head_dim;
-    float a[MTT__ROTARY_HEADS][4] = {}, b[MTT__ROTARY_HEADS][4] = {}, angles[8];
-    MTT__UNROLL for (int h = 0; h < MTT__ROTARY_HEADS; h++)
-        if (valid && first + h < heads_moved)
-            mtt__load_pairs(o, o.x + at + h * o.head_dim, lane, a[h], b[h]);
-    if (valid) mtt__load_angles(o, (int)row, lane, angles);
-    MTT__UNROLL for (int h = 0; h < MTT__ROTARY_HEADS; h++) {
-        const int head = first + h;
-        if (o.gains[0]) {
-            const float squares = mtt__dot_pairs(o.log_lanes, a[h], b[h], a[h], b[h]);
-            const float rstd = 1.0f / sqrtf(squares / (float)o.head_dim + o.eps);
-            float gain_a[4], gain_b[4];
-            if (valid && head < o.turned) {
-                mtt__load_pairs(o, head < o.heads ? o.gains[0] : o.gains[1], lane, gain_a, gain_b);
-                MTT__UNROLL for (int k = 0; k < 4; k++)
-                    a[h][k] *= rstd * gain_a[k], b[h][k] *= rstd * gain_b[k];
-            }
-        }
-        if (!valid || head >= heads_moved) continue;
-        if (o.angles && head < o.turned) mtt__rotate_pairs(angles, sign, a[h], b[h]);
-        mtt__store_pairs(o, o.y + at + h * o.head_dim, lane, a[h], b[h]);
-    }
-}
-
-/* Math:        g = dy rotated back, xhat = x rstd, rstd = 1 / sqrt(mean x^2 + eps): dx = rstd (g gain - xhat
-                mean(g gain xhat)), partial = the block's sums of g xhat over heads of q, and of k
-   Shapes:      x, dy, dx [B T, row of qkv], gains [D] T, angles [T, D], partial [blocks, 2, D] float
-   Launch:      2^log_lanes threads a head, 256 a block; blocks take turns at heads
-   Requires:    D a multiple of 8, at most 8 2^log_lanes; fewer than 2^31 rows; dx may be dy
-   Traffic:     dy and x of q and k read once, dx written once
-   Determinism: heads of a thread in order, then the threads of a block; mtt_k_column_sums adds up the blocks
-   Reference:   mtt__rotary_backward_row */
-template <class T>
-static __global__ void __launch_bounds__(256) mtt_k_rotary_backward(const mtt__rotary_operands<T> o)
-{
-    __shared__ float shared[256 * 16];
-    const int lane = threadIdx.x & ((1 << o.log_lanes) - 1), slot = threadIdx.x >> o.log_lanes;
-    const int slots = 256 >> o.log_lanes, D = o.head_dim;
-    const int64_t step = (int64_t)gridDim.x * slots, items = o.rows * o.turned;
-    float sums[2][8] = {};
-    for (int64_t first = (int64_t)blockIdx.x * slots; first < items; first += step) {
-        const int64_t row = (first + slot) / o.turned;
-        const int head = (int)(first + slot - row * o.turned), of_k = head >= o.heads;
-        const bool valid = row < o.rows && lane * 8 < D;
-        const int64_t at = (row * o.all + head) * D;
-        float a[4] = {}, b[4] = {}, g_a[4] = {}, g_b[4] = {}, gain_a[4] = {}, gain_b[4] = {}, angles[8];
-        if (valid) {
-            mtt__load_pairs(o, o.x + at, lane, a, b);
-            mtt__load_pairs(o, o.dy + at, lane, g_a, g_b);
-            mtt__load_pairs(o, of_k ? o.gains[1] : o.gains[0], lane, gain_a, gain_b);
-            mtt__load_angles(o, (int)row, lane, angles);
-            if (o.angles) mtt__rotate_pairs(angles, -1.0f, g_a, g_b);
-        }
-        const float squares = mtt__dot_pairs(o.log_lanes, a, b, a, b);
-        const float rstd = 1.0f / sqrtf(squares / (float)D + o.eps);
-        MTT__UNROLL for (int k = 0; k < 4; k++) {
-            a[k] *= rstd, b[k] *= rstd;
-            MTT__UNROLL for (int part = 0; part < 2; part++) {
-                sums[part][k] += part == of_k ? g_a[k] * a[k] : 0.0f;
-                sums[part][k + 4] += part == of_k ? g_b[k] * b[k] : 0.0f;
-            }
-            g_a[k] *= gain_a[k], g_b[k] *= gain_b[k];
-        }
-        const float mean = mtt__dot_pairs(o.log_lanes, a, b, g_a, g_b) / (float)D;
-        MTT__UNROLL for (int k = 0; k < 4; k++) {
-            g_a[k] = rstd * (g_a[k] - a[k] * mean);
-            g_b[k] = rstd * (g_b[k] - b[k] * mean);
-        }
-        if (valid) mtt__store_pairs(o, o.y + at, lane, g_a, g_b);
-    }
-    if (lane * 8 < D)
-        MTT__UNROLL for (int k = 0; k < 16; k++) {
-            const int pair = lane * 4 + k % 4, second = k / 4 % 2;
-            const int column = o.interleaved ? 2 * pair + second : pair + second * (D / 2);
-            shared[(slot * 2 + k / 8) * D + column] = sums[k / 8][k % 8];
-        }
-    __syncthreads(); /* all sums are there before they are added up */
-    for (int j = threadIdx.x; j < 2 * D; j += 256) {
-        float total = 0;
-        for (int s = 0; s < slots; s++) total += shared[s * 2 * D + j];
-        o.partial[(int64_t)blockIdx.x * 2 * D + j] = total;
-    }
-}
-
-template <class T>
-static mtt__rotary_operands<T> mtt__rotary_of(const mtt_op *op, const mtt_tensor *x, const mtt_tensor *dy,
-                                              const mtt_tensor *q_gain, const mtt_tensor *k_gain,
-                                              const mtt_tensor *angles, const mtt_tensor *y)
-{
-    const mtt_shape *d = op->shape;
-    mtt__rotary_operands<T> o = {};
-    o.x = mtt__at<T>(x), o.dy = mtt__at<T>(dy), o.y = mtt__at<T>(y);
-    o.gains[0] = mtt__at<T>(q_gain), o.gains[1] = mtt__at<T>(k_gain), o.angles = mtt__at<float>(angles);
-    o.rows = d->rows, o.seq_len = d->seq_len, o.heads = d->heads, o.turned = d->heads + d->heads_kv;
-    o.all = o.turned + d->heads_kv, o.head_dim = d->head_dim, o.interleaved = d->rotary_interleaved;
-    o.eps = d->norm_eps;
-    while (8 << o.log_lanes < d->head_dim) o.log_lanes++;
-    return o;
-}
-
-/* `sign` as in mtt_k_rotary. */
-static mtt_status mtt__launch_rotary(mtt__cuda *c, const mtt_op *op, const mtt_tensor *x,
-                                     const mtt_tensor *q_gain, const mtt_tensor *k_gain,
-                                     const mtt_tensor *angles, const mtt_tensor *y, float sign)
-{
-    return mtt__by_type(c, y, [&](auto zero) {
-        typedef decltype(zero) T;
-        const auto o = mtt__rotary_of<T>(op, x, NULL, q_gain, k_gain, angles, y);
-        const int moved = x == y ? o.turned : o.all;
-        const dim3 blocks(mtt__blocks(o.rows, 256 >> o.log_lanes), mtt__blocks(moved, MTT__ROTARY_HEADS));
-        return mtt__launch(c, "rotary", mtt_k_rotary<T>, blocks, 256, o, moved, sign);
-    });
-}
-
-static mtt_status mtt__cuda_rotary(mtt__cuda *c, const mtt_op *op)
-{
-    const mtt_rotary *o = MTT_OPERANDS_OF(rotary, op);
-    return mtt__launch_rotary(c, op, o->qkv, o->q_gain, o->k_gain, o->angles, o->y, 1.0f);
-}
-
-static mtt_status mtt__cuda_linear_rotary(mtt__cuda *c, const mtt_op *op)
-{
-    const mtt_linear_rotary *o = MTT_OPERANDS_OF(linear_rotary, op);
-    mtt_status status = mtt__multiply_rows(c, op, o->x, o->weight, op->transposed, o->bias, o->y);
-    if (status != MTT_OK) return status;
-    return mtt__launch_rotary(c, op, o->y, o->q_gain, o->k_gain, o->angles, o->y, 1.0f);
-}
-
-/* In place: dx is dy. */
-static mtt_status mtt__cuda_rotary_backward(mtt__cuda *c, const mtt_op *op)
-{
-    const mtt_rotary_backward *o = MTT_OPERANDS_OF(rotary_backward, op);
-    const int64_t D = op->shape->head_dim, blocks = (int64_t)mtt__rotary_scratch(op->shape) / (8 * D);
-    void *scratch;
-    mtt_status status;
-    if (!o->q_gain) return mtt__launch_rotary(c, op, o->dx, NULL, NULL, o->angles, o->dx, -1.0f);
-    status = mtt__scratch(c, op, mtt__op_scratch(op), &scratch);
-    if (status != MTT_OK) return status;
-    status = mtt__by_type(c, o->dx, [&](auto zero) {
-        typedef decltype(zero) T;
-        auto r = mtt__rotary_of<T>(op, o->qkv, o->dy, o->q_gain, o->k_gain, o->angles, o->dx);
-        r.partial = (float *)scratch;
-        return mtt__launch(c, "rotary_backward", mtt_k_rotary_backward<T>, (unsigned)blocks, 256, r);
-    });
-    if (status != MTT_OK) return status;
-    return mtt__launch(c, "column_sums", mtt_k_column_sums<float>, mtt__blocks(2 * D, 64), dim3(8, 32),
-                       (const float *)scratch, mtt__at<float>(o->d_q_gain), mtt__at<float>(o->d_k_gain), D,
-                       blocks, 2 * D, blocks, 0);
-}
-
 /* ---- products of all heads ---- */
 
 /* cuBLASLt multiplies batches of matrices that are one stride apart. Heads have two strides, between
@@ -2993,120 +2755,6 @@ static mtt_status mtt__cuda_softmax_backward(mtt__cuda *c, const mtt_op *op)
     const mtt_tensor *ds = MTT_OPERANDS_OF(softmax_backward, op)->d_scores;
     return mtt__by_type(
         c, ds, [&](auto zero) { return mtt__launch_softmax_backward<decltype(zero)>(c, op); });
-}
-
-/* ---- attention over a cache ---- */
-
-template <class T> struct mtt__cached {
-    const T *qkv;
-    const int32_t *sequences, *places;
-    T *keys, *values, *out;
-    mtt_qkv view;
-    int64_t rows, context;
-    int window, log_lanes;
-    float scale;
-};
-
-/* Math:        keys, values [sequences[r], head, places[r]] = k, v of row r, if there is a place
-   Shapes:      qkv [R, row of the view], keys and values [B heads_kv, context, D] T; the indices [R]
-   Launch:      256 threads, 8 elements each of k and v
-   Requires:    D a multiple of 8; no two rows have the same place of a sequence
-   Traffic:     k and v read and written once
-   Determinism: copy
-   Reference:   mtt__cpu_cached_attention */
-template <class T> static __global__ void __launch_bounds__(256) mtt_k_cache(const mtt__cached<T> o)
-{
-    const int D = o.view.head_dim, wide = 2 * o.view.heads_kv * D;
-    const int64_t at = ((int64_t)blockIdx.x * 256 + threadIdx.x) * 8, row = at / wide;
-    if (row >= o.rows || o.places[row] < 0) return;
-    const int column = (int)(at - row * wide), head = column / D % o.view.heads_kv;
-    T *to = column < wide / 2 ? o.keys : o.values;
-    const int64_t kv = (int64_t)o.sequences[row] * o.view.heads_kv + head;
-    *reinterpret_cast<mtt__vector<T> *>(to + (kv * o.context + o.places[row]) * D + column % D) =
-        mtt__load_vector(o.qkv + row * o.view.row + o.view.heads * D + column);
-}
-
-/* Math:        O = softmax(scale q K^T) V over the places that a row attends; 0 for a row without a place
-   Shapes:      qkv [R, row of the view], keys and values [B heads_kv, context, D], out [R, H D] T; the
-                indices [R]
-   Launch:      a block of 256 threads a row and head. 2^log_lanes threads, 8 columns each, are a slot; each
-                slot takes every 256 / 2^log_lanes-th key, with a running maximum and sum. Then the slots join
-   Requires:    D a multiple of 8, at most 8 2^log_lanes; the row's own k and v are in the cache
-   Traffic:     K and V of the row's places once
-   Determinism: keys of a slot in order, then the slots in order
-   Reference:   mtt__attend */
-template <class T>
-static __global__ void __launch_bounds__(256) mtt_k_cached_attention(const mtt__cached<T> o)
-{
-    __shared__ float shared[2048];
-    __shared__ float most_of[256];
-    __shared__ float sum_of[256];
-    const int D = o.view.head_dim, lane = threadIdx.x & ((1 << o.log_lanes) - 1);
-    const int slot = threadIdx.x >> o.log_lanes, slots = 256 >> o.log_lanes;
-    const int64_t row = blockIdx.x / o.view.heads;
-    const int head = (int)(blockIdx.x - row * o.view.heads), place = o.places[row];
-    const bool valid = lane * 8 < D;
-    T *out = o.out + (row * o.view.heads + head) * D;
-    if (place < 0) {
-        for (int d = threadIdx.x; d < D; d += 256) out[d] = mtt__from_float<T>(0.0f);
-        return;
-    }
-    const int64_t kv = (int64_t)o.sequences[row] * o.view.heads_kv + head / (o.view.heads / o.view.heads_kv);
-    const T *k_gmem = o.keys + kv * o.context * D + lane * 8;
-    const T *v_gmem = o.values + kv * o.context * D + lane * 8;
-    const int first = (int)mtt__first_key(o.window, place);
-    float q[8] = {}, acc[8] = {}, most = -CUDART_INF_F, sum = 0;
-    if (valid) mtt__read_floats(o.qkv + row * o.view.row + head * D + lane * 8, q);
-    for (int key = first; key <= place; key += slots) { /* all lanes of a warp come to the shuffles */
-        const int64_t j = key + slot;
-        const bool attends = j <= place;
-        float k[8] = {}, v[8] = {}, s = 0;
-        if (attends && valid) mtt__read_floats(k_gmem + j * D, k);
-        if (attends && valid) mtt__read_floats(v_gmem + j * D, v);
-        MTT__UNROLL for (int i = 0; i < 8; i++) s += q[i] * k[i];
-        for (int step = 1 << o.log_lanes >> 1; step; step /= 2) s += __shfl_xor_sync(0xffffffffu, s, step);
-        if (!attends) continue;
-        s *= o.scale;
-        const float larger = fmaxf(most, s), rescale = mtt__exp_for<T>(most - larger);
-        const float p = mtt__exp_for<T>(s - larger);
-        sum = sum * rescale + p;
-        MTT__UNROLL for (int i = 0; i < 8; i++) acc[i] = acc[i] * rescale + p * v[i];
-        most = larger;
-    }
-    if (lane == 0) most_of[slot] = most, sum_of[slot] = sum;
-    if (valid) MTT__UNROLL for (int i = 0; i < 8; i++) shared[slot * D + lane * 8 + i] = acc[i];
-    __syncthreads(); /* the slots' sums are there before they are joined */
-    for (int s = 0; s < slots; s++) most = fmaxf(most, most_of[s]);
-    for (int d = threadIdx.x; d < D; d += 256) {
-        float all = 0, value = 0;
-        for (int s = 0; s < slots; s++) {
-            const float share = mtt__exp_for<T>(most_of[s] - most);
-            all += share * sum_of[s];
-            value += share * shared[s * D + d];
-        }
-        out[d] = mtt__from_float<T>(value / all);
-    }
-}
-
-static mtt_status mtt__cuda_cached_attention(mtt__cuda *c, const mtt_op *op)
-{
-    const mtt_cached_attention *p = MTT_OPERANDS_OF(cached_attention, op);
-    const mtt_shape *d = op->shape;
-    return mtt__by_type(c, p->out, [&](auto zero) {
-        typedef decltype(zero) T;
-        mtt__cached<T> o = {};
-        o.qkv = mtt__at<T>(p->qkv), o.keys = mtt__at<T>(p->keys), o.values = mtt__at<T>(p->values);
-        o.out = mtt__at<T>(p->out);
-        o.sequences = mtt__at<int32_t>(p->sequences), o.places = mtt__at<int32_t>(p->places);
-        o.view = mtt_qkv_of(d), o.rows = d->rows, o.context = p->keys->shape[1], o.window = d->window;
-        o.scale = 1.0f / sqrtf((float)d->head_dim);
-        while (8 << o.log_lanes < d->head_dim) o.log_lanes++;
-        const int64_t moved = d->rows * 2 * d->heads_kv * d->head_dim;
-        mtt_status status = mtt__launch(c, "cache", mtt_k_cache<T>, mtt__blocks(moved, 2048), 256, o);
-        if (status != MTT_OK) return status;
-        return mtt__launch(c, "cached_attention", mtt_k_cached_attention<T>, (unsigned)(d->rows * d->heads),
-                           256, o);
-    });
 }
 
 /* ----------------------------------------------------------------------------------------------------------
@@ -3511,6 +3159,363 @@ static mtt_status mtt__cuda_flash_backward(mtt__cuda *c, const mtt_op *op)
     if (f.view.head_dim <= 64) return mtt__launch_backward_exact<64, 32>(c, op, f);
     if (f.view.head_dim <= 128) return mtt__launch_backward_exact<128, 32>(c, op, f);
     return mtt__launch_backward_exact<256, 16>(c, op, f);
+}
+
+/* ----------------------------------------------------------------------------------------------------------
+   >>rotary and cache   positions of q and k; attention over earlier tokens, for generation
+   -------------------------------------------------------------------------------------------------------- */
+
+/* ---- rotary positions, and norms of q and k ---- */
+
+/* A head takes 2^log_lanes neighbouring threads, each with 4 pairs. Heads of q come first, then those of k,
+   up to `turned`, then those of v. */
+template <class T> struct mtt__rotary_operands {
+    const T *x, *dy, *gains[2]; /* gains of q and of k; NULL: no norm */
+    const float *angles;        /* [T, D]: cos and sin of each pair; NULL: no rotation */
+    T *y;
+    float *partial;
+    int64_t rows;
+    int seq_len, heads, turned, all, head_dim, interleaved, log_lanes;
+    float eps;
+};
+
+/* Pairs 4 lane to 4 lane + 3 of a head: a[k] and b[k]. */
+template <class T>
+MTT__DEVICE void mtt__load_pairs(const mtt__rotary_operands<T> &o, const T *head, int lane, float *a,
+                                 float *b)
+{
+    if (o.interleaved) {
+        float v[8];
+        mtt__read_floats(head + lane * 8, v);
+        MTT__UNROLL for (int k = 0; k < 4; k++) a[k] = v[2 * k], b[k] = v[2 * k + 1];
+    } else {
+        mtt__read_floats<4>(head + lane * 4, a);
+        mtt__read_floats<4>(head + o.head_dim / 2 + lane * 4, b);
+    }
+}
+
+template <class T>
+MTT__DEVICE void mtt__store_pairs(const mtt__rotary_operands<T> &o, T *head, int lane, const float *a,
+                                  const float *b)
+{
+    if (o.interleaved) {
+        float v[8];
+        MTT__UNROLL for (int k = 0; k < 4; k++) v[2 * k] = a[k], v[2 * k + 1] = b[k];
+        mtt__store_floats(head + lane * 8, v);
+    } else {
+        mtt__store_floats<4>(head + lane * 4, a);
+        mtt__store_floats<4>(head + o.head_dim / 2 + lane * 4, b);
+    }
+}
+
+/* Cosine and sine of the pairs of a lane at a row's position. */
+template <class T>
+MTT__DEVICE void mtt__load_angles(const mtt__rotary_operands<T> &o, int row, int lane, float *angles)
+{
+    if (o.angles) mtt__read_floats(o.angles + (int64_t)(row % o.seq_len) * o.head_dim + lane * 8, angles);
+}
+
+/* (a, b) becomes (a cos - b sin, b cos + a sin), with `sign` -1 by the negative angles. */
+MTT__DEVICE void mtt__rotate_pairs(const float *angles, float sign, float *a, float *b)
+{
+    MTT__UNROLL for (int k = 0; k < 4; k++) {
+        const float cosine = angles[2 * k], sine = angles[2 * k + 1] * sign, old = a[k];
+        a[k] = old * cosine - b[k] * sine;
+        b[k] = b[k] * cosine + old * sine;
+    }
+}
+
+/* The sum over a head's lanes of the products of their pairs. All lanes of the warp call it. */
+MTT__DEVICE float mtt__dot_pairs(int log_lanes, const float *a, const float *b, const float *c,
+                                 const float *d)
+{
+    float sum = 0;
+    MTT__UNROLL for (int k = 0; k < 4; k++) sum += a[k] * c[k] + b[k] * d[k];
+    for (int step = 1 << log_lanes >> 1; step; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+    return sum;
+}
+
+/* Math:        y = x, in which each head of q and k becomes x / sqrt(mean x^2 + eps) gain, rotated by its
+                position's angles times `sign`
+   Shapes:      x, y [B T, row of qkv], gains [D] T, angles [T, D] float
+   Launch:      2^log_lanes threads for MTT__ROTARY_HEADS heads of a row, which share its angles, 256 a block;
+                blockIdx.y counts such groups of heads. A thread with a head alone loads twice as many bytes
+                of angles as of the head: 0.10 ms for 16,384 rows of 24 heads of 64 on an H100, where groups
+                of four take 0.05
+   Requires:    D a multiple of 8, at most 8 2^log_lanes; fewer than 2^31 rows; y may be x
+   Traffic:     x read once, y written once, of q and k alone where y is x; angles and gains stay in cache
+   Determinism: a fixed tree of sums
+   Reference:   mtt__cpu_rotary */
+enum { MTT__ROTARY_HEADS = 4 };
+template <class T>
+static __global__ void __launch_bounds__(256)
+    mtt_k_rotary(const mtt__rotary_operands<T> o, int heads_moved, float sign)
+{
+    const int lane = threadIdx.x & ((1 << o.log_lanes) - 1), first = blockIdx.y * MTT__ROTARY_HEADS;
+    const int64_t row = (int64_t)blockIdx.x * (256 >> o.log_lanes) + (threadIdx.x >> o.log_lanes);
+    const int64_t at = (row * o.all + first) * o.head_dim;
+    const bool valid = row < o.rows && lane * 8 < o.head_dim;
+    float a[MTT__ROTARY_HEADS][4] = {}, b[MTT__ROTARY_HEADS][4] = {}, angles[8];
+    MTT__UNROLL for (int h = 0; h < MTT__ROTARY_HEADS; h++)
+        if (valid && first + h < heads_moved)
+            mtt__load_pairs(o, o.x + at + h * o.head_dim, lane, a[h], b[h]);
+    if (valid) mtt__load_angles(o, (int)row, lane, angles);
+    MTT__UNROLL for (int h = 0; h < MTT__ROTARY_HEADS; h++) {
+        const int head = first + h;
+        if (o.gains[0]) {
+            const float squares = mtt__dot_pairs(o.log_lanes, a[h], b[h], a[h], b[h]);
+            const float rstd = 1.0f / sqrtf(squares / (float)o.head_dim + o.eps);
+            float gain_a[4], gain_b[4];
+            if (valid && head < o.turned) {
+                mtt__load_pairs(o, head < o.heads ? o.gains[0] : o.gains[1], lane, gain_a, gain_b);
+                MTT__UNROLL for (int k = 0; k < 4; k++)
+                    a[h][k] *= rstd * gain_a[k], b[h][k] *= rstd * gain_b[k];
+            }
+        }
+        if (!valid || head >= heads_moved) continue;
+        if (o.angles && head < o.turned) mtt__rotate_pairs(angles, sign, a[h], b[h]);
+        mtt__store_pairs(o, o.y + at + h * o.head_dim, lane, a[h], b[h]);
+    }
+}
+
+/* Math:        g = dy rotated back, xhat = x rstd, rstd = 1 / sqrt(mean x^2 + eps): dx = rstd (g gain - xhat
+                mean(g gain xhat)), partial = the block's sums of g xhat over heads of q, and of k
+   Shapes:      x, dy, dx [B T, row of qkv], gains [D] T, angles [T, D], partial [blocks, 2, D] float
+   Launch:      2^log_lanes threads a head, 256 a block; blocks take turns at heads
+   Requires:    D a multiple of 8, at most 8 2^log_lanes; fewer than 2^31 rows; dx may be dy
+   Traffic:     dy and x of q and k read once, dx written once
+   Determinism: heads of a thread in order, then the threads of a block; mtt_k_column_sums adds up the blocks
+   Reference:   mtt__rotary_backward_row */
+template <class T>
+static __global__ void __launch_bounds__(256) mtt_k_rotary_backward(const mtt__rotary_operands<T> o)
+{
+    __shared__ float shared[256 * 16];
+    const int lane = threadIdx.x & ((1 << o.log_lanes) - 1), slot = threadIdx.x >> o.log_lanes;
+    const int slots = 256 >> o.log_lanes, D = o.head_dim;
+    const int64_t step = (int64_t)gridDim.x * slots, items = o.rows * o.turned;
+    float sums[2][8] = {};
+    for (int64_t first = (int64_t)blockIdx.x * slots; first < items; first += step) {
+        const int64_t row = (first + slot) / o.turned;
+        const int head = (int)(first + slot - row * o.turned), of_k = head >= o.heads;
+        const bool valid = row < o.rows && lane * 8 < D;
+        const int64_t at = (row * o.all + head) * D;
+        float a[4] = {}, b[4] = {}, g_a[4] = {}, g_b[4] = {}, gain_a[4] = {}, gain_b[4] = {}, angles[8];
+        if (valid) {
+            mtt__load_pairs(o, o.x + at, lane, a, b);
+            mtt__load_pairs(o, o.dy + at, lane, g_a, g_b);
+            mtt__load_pairs(o, of_k ? o.gains[1] : o.gains[0], lane, gain_a, gain_b);
+            mtt__load_angles(o, (int)row, lane, angles);
+            if (o.angles) mtt__rotate_pairs(angles, -1.0f, g_a, g_b);
+        }
+        const float squares = mtt__dot_pairs(o.log_lanes, a, b, a, b);
+        const float rstd = 1.0f / sqrtf(squares / (float)D + o.eps);
+        MTT__UNROLL for (int k = 0; k < 4; k++) {
+            a[k] *= rstd, b[k] *= rstd;
+            MTT__UNROLL for (int part = 0; part < 2; part++) {
+                sums[part][k] += part == of_k ? g_a[k] * a[k] : 0.0f;
+                sums[part][k + 4] += part == of_k ? g_b[k] * b[k] : 0.0f;
+            }
+            g_a[k] *= gain_a[k], g_b[k] *= gain_b[k];
+        }
+        const float mean = mtt__dot_pairs(o.log_lanes, a, b, g_a, g_b) / (float)D;
+        MTT__UNROLL for (int k = 0; k < 4; k++) {
+            g_a[k] = rstd * (g_a[k] - a[k] * mean);
+            g_b[k] = rstd * (g_b[k] - b[k] * mean);
+        }
+        if (valid) mtt__store_pairs(o, o.y + at, lane, g_a, g_b);
+    }
+    if (lane * 8 < D)
+        MTT__UNROLL for (int k = 0; k < 16; k++) {
+            const int pair = lane * 4 + k % 4, second = k / 4 % 2;
+            const int column = o.interleaved ? 2 * pair + second : pair + second * (D / 2);
+            shared[(slot * 2 + k / 8) * D + column] = sums[k / 8][k % 8];
+        }
+    __syncthreads(); /* all sums are there before they are added up */
+    for (int j = threadIdx.x; j < 2 * D; j += 256) {
+        float total = 0;
+        for (int s = 0; s < slots; s++) total += shared[s * 2 * D + j];
+        o.partial[(int64_t)blockIdx.x * 2 * D + j] = total;
+    }
+}
+
+template <class T>
+static mtt__rotary_operands<T> mtt__rotary_of(const mtt_op *op, const mtt_tensor *x, const mtt_tensor *dy,
+                                              const mtt_tensor *q_gain, const mtt_tensor *k_gain,
+                                              const mtt_tensor *angles, const mtt_tensor *y)
+{
+    const mtt_shape *d = op->shape;
+    mtt__rotary_operands<T> o = {};
+    o.x = mtt__at<T>(x), o.dy = mtt__at<T>(dy), o.y = mtt__at<T>(y);
+    o.gains[0] = mtt__at<T>(q_gain), o.gains[1] = mtt__at<T>(k_gain), o.angles = mtt__at<float>(angles);
+    o.rows = d->rows, o.seq_len = d->seq_len, o.heads = d->heads, o.turned = d->heads + d->heads_kv;
+    o.all = o.turned + d->heads_kv, o.head_dim = d->head_dim, o.interleaved = d->rotary_interleaved;
+    o.eps = d->norm_eps;
+    while (8 << o.log_lanes < d->head_dim) o.log_lanes++;
+    return o;
+}
+
+/* `sign` as in mtt_k_rotary. */
+static mtt_status mtt__launch_rotary(mtt__cuda *c, const mtt_op *op, const mtt_tensor *x,
+                                     const mtt_tensor *q_gain, const mtt_tensor *k_gain,
+                                     const mtt_tensor *angles, const mtt_tensor *y, float sign)
+{
+    return mtt__by_type(c, y, [&](auto zero) {
+        typedef decltype(zero) T;
+        const auto o = mtt__rotary_of<T>(op, x, NULL, q_gain, k_gain, angles, y);
+        const int moved = x == y ? o.turned : o.all;
+        const dim3 blocks(mtt__blocks(o.rows, 256 >> o.log_lanes), mtt__blocks(moved, MTT__ROTARY_HEADS));
+        return mtt__launch(c, "rotary", mtt_k_rotary<T>, blocks, 256, o, moved, sign);
+    });
+}
+
+static mtt_status mtt__cuda_rotary(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_rotary *o = MTT_OPERANDS_OF(rotary, op);
+    return mtt__launch_rotary(c, op, o->qkv, o->q_gain, o->k_gain, o->angles, o->y, 1.0f);
+}
+
+static mtt_status mtt__cuda_linear_rotary(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_linear_rotary *o = MTT_OPERANDS_OF(linear_rotary, op);
+    mtt_status status = mtt__multiply_rows(c, op, o->x, o->weight, op->transposed, o->bias, o->y);
+    if (status != MTT_OK) return status;
+    return mtt__launch_rotary(c, op, o->y, o->q_gain, o->k_gain, o->angles, o->y, 1.0f);
+}
+
+/* In place: dx is dy. */
+static mtt_status mtt__cuda_rotary_backward(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_rotary_backward *o = MTT_OPERANDS_OF(rotary_backward, op);
+    const int64_t D = op->shape->head_dim, blocks = (int64_t)mtt__rotary_scratch(op->shape) / (8 * D);
+    void *scratch;
+    mtt_status status;
+    if (!o->q_gain) return mtt__launch_rotary(c, op, o->dx, NULL, NULL, o->angles, o->dx, -1.0f);
+    status = mtt__scratch(c, op, mtt__op_scratch(op), &scratch);
+    if (status != MTT_OK) return status;
+    status = mtt__by_type(c, o->dx, [&](auto zero) {
+        typedef decltype(zero) T;
+        auto r = mtt__rotary_of<T>(op, o->qkv, o->dy, o->q_gain, o->k_gain, o->angles, o->dx);
+        r.partial = (float *)scratch;
+        return mtt__launch(c, "rotary_backward", mtt_k_rotary_backward<T>, (unsigned)blocks, 256, r);
+    });
+    if (status != MTT_OK) return status;
+    return mtt__launch(c, "column_sums", mtt_k_column_sums<float>, mtt__blocks(2 * D, 64), dim3(8, 32),
+                       (const float *)scratch, mtt__at<float>(o->d_q_gain), mtt__at<float>(o->d_k_gain), D,
+                       blocks, 2 * D, blocks, 0);
+}
+
+/* ---- attention over a cache ---- */
+
+template <class T> struct mtt__cached {
+    const T *qkv;
+    const int32_t *sequences, *places;
+    T *keys, *values, *out;
+    mtt_qkv view;
+    int64_t rows, context;
+    int window, log_lanes;
+    float scale;
+};
+
+/* Math:        keys, values [sequences[r], head, places[r]] = k, v of row r, if there is a place
+   Shapes:      qkv [R, row of the view], keys and values [B heads_kv, context, D] T; the indices [R]
+   Launch:      256 threads, 8 elements each of k and v
+   Requires:    D a multiple of 8; no two rows have the same place of a sequence
+   Traffic:     k and v read and written once
+   Determinism: copy
+   Reference:   mtt__cpu_cached_attention */
+template <class T> static __global__ void __launch_bounds__(256) mtt_k_cache(const mtt__cached<T> o)
+{
+    const int D = o.view.head_dim, wide = 2 * o.view.heads_kv * D;
+    const int64_t at = ((int64_t)blockIdx.x * 256 + threadIdx.x) * 8, row = at / wide;
+    if (row >= o.rows || o.places[row] < 0) return;
+    const int column = (int)(at - row * wide), head = column / D % o.view.heads_kv;
+    T *to = column < wide / 2 ? o.keys : o.values;
+    const int64_t kv = (int64_t)o.sequences[row] * o.view.heads_kv + head;
+    *reinterpret_cast<mtt__vector<T> *>(to + (kv * o.context + o.places[row]) * D + column % D) =
+        mtt__load_vector(o.qkv + row * o.view.row + o.view.heads * D + column);
+}
+
+/* Math:        O = softmax(scale q K^T) V over the places that a row attends; 0 for a row without a place
+   Shapes:      qkv [R, row of the view], keys and values [B heads_kv, context, D], out [R, H D] T; the
+                indices [R]
+   Launch:      a block of 256 threads a row and head. 2^log_lanes threads, 8 columns each, are a slot; each
+                slot takes every 256 / 2^log_lanes-th key, with a running maximum and sum. Then the slots join
+   Requires:    D a multiple of 8, at most 8 2^log_lanes; the row's own k and v are in the cache
+   Traffic:     K and V of the row's places once
+   Determinism: keys of a slot in order, then the slots in order
+   Reference:   mtt__attend */
+template <class T>
+static __global__ void __launch_bounds__(256) mtt_k_cached_attention(const mtt__cached<T> o)
+{
+    __shared__ float shared[2048];
+    __shared__ float most_of[256];
+    __shared__ float sum_of[256];
+    const int D = o.view.head_dim, lane = threadIdx.x & ((1 << o.log_lanes) - 1);
+    const int slot = threadIdx.x >> o.log_lanes, slots = 256 >> o.log_lanes;
+    const int64_t row = blockIdx.x / o.view.heads;
+    const int head = (int)(blockIdx.x - row * o.view.heads), place = o.places[row];
+    const bool valid = lane * 8 < D;
+    T *out = o.out + (row * o.view.heads + head) * D;
+    if (place < 0) {
+        for (int d = threadIdx.x; d < D; d += 256) out[d] = mtt__from_float<T>(0.0f);
+        return;
+    }
+    const int64_t kv = (int64_t)o.sequences[row] * o.view.heads_kv + head / (o.view.heads / o.view.heads_kv);
+    const T *k_gmem = o.keys + kv * o.context * D + lane * 8;
+    const T *v_gmem = o.values + kv * o.context * D + lane * 8;
+    const int first = (int)mtt__first_key(o.window, place);
+    float q[8] = {}, acc[8] = {}, most = -CUDART_INF_F, sum = 0;
+    if (valid) mtt__read_floats(o.qkv + row * o.view.row + head * D + lane * 8, q);
+    for (int key = first; key <= place; key += slots) { /* all lanes of a warp come to the shuffles */
+        const int64_t j = key + slot;
+        const bool attends = j <= place;
+        float k[8] = {}, v[8] = {}, s = 0;
+        if (attends && valid) mtt__read_floats(k_gmem + j * D, k);
+        if (attends && valid) mtt__read_floats(v_gmem + j * D, v);
+        MTT__UNROLL for (int i = 0; i < 8; i++) s += q[i] * k[i];
+        for (int step = 1 << o.log_lanes >> 1; step; step /= 2) s += __shfl_xor_sync(0xffffffffu, s, step);
+        if (!attends) continue;
+        s *= o.scale;
+        const float larger = fmaxf(most, s), rescale = mtt__exp_for<T>(most - larger);
+        const float p = mtt__exp_for<T>(s - larger);
+        sum = sum * rescale + p;
+        MTT__UNROLL for (int i = 0; i < 8; i++) acc[i] = acc[i] * rescale + p * v[i];
+        most = larger;
+    }
+    if (lane == 0) most_of[slot] = most, sum_of[slot] = sum;
+    if (valid) MTT__UNROLL for (int i = 0; i < 8; i++) shared[slot * D + lane * 8 + i] = acc[i];
+    __syncthreads(); /* the slots' sums are there before they are joined */
+    for (int s = 0; s < slots; s++) most = fmaxf(most, most_of[s]);
+    for (int d = threadIdx.x; d < D; d += 256) {
+        float all = 0, value = 0;
+        for (int s = 0; s < slots; s++) {
+            const float share = mtt__exp_for<T>(most_of[s] - most);
+            all += share * sum_of[s];
+            value += share * shared[s * D + d];
+        }
+        out[d] = mtt__from_float<T>(value / all);
+    }
+}
+
+static mtt_status mtt__cuda_cached_attention(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_cached_attention *p = MTT_OPERANDS_OF(cached_attention, op);
+    const mtt_shape *d = op->shape;
+    return mtt__by_type(c, p->out, [&](auto zero) {
+        typedef decltype(zero) T;
+        mtt__cached<T> o = {};
+        o.qkv = mtt__at<T>(p->qkv), o.keys = mtt__at<T>(p->keys), o.values = mtt__at<T>(p->values);
+        o.out = mtt__at<T>(p->out);
+        o.sequences = mtt__at<int32_t>(p->sequences), o.places = mtt__at<int32_t>(p->places);
+        o.view = mtt_qkv_of(d), o.rows = d->rows, o.context = p->keys->shape[1], o.window = d->window;
+        o.scale = 1.0f / sqrtf((float)d->head_dim);
+        while (8 << o.log_lanes < d->head_dim) o.log_lanes++;
+        const int64_t moved = d->rows * 2 * d->heads_kv * d->head_dim;
+        mtt_status status = mtt__launch(c, "cache", mtt_k_cache<T>, mtt__blocks(moved, 2048), 256, o);
+        if (status != MTT_OK) return status;
+        return mtt__launch(c, "cached_attention", mtt_k_cached_attention<T>, (unsigned)(d->rows * d->heads),
+                           256, o);
+    });
 }
 
 /* ----------------------------------------------------------------------------------------------------------

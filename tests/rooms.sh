@@ -56,7 +56,7 @@ files mtt_json_|mtt_writer|mtt__map_|mtt__crc
 WORDS
 
 # The lesson of mtt_kernels.cu, >>toolbox to >>flash, has no word of FP8, which has a wing of its own.
-lesson=$(awk '/^   >>toolbox$/ {on = 1} /^   >>eight bits/ {on = 0}
+lesson=$(awk '/^   >>toolbox$/ {on = 1} /^   >>rotary and cache   / {on = 0}
   on {gsub(/"[^"]*"/, "\"\""); print FNR " " $0}' mtt_kernels.cu)
 [ "$(wc -l <<< "$lesson")" -gt 1000 ]; tell $? "mtt_kernels.cu has no lesson"
 guests='e4m3|e5m2|_f8|fp8|8[- ]bits?([^0-9]|$)|(^|[^a-z])eight|quantiz|wgmma|hopper_'
