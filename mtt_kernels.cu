@@ -5,6 +5,7 @@
       cc -O3 train.c mtt_kernels.o -lcublasLt -lcudart -lstdc++ -lm
 
    On an H100 or H200, -gencode=arch=compute_90a,code=sm_90a in place of -arch=native adds faster kernels.
+   -DMTT_NO_FP16 leaves out FP16, FP16 alone: BF16 stays. The file then compiles a quarter faster.
 
    Where to begin: the operations' table is MTT_OPS in mtt.h. Each row has a function mtt__cuda_<name> here,
    which launches kernels, mtt_k_<name>. >>elementwise has the simplest ones. mtt__cuda_run in >>backend calls
@@ -21,27 +22,42 @@
    Symbols: B sequences of T tokens, R = B T rows, C = d_model, H heads of width D, F = d_ff, V ids, Vp = V
    padded to 128. T as a template parameter: the type of a tensor's elements.
 
-   >>toolbox        loads, stores, reductions, dropout    >>loss         cross-entropy
-   >>backend state  contexts, errors, launches            >>optimizer    gradient norm, AdamW
-   >>elementwise    GELU, SwiGLU, residuals, sums         >>attention    scores, softmax, values
-   >>norm           LayerNorm, RMSNorm, gradients         >>flash        attention without the scores
-   >>eight bits     operands of FP8's products            >>ranks        copies between GPUs, NCCL
-   >>embedding      and its gradient                      >>backend      memory, graphs, run
-   >>products       linear layers, by cuBLASLt            >>hopper       the same, faster, on H100 and H200
+   The lesson: what training needs, in FP32 and 16 bits, by the simplest kernels that are fast.
+   >>toolbox        loads, stores, reductions, dropout    >>products     linear layers, by cuBLASLt
+   >>backend state  contexts, errors, launches            >>loss         cross-entropy
+   >>elementwise    GELU, SwiGLU, residuals, sums         >>optimizer    gradient norm, AdamW
+   >>norm           LayerNorm, RMSNorm, gradients         >>attention    scores, softmax, values
+   >>embedding      and its gradient                      >>flash        attention without the scores
+   The wings: more speed, less memory, more GPUs, generation. Each can be skipped.
+   >>rotary and cache  Llama's positions, generation      >>compact state  moments of 8 bits
+   >>eight bits     FP8: numbers, operands of products    >>ranks        copies between GPUs, NCCL
+   >>tensor cores   FlashAttention by mma.sync            >>backend      memory, graphs, run
+   >>hopper         the same and more, by wgmma
 
-   Most kernels are templates. These take most of the compiler's time; T: FP32, BF16, FP16, E: BF16, FP16.
+   READING PATH, with the lines of each body. Each step is readable after the one before:
+
+      activation       mtt_k_activation, with its packs                  18   elementwise
+      softmax          mtt_k_softmax                                     27   a running maximum and sum
+      norm             mtt__norm_row                                     58   rows in registers
+      flash            mtt_k_flash_forward_exact                         68   no T x T matrix
+      tensor cores     mtt_k_flash_forward                               74   mma.sync, copies ahead
+      warpgroups       mtt_k_flash_forward_wgmma                         87   wgmma
+      their backward   _exact, mtt_k_flash_backward, _wgmma     79, 62, 169   gradients in one order
+
+   Most kernels are templates. Half of the compiler's time is attention by mma.sync; it makes 249 kernels for
+   sm_90a. T: FP32, BF16, FP16, E: BF16, FP16.
 
       mtt_k_flash_forward          22   E; 5 widths of heads; dropout; windows
       mtt_k_flash_backward         20   E; 5 widths; dropout; less shared memory
       mtt_k_flash_*_exact           9   FP32; 3 widths; backward dQ, or dK and dV
-      mtt_k_flash_*_wgmma          18   E; widths 64 and 128; dropout; forward: short sequences
+      mtt_k_flash_*_wgmma          20   E; widths 64 and 128; dropout; forward: short sequences
       mtt_k_linear_gelu             5   E; forward, backward; 8 bits
-      mtt_k_norm                   48   T; 6 widths of rows; BF16 to 8 bits; RMSNorm
-      mtt_k_norm_backward          24   T; 3 or 4 widths; 8-bit results; RMSNorm
+      mtt_k_norm                   18   T; 6 widths of rows
+      mtt_k_norm_backward          24   T; 3 or 4 widths; RMSNorm; 8-bit results
+      mtt_k_activation, _backward  24   T; 4 activations
       mtt_k_softmax, _backward     12   T; packs of 8 or single elements
       mtt_k_cross_entropy           6   T; loss, gradient
-      mtt_k_loss_rows               3   T
-      all others                   94   once, or for each T; 5 of them CUB's */
+      all others                   89   once, or for each T; 5 of them CUB's */
 #ifndef MTT_CUDA
 #define MTT_CUDA
 #endif
@@ -78,7 +94,7 @@
 #error "mtt_kernels.cu needs -arch=sm_80 or later. With an older GPU, build for the CPU, without MTT_CUDA"
 #endif
 
-/* The last room, >>hopper, holds what only an H100 or H200 runs; -DMTT_NO_HOPPER leaves it out. MTT__HOPPER:
+/* The room >>hopper holds what only an H100 or H200 runs; -DMTT_NO_HOPPER leaves it out. MTT__HOPPER:
    the compiler is making device code for it (sm_90a). */
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) && !defined(MTT_NO_HOPPER)
 #define MTT__HOPPER 1
@@ -90,9 +106,10 @@
    >>toolbox
    -------------------------------------------------------------------------------------------------------- */
 
-#define MTT__DEVICE static __device__ __forceinline__
+#define MTT__MEMBER __device__ __forceinline__
+#define MTT__DEVICE static MTT__MEMBER
 
-/* Neighbours in a row, moved in accesses of up to 16 bytes. Eight of them are the unit of nearly every
+/* Neighbours in a row, moved in accesses of up to 16 bytes. 8 of them are the unit of nearly every
    kernel: widths are multiples of 8, and one draw of dropout serves 8 elements. */
 template <class T, int N = 8> struct alignas(N * sizeof(T) < 16 ? N * sizeof(T) : 16) mtt__vector {
     T v[N];
@@ -142,106 +159,6 @@ template <int N = 8, class T> MTT__DEVICE void mtt__read_floats(const T *at, flo
 template <int N = 8, class T> MTT__DEVICE void mtt__store_floats(T *at, const float *values)
 {
     *reinterpret_cast<mtt__vector<T, N> *>(at) = mtt__from_floats<T, N>(values);
-}
-
-/* ---- 8-bit floats ---- */
-
-/* The two kinds, which devices of compute capability 8.9 and later convert to; mtt__to_e4m3, mtt__to_e5m2. */
-struct mtt__e4m3 { uint8_t bits; };
-struct mtt__e5m2 { uint8_t bits; };
-
-/* Rounds four values, the first one to the lowest byte. */
-MTT__DEVICE uint32_t mtt__pack_four(const float *v, mtt__e4m3)
-{
-    uint32_t out = 0;
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 890
-    MTT__UNROLL for (int k = 0; k < 4; k++) out |= (uint32_t)mtt__to_e4m3(v[k]) << 8 * k;
-#else
-    asm("{ .reg .b16 low, high; cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;"
-        " cvt.rn.satfinite.e4m3x2.f32 high, %4, %3; mov.b32 %0, {low, high}; }"
-        : "=r"(out) : "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]));
-#endif
-    return out;
-}
-
-/* The instruction clips to 57344. mtt__mark_overflow restores infinities. */
-MTT__DEVICE uint32_t mtt__pack_four(const float *v, mtt__e5m2)
-{
-    uint32_t out = 0;
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 890
-    asm("{ .reg .b16 low, high; cvt.rn.satfinite.e5m2x2.f32 low, %2, %1;"
-        " cvt.rn.satfinite.e5m2x2.f32 high, %4, %3; mov.b32 %0, {low, high}; }"
-        : "=r"(out) : "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]));
-#endif
-    return out;
-}
-
-/* Replaces the clipped ones of eight e5m2 values with infinities, which report an overflow. One test covers
-   all eight: only codes of 57344 (0x7b) and above can have been clipped, and adding 5 sets their top bit. */
-MTT__DEVICE void mtt__mark_overflow(uint2 &codes, const float *v)
-{
-    const uint32_t low = (codes.x & 0x7f7f7f7fu) + 0x05050505u, high = (codes.y & 0x7f7f7f7fu) + 0x05050505u;
-    if (!((low | high) & 0x80808080u)) return;
-    MTT__UNROLL for (int k = 0; k < 8; k++) {
-        uint32_t &word = k < 4 ? codes.x : codes.y;
-        if (fabsf(v[k]) >= 61440.0f) word = (word & ~(0x7fu << k % 4 * 8)) | 0x7cu << k % 4 * 8;
-    }
-}
-
-/* Where a kernel writes 8-bit values, and what it records of them. */
-struct mtt__eight {
-    void *data;
-    mtt_scale *scale; /* NULL = 1 */
-    int recorded;
-};
-
-MTT__DEVICE float mtt__scale_of(const mtt__eight &e) { return e.scale ? e.scale->scale : 1.0f; }
-
-/* Rounds eight values, times a scale, to 8 bytes. */
-template <class Q> MTT__DEVICE uint2 mtt__pack_eight(const float *v, float scale)
-{
-    float scaled[8];
-    MTT__UNROLL for (int k = 0; k < 8; k++) scaled[k] = v[k] * scale;
-    uint2 codes = make_uint2(mtt__pack_four(scaled, Q()), mtt__pack_four(scaled + 4, Q()));
-    if (std::is_same<Q, mtt__e5m2>::value) mtt__mark_overflow(codes, scaled);
-    return codes;
-}
-
-/* Four words of four bytes, transposed. */
-MTT__DEVICE void mtt__turn(uint32_t to[4], uint32_t a, uint32_t b, uint32_t c, uint32_t d)
-{
-    const uint32_t low_ab = __byte_perm(a, b, 0x5140), high_ab = __byte_perm(a, b, 0x7362);
-    const uint32_t low_cd = __byte_perm(c, d, 0x5140), high_cd = __byte_perm(c, d, 0x7362);
-    to[0] = __byte_perm(low_ab, low_cd, 0x5410);
-    to[1] = __byte_perm(low_ab, low_cd, 0x7632);
-    to[2] = __byte_perm(high_ab, high_cd, 0x5410);
-    to[3] = __byte_perm(high_ab, high_cd, 0x7632);
-}
-
-/* A thread's part of what mtt_scale records. Integers' maxima and sums do not depend on order. */
-struct mtt__records {
-    float largest;
-    uint32_t clipped;
-};
-
-MTT__DEVICE void mtt__note(mtt__records &r, const float *v, float scale)
-{
-    float largest = 0;
-    MTT__UNROLL for (int k = 0; k < 8; k++) largest = fmaxf(largest, fabsf(v[k]));
-    r.largest = fmaxf(r.largest, largest);
-    if (largest * scale > 448.0f)
-        MTT__UNROLL for (int k = 0; k < 8; k++) r.clipped += fabsf(v[k]) * scale > 448.0f;
-}
-
-/* All lanes of a warp call this at the end. */
-MTT__DEVICE void mtt__record_warp(const mtt__eight &e, mtt__records r)
-{
-    if (!e.recorded) return;
-    const uint32_t largest = __reduce_max_sync(0xffffffffu, __float_as_uint(r.largest));
-    const uint32_t clipped = __reduce_add_sync(0xffffffffu, r.clipped);
-    if (threadIdx.x % 32) return;
-    if (largest > __ldcg(&e.scale->largest)) atomicMax(&e.scale->largest, largest);
-    if (clipped) atomicAdd(&e.scale->clipped, clipped);
 }
 
 MTT__DEVICE uint32_t mtt__smem(const void *p)
@@ -416,7 +333,8 @@ struct mtt__cuda {
     mtt_precision precision;
     cudaStream_t stream;
     cublasLtHandle_t blas;
-    int hopper; /* 1 = a device of compute capability 9.0 with code for sm_90a: see mtt__hopper_function */
+    cudaDataType types[MTT_DTYPE_COUNT]; /* of an mtt_dtype, as cuBLASLt names it */
+    int hopper; /* 1 = a device of compute capability 9.0 with code for sm_90a: see >>hopper */
     PFN_cuTensorMapEncodeTiled_v12000 encode; /* makes tensor maps; NULL where the driver cannot */
     char *staging; /* pinned memory of the host */
     size_t staging_used; /* by uploads that may not be done */
@@ -437,16 +355,6 @@ struct mtt__cuda {
 };
 
 typedef mtt_status (*mtt__function)(mtt__cuda *c, const mtt_op *op);
-
-/* The last room of this file: finds out whether the device runs it, and which of its functions runs an
-   operation (NULL = that of the rooms above). */
-#ifndef MTT_NO_HOPPER
-static mtt_status mtt__find_hopper(mtt__cuda *c);
-static mtt__function mtt__hopper_function(const mtt__cuda *c, const mtt_op *op);
-#else
-static mtt_status mtt__find_hopper(mtt__cuda *) { return MTT_OK; }
-static mtt__function mtt__hopper_function(const mtt__cuda *, const mtt_op *) { return NULL; }
-#endif
 
 static mtt_status mtt__cuda_fail(mtt_env *env, mtt_status status, const char *format, ...)
 {
@@ -520,15 +428,22 @@ static mtt_status mtt__launch(mtt__cuda *c, const char *what, void (*kernel)(P..
     return mtt__launch_shared(c, what, kernel, grid, block, 0, args...);
 }
 
-/* Calls body with a zero of the C++ type of a tensor's elements. */
-template <class BODY> static mtt_status mtt__by_type(mtt__cuda *c, const mtt_tensor *t, BODY body)
+/* Calls body with a zero of the C++ type of a tensor's elements, of 16 bits. */
+template <class BODY> static mtt_status mtt__by_16_bits(mtt__cuda *c, const mtt_tensor *t, BODY body)
 {
     switch (t->dtype) {
-    case MTT_F32: return body(0.0f);
     case MTT_BF16_BITS: return body(__nv_bfloat16());
+#ifndef MTT_NO_FP16
     case MTT_F16_BITS: return body(__half());
+#endif
     default: return mtt__cuda_fail(c->env, MTT_E_ARGUMENT, "%s: no kernel for its precision", t->name);
     }
+}
+
+/* Calls body with a zero of the C++ type of a tensor's elements, of 32 or 16 bits. */
+template <class BODY> static mtt_status mtt__by_type(mtt__cuda *c, const mtt_tensor *t, BODY body)
+{
+    return t->dtype == MTT_F32 ? body(0.0f) : mtt__by_16_bits(c, t, body);
 }
 
 static unsigned mtt__blocks(int64_t work, int64_t per_block)
@@ -549,19 +464,6 @@ static mtt__dropout mtt__dropout_of(const mtt_op *op, const mtt_tensor *control)
     d.threshold = mtt__dropout_threshold(op->shape->dropout, mtt__dropout_bits(op));
     d.scale = mtt__dropout_scale(d.threshold, mtt__dropout_bits(op));
     return d;
-}
-
-/* What a product in 8 bits multiplies by; NULL = 1. */
-static const float *mtt__inverse_of(const mtt_tensor *t)
-{
-    return t->scale ? &t->scale->inverse : NULL;
-}
-
-static mtt__eight mtt__eight_of(const mtt_tensor *t)
-{
-    mtt__eight e = {};
-    if (t) e.data = t->data, e.scale = t->scale, e.recorded = t->recorded;
-    return e;
 }
 
 /* The scratch tensor, if it holds `bytes`. */
@@ -598,70 +500,6 @@ template <class T> MTT__DEVICE float mtt__gelu_slope(float x)
     return mtt__gelu_slope_of(x, mtt__gelu_gate<T>(x));
 }
 
-/* Math:        y = GELU(x)
-   Shapes:      x, y [count] T
-   Launch:      256 threads, 8 elements each
-   Requires:    count a multiple of 8
-   Traffic:     x read, y written
-   Determinism: elementwise
-   Reference:   mtt__cpu_gelu */
-template <class T> static __global__ void __launch_bounds__(256) mtt_k_gelu(const T *x, T *y, int64_t count)
-{
-    int64_t at = ((int64_t)blockIdx.x * 256 + threadIdx.x) * 8;
-    float v[8];
-    if (at >= count) return;
-    mtt__read_floats(x + at, v);
-    MTT__UNROLL for (int k = 0; k < 8; k++) v[k] *= mtt__gelu_gate<T>(v[k]);
-    mtt__store_floats(y + at, v);
-}
-
-/* Math:        y = GELU(x) in e4m3
-   Shapes:      x [count] BF16, y [count] bytes
-   Launch:      256 threads, 32 elements each, 8 at a time
-   Requires:    count a multiple of 8
-   Traffic:     x read, y written
-   Determinism: elementwise; records a largest value and a count
-   Reference:   mtt__cpu_gelu */
-static __global__ void __launch_bounds__(256)
-    mtt_k_gelu_eight(const __nv_bfloat16 *x, mtt__eight y, int64_t count)
-{
-    const float scale = mtt__scale_of(y);
-    const int64_t first = (int64_t)blockIdx.x * 8192 + threadIdx.x * 8;
-    mtt__records records = {};
-    mtt__vector<__nv_bfloat16> xs[4];
-    MTT__UNROLL for (int i = 0; i < 4; i++)
-        if (first + i * 2048 < count) xs[i] = mtt__load_vector(x + first + i * 2048);
-    MTT__UNROLL for (int i = 0; i < 4; i++) {
-        float v[8];
-        if (first + i * 2048 >= count) break;
-        mtt__to_floats(xs[i], v);
-        MTT__UNROLL for (int k = 0; k < 8; k++) v[k] *= mtt__gelu_gate<__nv_bfloat16>(v[k]);
-        if (y.recorded) mtt__note(records, v, scale);
-        *(uint2 *)((uint8_t *)y.data + first + i * 2048) = mtt__pack_eight<mtt__e4m3>(v, scale);
-    }
-    mtt__record_warp(y, records);
-}
-
-/* Math:        dx = dy GELU'(x)
-   Shapes:      dy, x, dx [count] T
-   Launch:      256 threads, 8 elements each
-   Requires:    count a multiple of 8; dx may be dy
-   Traffic:     dy and x read, dx written
-   Determinism: elementwise
-   Reference:   mtt__cpu_gelu_backward */
-template <class T>
-static __global__ void __launch_bounds__(256)
-    mtt_k_gelu_backward(const T *dy, const T *x, T *dx, int64_t count)
-{
-    int64_t at = ((int64_t)blockIdx.x * 256 + threadIdx.x) * 8;
-    float g[8], v[8];
-    if (at >= count) return;
-    mtt__read_floats(dy + at, g);
-    mtt__read_floats(x + at, v);
-    MTT__UNROLL for (int k = 0; k < 8; k++) g[k] *= mtt__gelu_slope<T>(v[k]);
-    mtt__store_floats(dx + at, g);
-}
-
 /* s = 1 / (1 + e^-x) */
 template <class T> MTT__DEVICE float mtt__silu_gate(float x)
 {
@@ -673,15 +511,15 @@ template <class T> MTT__DEVICE float mtt__silu_gate(float x)
 template <class T, mtt_mlp MLP> MTT__DEVICE float mtt__activated(float x, float up)
 {
     if (MLP == MTT_MLP_RELU2) return fmaxf(x, 0.0f) * fmaxf(x, 0.0f);
-    const float y = x * mtt__silu_gate<T>(x);
+    const float y = x * (MLP == MTT_MLP_GELU ? mtt__gelu_gate<T>(x) : mtt__silu_gate<T>(x));
     return MLP == MTT_MLP_SWIGLU ? y * up : y;
 }
 
-/* Its gradients: g, of y, becomes that of x, and of `up` that of up. */
+/* Turns g, the gradient of y, into that of x, and `up` into its gradient. */
 template <class T, mtt_mlp MLP> MTT__DEVICE void mtt__activation_slopes(float x, float &up, float &g)
 {
-    if (MLP == MTT_MLP_RELU2) {
-        g *= 2.0f * fmaxf(x, 0.0f);
+    if (MLP == MTT_MLP_GELU || MLP == MTT_MLP_RELU2) {
+        g *= MLP == MTT_MLP_GELU ? mtt__gelu_slope<T>(x) : 2.0f * fmaxf(x, 0.0f);
         return;
     }
     const float s = mtt__silu_gate<T>(x), y = x * s, slope = fmaf(-s, y, y) + s, dy = g;
@@ -694,8 +532,7 @@ template <class T, mtt_mlp MLP> MTT__DEVICE void mtt__activation_slopes(float x,
 template <class T> struct mtt__activation_operands {
     const T *x, *dy;
     T *y, *dx;
-    mtt__eight eight; /* with 8 bits: the place of y */
-    int64_t count;    /* packs */
+    int64_t count; /* packs */
     uint32_t packs;
 };
 
@@ -705,21 +542,14 @@ template <mtt_mlp MLP> MTT__DEVICE int64_t mtt__gate_of(uint32_t pack, uint32_t 
     return ((int64_t)pack + (MLP == MTT_MLP_SWIGLU ? pack / packs * packs : 0)) * 8;
 }
 
-/* Math:        y = max(x, 0)^2, silu(x), or silu(x) up
-   Shapes:      x [rows, F] or [rows, 2 F], y [rows, F] T, or with EIGHT e4m3
-   Launch:      256 threads, PACKS packs of 8 elements each
-   Requires:    F a multiple of 8; fewer than 2^32 packs
-   Traffic:     x read, y written
-   Determinism: elementwise; with EIGHT records a largest value and a count
-   Reference:   mtt__cpu_activation */
-template <class T, mtt_mlp MLP, bool EIGHT>
-static __global__ void __launch_bounds__(256) mtt_k_activation(const mtt__activation_operands<T> o)
+/* Computes PACKS packs of y. store(at, v) takes those from element `at`. All of x is read before the first
+   store, which might alias it. */
+template <mtt_mlp MLP, int PACKS, class T, class STORE>
+MTT__DEVICE void mtt__activation_packs(const mtt__activation_operands<T> &o, STORE store)
 {
-    enum { GATED = MLP == MTT_MLP_SWIGLU, PACKS = 2 };
+    enum { GATED = MLP == MTT_MLP_SWIGLU };
     const uint32_t first = blockIdx.x * (256 * PACKS) + threadIdx.x;
-    const float scale = EIGHT ? mtt__scale_of(o.eight) : 1.0f;
     mtt__vector<T> xs[PACKS], ups[PACKS];
-    mtt__records records = {};
     MTT__UNROLL for (int i = 0; i < PACKS; i++) {
         const int64_t at = mtt__gate_of<MLP>(first + i * 256, o.packs);
         if ((int64_t)first + i * 256 >= o.count) break;
@@ -727,28 +557,36 @@ static __global__ void __launch_bounds__(256) mtt_k_activation(const mtt__activa
         if (GATED) ups[i] = mtt__load_vector(o.x + at + o.packs * 8);
     }
     MTT__UNROLL for (int i = 0; i < PACKS; i++) {
-        const int64_t at = ((int64_t)first + i * 256) * 8;
         float v[8], up[8];
         if ((int64_t)first + i * 256 >= o.count) break;
         mtt__to_floats(xs[i], v);
         if (GATED) mtt__to_floats(ups[i], up);
         MTT__UNROLL for (int k = 0; k < 8; k++) v[k] = mtt__activated<T, MLP>(v[k], GATED ? up[k] : 1.0f);
-        if (EIGHT) {
-            if (o.eight.recorded) mtt__note(records, v, scale);
-            *(uint2 *)((uint8_t *)o.eight.data + at) = mtt__pack_eight<mtt__e4m3>(v, scale);
-        } else mtt__store_floats(o.y + at, v);
+        store(((int64_t)first + i * 256) * 8, v);
     }
-    if (EIGHT) mtt__record_warp(o.eight, records);
 }
 
-/* Math:        dx = dy 2 max(x, 0), or dy (s + x s (1 - s)) with s = 1 / (1 + e^-x), times up under SwiGLU;
-                d_up = dy x s
+/* Math:        y = GELU(x), max(x, 0)^2, silu(x), or silu(x) up
+   Shapes:      x [rows, F] or [rows, 2 F], y [rows, F] T
+   Launch:      256 threads, two packs of 8 elements each
+   Requires:    F a multiple of 8; fewer than 2^32 packs
+   Traffic:     x read, y written
+   Determinism: elementwise
+   Reference:   mtt__cpu_gelu, mtt__cpu_activation */
+template <class T, mtt_mlp MLP>
+static __global__ void __launch_bounds__(256) mtt_k_activation(const mtt__activation_operands<T> o)
+{
+    mtt__activation_packs<MLP, 2>(o, [&](int64_t at, const float *v) { mtt__store_floats(o.y + at, v); });
+}
+
+/* Math:        dx = dy GELU'(x), dy 2 max(x, 0), or dy (s + x s (1 - s)) with s = 1 / (1 + e^-x), times
+                up under SwiGLU; d_up = dy x s
    Shapes:      dy [rows, F], x and dx [rows, F] or [rows, 2 F], all T
    Launch:      256 threads, a pack of 8 elements each
-   Requires:    as mtt_k_activation; dx may be x, or without a gate dy
+   Requires:    F a multiple of 8; fewer than 2^32 packs; dx may be x, or without a gate dy
    Traffic:     dy and x read, dx written
    Determinism: elementwise
-   Reference:   mtt__cpu_activation_backward */
+   Reference:   mtt__cpu_gelu_backward, mtt__cpu_activation_backward */
 template <class T, mtt_mlp MLP>
 static __global__ void __launch_bounds__(256)
     mtt_k_activation_backward(const mtt__activation_operands<T> o)
@@ -830,29 +668,11 @@ static mtt_status mtt__cuda_dropout_backward(mtt__cuda *c, const mtt_op *op)
     return mtt__launch_masked_sum(c, op, NULL, o->dy, o->control, o->dx);
 }
 
-static mtt_status mtt__launch_gelu(mtt__cuda *c, const mtt_tensor *x, const mtt_tensor *y)
-{
-    const int64_t count = mtt__elements(y);
-    if (y->dtype == MTT_F8_E4M3)
-        return mtt__launch(c, "gelu", mtt_k_gelu_eight, mtt__blocks(count, 8192), 256,
-                           mtt__at<const __nv_bfloat16>(x), mtt__eight_of(y), count);
-    return mtt__by_type(c, y, [&](auto zero) {
-        typedef decltype(zero) T;
-        return mtt__launch(c, "gelu", mtt_k_gelu<T>, mtt__blocks(count, 2048), 256, mtt__at<T>(x),
-                           mtt__at<T>(y), count);
-    });
-}
-
-static mtt_status mtt__cuda_gelu(mtt__cuda *c, const mtt_op *op)
-{
-    const mtt_gelu *o = MTT_OPERANDS_OF(gelu, op);
-    return mtt__launch_gelu(c, o->x, o->y);
-}
-
-/* Calls body with the MLP's activation as a constant. GELU has kernels of its own. */
+/* Calls body with the MLP's activation as a constant. */
 template <class BODY> static mtt_status mtt__by_mlp(mtt__cuda *c, mtt_mlp mlp, BODY body)
 {
     switch (mlp) {
+    case MTT_MLP_GELU: return body(std::integral_constant<mtt_mlp, MTT_MLP_GELU>());
     case MTT_MLP_SWIGLU: return body(std::integral_constant<mtt_mlp, MTT_MLP_SWIGLU>());
     case MTT_MLP_RELU2: return body(std::integral_constant<mtt_mlp, MTT_MLP_RELU2>());
     case MTT_MLP_SILU: return body(std::integral_constant<mtt_mlp, MTT_MLP_SILU>());
@@ -860,37 +680,63 @@ template <class BODY> static mtt_status mtt__by_mlp(mtt__cuda *c, mtt_mlp mlp, B
     }
 }
 
-static mtt_status mtt__cuda_activation(mtt__cuda *c, const mtt_op *op)
+template <class T>
+static mtt__activation_operands<T> mtt__activation_at(const mtt_tensor *x, const mtt_tensor *dy,
+                                                      const mtt_tensor *y, const mtt_tensor *dx)
 {
-    const mtt_activation *o = MTT_OPERANDS_OF(activation, op);
-    const uint32_t packs = (uint32_t)mtt__width(o->y) / 8;
-    const int64_t count = mtt__elements(o->y) / 8;
-    return mtt__by_type(c, o->x, [&](auto zero) {
-        return mtt__by_mlp(c, op->shape->mlp, [&](auto mlp) {
+    const mtt_tensor *result = y ? y : dy; /* has a column for each of the MLP's */
+    return {mtt__at<T>(x), mtt__at<T>(dy), mtt__at<T>(y), mtt__at<T>(dx), mtt__elements(result) / 8,
+            (uint32_t)mtt__width(result) / 8};
+}
+
+static mtt_status mtt__launch_activation(mtt__cuda *c, mtt_mlp mlp, const mtt_tensor *x, const mtt_tensor *y)
+{
+    return mtt__by_type(c, x, [&](auto zero) {
+        return mtt__by_mlp(c, mlp, [&](auto constant) {
             typedef decltype(zero) T;
-            mtt__activation_operands<T> a = {mtt__at<T>(o->x), NULL, mtt__at<T>(o->y), NULL, {}, count,
-                                             packs};
-            if constexpr (std::is_same<T, __nv_bfloat16>::value)
-                if (o->y->dtype == MTT_F8_E4M3) {
-                    a.eight = mtt__eight_of(o->y);
-                    return mtt__launch(c, "activation", mtt_k_activation<T, decltype(mlp)::value, true>,
-                                       mtt__blocks(count, 512), 256, a);
-                }
-            return mtt__launch(c, "activation", mtt_k_activation<T, decltype(mlp)::value, false>,
-                               mtt__blocks(count, 512), 256, a);
+            const auto o = mtt__activation_at<T>(x, NULL, y, NULL);
+            return mtt__launch(c, "activation", mtt_k_activation<T, decltype(constant)::value>,
+                               mtt__blocks(o.count, 512), 256, o);
         });
     });
 }
 
-static mtt_status mtt__launch_gelu_backward(mtt__cuda *c, const mtt_tensor *dy, const mtt_tensor *x,
-                                            const mtt_tensor *dx)
+static mtt_status mtt__cuda_gelu(mtt__cuda *c, const mtt_op *op)
 {
-    const int64_t count = mtt__elements(dx);
+    const mtt_gelu *o = MTT_OPERANDS_OF(gelu, op);
+    return mtt__launch_activation(c, MTT_MLP_GELU, o->x, o->y);
+}
+
+static mtt_status mtt__cuda_activation(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_activation *o = MTT_OPERANDS_OF(activation, op);
+    return mtt__launch_activation(c, op->shape->mlp, o->x, o->y);
+}
+
+static mtt_status mtt__launch_activation_backward(mtt__cuda *c, mtt_mlp mlp, const mtt_tensor *dy,
+                                                  const mtt_tensor *x, const mtt_tensor *dx)
+{
     return mtt__by_type(c, dx, [&](auto zero) {
-        typedef decltype(zero) T;
-        return mtt__launch(c, "gelu_backward", mtt_k_gelu_backward<T>, mtt__blocks(count, 2048), 256,
-                           mtt__at<T>(dy), mtt__at<T>(x), mtt__at<T>(dx), count);
+        return mtt__by_mlp(c, mlp, [&](auto constant) {
+            typedef decltype(zero) T;
+            const auto o = mtt__activation_at<T>(x, dy, NULL, dx);
+            return mtt__launch(c, "activation_backward",
+                               mtt_k_activation_backward<T, decltype(constant)::value>,
+                               mtt__blocks(o.count, 256), 256, o);
+        });
     });
+}
+
+static mtt_status mtt__cuda_gelu_backward(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_gelu_backward *o = MTT_OPERANDS_OF(gelu_backward, op);
+    return mtt__launch_activation_backward(c, MTT_MLP_GELU, o->dy, o->x, o->dx);
+}
+
+static mtt_status mtt__cuda_activation_backward(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_activation_backward *o = MTT_OPERANDS_OF(activation_backward, op);
+    return mtt__launch_activation_backward(c, op->shape->mlp, o->dy, o->x, o->dx);
 }
 
 /* Math:        out[j] (+)= sum over rows r of x[r][j], of each slice of rows
@@ -972,6 +818,10 @@ static mtt_status mtt__bias_gradient(mtt__cuda *c, const mtt_op *op, const mtt_t
 /* Threads of a row, and packs of 8 elements of a thread: a row of up to their product stays in registers. */
 #define MTT__NORM_SHAPES(X) X(32, 1) X(32, 3) X(32, 4) X(256, 1) X(256, 4) X(512, 4)
 
+/* Threads of a block, and blocks of a processor. */
+#define MTT__NORM_BOUNDS(T, THREADS, PACKS) \
+    THREADS < 128 ? 128 : THREADS, THREADS > 32 || PACKS == 1 ? 0 : sizeof(T) == 4 ? 5 : 7
+
 /* (x - mean) rstd. For 16-bit data one multiply-add. Rounding mean rstd is like an error of 2^-24 in the
    mean, and a mean in FP32 is no more exact. Every kernel that makes a norm's result calls this, so that
    recomputation gives the same bits. */
@@ -987,34 +837,22 @@ template <class T> struct mtt__norm_forward {
     int64_t rows;
     int width;
     mtt__dropout dropout; /* of the branch */
-    mtt__eight eight;     /* with 8 bits: the place of y */
     float eps;
 };
 
-/* Math:        y = (x - mean) rstd w + b, rstd = 1 / sqrt(var + eps), var in a second pass over registers.
-                With RMS the mean is 0, and there is no b.
-                With a branch, joined = x + mask * branch first, and joined, rounded as stored, takes the
-                place of x
-   Shapes:      x, branch, joined, y [rows, C], w, b [C] T, y with EIGHT e4m3; stats [rows] (mean, rstd) float
-   Launch:      THREADS threads a row, at least 128 a block. Where a warp has a wide row, 7 blocks a
-                processor, 5 in FP32: with more the compiler would spill
-   Requires:    C a multiple of 8, at most 8 THREADS PACKS; joined and y may be x or branch
-   Traffic:     x and branch read once, joined and y written once; w and b stay in cache
-   Determinism: fixed tree; with a branch, the bits of mtt_k_masked_sum and then this without a branch
-   Reference:   mtt__cpu_norm, mtt__cpu_masked_sum */
-template <class T, int THREADS, int PACKS, bool EIGHT, bool RMS>
-static __global__ void __launch_bounds__(THREADS < 128 ? 128 : THREADS,
-                                         THREADS > 32 || PACKS == 1 ? 0 : sizeof(T) == 4 ? 5 : 7)
-    mtt_k_norm(const mtt__norm_forward<T> o)
+/* Normalizes a row of THREADS threads. store(at, v) takes 8 results from element `at`. */
+template <int THREADS, int PACKS, class T, class STORE>
+MTT__DEVICE void mtt__norm_row(const mtt__norm_forward<T> &o, STORE store)
 {
     const int width = o.width;
+    const bool rms = !o.b;
     __shared__ float shared[32];
     int64_t row = (int64_t)blockIdx.x * (THREADS < 128 ? 128 / THREADS : 1) + threadIdx.x / THREADS;
     int lane = threadIdx.x % THREADS;
     mtt__vector<T> xs[PACKS];
-    mtt__records records = {};
-    float sum = 0, squares = 0, scale = EIGHT ? mtt__scale_of(o.eight) : 1.0f;
+    float mean = 0, squares = 0;
     if (row >= o.rows) return;
+    /* load x, and add the branch */
     MTT__UNROLL for (int p = 0; p < PACKS; p++) {
         int column = (p * THREADS + lane) * 8;
         if (column < width) xs[p] = mtt__load_vector(o.x + row * width + column);
@@ -1037,13 +875,16 @@ static __global__ void __launch_bounds__(THREADS < 128 ? 128 : THREADS,
             *reinterpret_cast<mtt__vector<T> *>(o.joined + at) = xs[p];
         }
     }
-    MTT__UNROLL for (int p = 0; p < PACKS && !RMS; p++) {
-        float v[8];
-        if ((p * THREADS + lane) * 8 >= width) break;
-        mtt__to_floats(xs[p], v);
-        MTT__UNROLL for (int k = 0; k < 8; k++) sum += v[k];
+    /* mean, then variance */
+    if (!rms) {
+        MTT__UNROLL for (int p = 0; p < PACKS; p++) {
+            float v[8];
+            if ((p * THREADS + lane) * 8 >= width) break;
+            mtt__to_floats(xs[p], v);
+            MTT__UNROLL for (int k = 0; k < 8; k++) mean += v[k];
+        }
+        mean = mtt__reduce<mtt__plus, THREADS>(mean, shared) / (float)width;
     }
-    float mean = RMS ? 0.0f : mtt__reduce<mtt__plus, THREADS>(sum, shared) / (float)width;
     MTT__UNROLL for (int p = 0; p < PACKS; p++) {
         float v[8];
         if ((p * THREADS + lane) * 8 >= width) break;
@@ -1052,82 +893,98 @@ static __global__ void __launch_bounds__(THREADS < 128 ? 128 : THREADS,
     }
     float rstd = 1.0f / sqrtf(mtt__reduce<mtt__plus, THREADS>(squares, shared) / (float)width + o.eps);
     if (lane == 0) o.stats[row] = make_float2(mean, rstd);
+    /* normalize and store */
     MTT__UNROLL for (int p = 0; p < PACKS; p++) {
         int column = (p * THREADS + lane) * 8;
         float gain[8], shift[8] = {}, out[8];
         if (column >= width) break;
         mtt__read_floats(o.w + column, gain);
-        if (!RMS) mtt__read_floats(o.b + column, shift);
+        if (!rms) mtt__read_floats(o.b + column, shift);
         mtt__to_floats(xs[p], out);
         MTT__UNROLL for (int k = 0; k < 8; k++)
             out[k] = mtt__normalized<T>(out[k], make_float2(mean, rstd)) * gain[k] + shift[k];
-        if (EIGHT) {
-            if (o.eight.recorded) mtt__note(records, out, scale);
-            *(uint2 *)((uint8_t *)o.eight.data + row * width + column) =
-                mtt__pack_eight<mtt__e4m3>(out, scale);
-        } else mtt__store_floats(o.y + row * width + column, out);
+        store(row * width + column, out);
     }
-    if (EIGHT) mtt__record_warp(o.eight, records);
 }
 
-template <class T, bool EIGHT, bool RMS>
-static mtt_status mtt__launch_norm_of(mtt__cuda *c, const mtt__norm_forward<T> &o)
+/* Math:        y = (x - mean) rstd w + b, rstd = 1 / sqrt(var + eps), var in a second pass over registers.
+                Without b, RMSNorm: the mean is 0.
+                With a branch, joined = x + mask * branch first, and joined, rounded as stored, takes the
+                place of x
+   Shapes:      x, branch, joined, y [rows, C], w, b [C] T; stats [rows] (mean, rstd) float
+   Launch:      THREADS threads a row, at least 128 a block. Where a warp has a wide row, 7 blocks a
+                processor, 5 in FP32: with more the compiler would spill
+   Requires:    C a multiple of 8, at most 8 THREADS PACKS; joined and y may be x or branch
+   Traffic:     x and branch read once, joined and y written once; w and b stay in cache
+   Determinism: fixed tree; with a branch, the bits of mtt_k_masked_sum and then this without a branch
+   Reference:   mtt__cpu_norm, mtt__cpu_masked_sum */
+template <class T, int THREADS, int PACKS>
+static __global__ void __launch_bounds__(MTT__NORM_BOUNDS(T, THREADS, PACKS))
+    mtt_k_norm(const __grid_constant__ mtt__norm_forward<T> o)
 {
-#define MTT__NORM_CASE(threads, packs)                                                                      \
-    if (o.width <= threads * packs * 8)                                                                     \
-        return mtt__launch(c, "norm", mtt_k_norm<T, threads, packs, EIGHT, RMS>,                            \
-                           mtt__blocks(o.rows, threads < 128 ? 128 / threads : 1),                          \
-                           threads < 128 ? 128 : threads, o);
+    mtt__norm_row<THREADS, PACKS>(o,
+                                  [&](int64_t at, const float *v) { mtt__store_floats(o.y + at, v); });
+}
+
+/* Calls body with the threads of a row, and the packs of a thread, as constants. */
+template <class BODY> static mtt_status mtt__by_norm_shape(mtt__cuda *c, int width, BODY body)
+{
+#define MTT__NORM_CASE(threads, packs)    \
+    if (width <= (threads) * (packs) * 8) \
+        return body(std::integral_constant<int, threads>(), std::integral_constant<int, packs>());
     MTT__NORM_SHAPES(MTT__NORM_CASE)
 #undef MTT__NORM_CASE
-    return mtt__cuda_fail(c->env, MTT_E_ARGUMENT, "a norm over %d columns: at most 16,384", o.width);
+    return mtt__cuda_fail(c->env, MTT_E_ARGUMENT, "a norm over %d columns: at most 16,384", width);
+}
+
+/* The blocks of a norm of so many threads a row. */
+static unsigned mtt__norm_blocks(int64_t rows, int threads)
+{
+    return mtt__blocks(rows, threads < 128 ? 128 / threads : 1);
 }
 
 template <class T> static mtt_status mtt__launch_norm(mtt__cuda *c, const mtt__norm_forward<T> &o)
 {
-    if constexpr (std::is_same<T, __nv_bfloat16>::value)
-        if (o.eight.data)
-            return o.b ? mtt__launch_norm_of<T, true, false>(c, o) : mtt__launch_norm_of<T, true, true>(c, o);
-    return o.b ? mtt__launch_norm_of<T, false, false>(c, o) : mtt__launch_norm_of<T, false, true>(c, o);
+    return mtt__by_norm_shape(c, o.width, [&](auto threads, auto packs) {
+        enum { THREADS = decltype(threads)::value, PACKS = decltype(packs)::value };
+        return mtt__launch(c, "norm", mtt_k_norm<T, THREADS, PACKS>, mtt__norm_blocks(o.rows, THREADS),
+                           THREADS < 128 ? 128 : THREADS, o);
+    });
 }
 
-/* A norm's result in 8 bits; otherwise there is no data. */
-static mtt__eight mtt__eight_result(const mtt_tensor *y)
+template <class T> static mtt__norm_forward<T> mtt__norm_of(const mtt_op *op)
 {
-    return mtt__eight_of(y->dtype == MTT_F8_E4M3 ? y : NULL);
+    const mtt_norm *o = MTT_OPERANDS_OF(norm, op);
+    return {mtt__at<T>(o->x), NULL, mtt__at<T>(o->gain), mtt__at<T>(o->shift), NULL, mtt__at<T>(o->y),
+            mtt__at<float2>(o->stats), mtt__rows(o->y), (int)mtt__width(o->y), {}, op->shape->norm_eps};
+}
+
+template <class T> static mtt__norm_forward<T> mtt__residual_norm_of(const mtt_op *op)
+{
+    const mtt_residual_norm *o = MTT_OPERANDS_OF(residual_norm, op);
+    return {mtt__at<T>(o->x), mtt__at<T>(o->branch), mtt__at<T>(o->gain), mtt__at<T>(o->shift),
+            mtt__at<T>(o->sum), mtt__at<T>(o->y), mtt__at<float2>(o->stats), mtt__rows(o->y),
+            (int)mtt__width(o->y), mtt__dropout_of(op, o->control), op->shape->norm_eps};
 }
 
 static mtt_status mtt__cuda_norm(mtt__cuda *c, const mtt_op *op)
 {
-    const mtt_norm *o = MTT_OPERANDS_OF(norm, op);
-    return mtt__by_type(c, o->x, [&](auto zero) {
-        typedef decltype(zero) T;
-        mtt__norm_forward<T> n = {mtt__at<T>(o->x), NULL, mtt__at<T>(o->gain), mtt__at<T>(o->shift), NULL,
-                                  mtt__at<T>(o->y), mtt__at<float2>(o->stats), mtt__rows(o->y),
-                                  (int)mtt__width(o->y), {}, mtt__eight_result(o->y), op->shape->norm_eps};
-        return mtt__launch_norm(c, n);
-    });
+    const mtt_tensor *x = MTT_OPERANDS_OF(norm, op)->x;
+    return mtt__by_type(c, x,
+                        [&](auto zero) { return mtt__launch_norm(c, mtt__norm_of<decltype(zero)>(op)); });
 }
 
 static mtt_status mtt__cuda_residual_norm(mtt__cuda *c, const mtt_op *op)
 {
-    const mtt_residual_norm *o = MTT_OPERANDS_OF(residual_norm, op);
-    return mtt__by_type(c, o->x, [&](auto zero) {
-        typedef decltype(zero) T;
-        mtt__norm_forward<T> n = {mtt__at<T>(o->x), mtt__at<T>(o->branch), mtt__at<T>(o->gain),
-                                  mtt__at<T>(o->shift), mtt__at<T>(o->sum), mtt__at<T>(o->y),
-                                  mtt__at<float2>(o->stats), mtt__rows(o->y), (int)mtt__width(o->y),
-                                  mtt__dropout_of(op, o->control), mtt__eight_result(o->y),
-                                  op->shape->norm_eps};
-        return mtt__launch_norm(c, n);
+    return mtt__by_type(c, MTT_OPERANDS_OF(residual_norm, op)->x, [&](auto zero) {
+        return mtt__launch_norm(c, mtt__residual_norm_of<decltype(zero)>(op));
     });
 }
 
 template <class T> struct mtt__norm_operands {
-    const T *dy, *x, *w, *b, *joined;
+    const T *dy, *x, *w, *joined;
     const float2 *stats;
     T *dx;
-    mtt__eight dx_8, dx_t, y_t; /* without data: not wanted */
     float *partial;
     int64_t rows;
     int width, threads; /* of a row */
@@ -1158,27 +1015,20 @@ MTT__DEVICE float2 mtt__row_sums(float2 v, float2 *slots, int threads)
    ROW_THREADS threads, or as many as the argument says if ROW_THREADS is 0, a power of two; each has up to 32
    elements of it, in packs of 16 bytes. So a block works on several rows at once. Shared memory holds STAGES
    times these rows: as many as fit 96 KB, which every device has. Where none fits (FP32, more than 8,192
-   columns), rows are read twice from global memory. With 8-bit results there is one stage, since their codes
-   take 64 bytes a column; where warps share a row, such a block has a processor to itself, which lets its
-   threads have more than 128 registers. */
-template <class TYPE, int ROW_THREADS, int BLOCK_SIZE, bool OF_RMS, bool WITH_EIGHT = false>
-struct mtt__norm_block {
+   columns), rows are read twice from global memory. */
+template <class TYPE, int ROW_THREADS, int BLOCK_SIZE, bool OF_RMS> struct mtt__norm_block {
     typedef TYPE T;
     enum {
         RMS = OF_RMS,
         THREADS = ROW_THREADS,
         SIZE = BLOCK_SIZE,
-        EIGHT = WITH_EIGHT,
         PACK = 16 / sizeof(T),
         PACKS = 32 / PACK,
         BLOCKS = SIZE < 512 ? 2 : 1,
-        AT_ONCE = EIGHT && !THREADS ? 1 : BLOCKS,
-        STAGES = EIGHT ? 1 : (96 << 10) / (3 * SIZE * 32 * sizeof(T))
+        AT_ONCE = BLOCKS,
+        STAGES = (96 << 10) / (3 * SIZE * 32 * sizeof(T))
     };
 };
-
-/* Rows of a tile with 8-bit results. In a transpose they are 32 bytes, which memory moves at once. */
-enum { MTT__NORM_TILE = 32 };
 
 /* Starts a thread's copies of its packs of a row: dy, x and joined, `step` elements apart. Beyond the last
    row the group is empty. */
@@ -1197,56 +1047,40 @@ MTT__DEVICE void mtt__copy_row(const mtt__norm_operands<T> &o, int64_t row, int 
     mtt__copy_commit();
 }
 
-/* Transposes the codes of a tile, those of dx and then those of y. A thread has 16 rows of 4 columns at a
-   time, its neighbour the other 16, so that together they write 32 bytes of a row. Padding becomes zeros. */
-template <class S>
-MTT__DEVICE void mtt__turn_tile(const mtt__norm_operands<typename S::T> &o, const uint8_t *codes,
-                                int64_t row0)
-{
-    const int64_t pitch = (o.rows + 15) & ~15;
-    for (int i = threadIdx.x; i < o.width; i += S::SIZE) {
-        const int of_y = i >= o.width / 2, part = of_y ? i - o.width / 2 : i, column = part / 2 * 4;
-        const int64_t row = row0 + part % 2 * 16;
-        const uint8_t *from = codes + (of_y * MTT__NORM_TILE + part % 2 * 16) * o.width + column;
-        uint8_t *to = (uint8_t *)(of_y ? o.y_t : o.dx_t).data;
-        uint32_t turned[4][4];
-        if (!to || row >= o.rows) continue;
-        MTT__UNROLL for (int quad = 0; quad < 4; quad++) {
-            uint32_t words[4];
-            MTT__UNROLL for (int k = 0; k < 4; k++, from += o.width)
-                words[k] = row + quad * 4 + k < o.rows ? *(const uint32_t *)from : 0;
-            mtt__turn(turned[quad], words[0], words[1], words[2], words[3]);
-        }
-        MTT__UNROLL for (int k = 0; k < 4; k++)
-            *(uint4 *)(to + (column + k) * pitch + row) =
-                make_uint4(turned[0][k], turned[1][k], turned[2][k], turned[3][k]);
-    }
-}
+/* What mtt_k_norm_backward does besides: nothing. A wing has more to do with each pack of dx as it is stored,
+   and after all rows before `next`. WHOLE_TILES: it also does so for rows past the end of the last tile. */
+struct mtt__norm_no_more {
+    enum { WHOLE_TILES = 0 };
+    template <class O> MTT__MEMBER mtt__norm_no_more begin(const O &, uint8_t *) const { return {}; }
+    template <class V>
+    MTT__MEMBER void each(int64_t, int, const V & /* dx */, const float * /* xhat */, const float * /* w */)
+        const {}
+    MTT__MEMBER void after_rows(int64_t /* next */) const {}
+};
 
 /* Math:        xhat = (x - mean) rstd, g = dy w: dx = rstd (g - mean(g) - xhat mean(g xhat)) [+ joined];
-                partial[block] = (sum of dy xhat, sum of dy) over the block's rows. With EIGHT dx_8 = dx, as
-                stored, in 8 bits, dx_t its transpose, y_t that of xhat w + b. RMS: without mean(g), b and
+                partial[block] = (sum of dy xhat, sum of dy) over the block's rows. RMS: without mean(g) and
                 the sum of dy
-   Shapes:      dy, x, joined, dx [rows, C], w, b [C] T; stats [rows] (mean, rstd) float; partial [blocks,
-                2 C] float; dx_8 [rows, C], dx_t [C, rows in whole 16] e5m2; y_t as dx_t, e4m3
+   Shapes:      dy, x, joined, dx [rows, C], w [C] T; stats [rows] (mean, rstd) float; partial [blocks, 2 C]
+                float
    Launch:      S = mtt__norm_block. Blocks stride over tiles of rows, several rows at a time, and copy STAGES
                 - 1 steps ahead. A thread reads only its own copies, which takes no barrier; sums of a row
-                shared by warps take one, and the transposes of a tile two
+                shared by warps take one
    Requires:    C a multiple of 8, at most 32 times the threads of a row; shared memory for the stages of dy,
-                x and joined, which holds the rows' sums in the end; joined, dy or x may be dx. EIGHT: C a
-                multiple of 16, tiles of MTT__NORM_TILE rows and shared memory for their codes; x is not dx
-   Traffic:     dy, x, joined read once, results written once; w and b stay in cache. Without stages, dy and
-                x are read again from L2
+                x and joined, which holds the rows' sums in the end; joined, dy or x may be dx
+   Traffic:     dy, x, joined read once, dx written once; w stays in cache. Without stages, dy and x are read
+                again from L2
    Determinism: rows of a thread in order, then those of a block; mtt_k_column_sums adds up the blocks
    Reference:   mtt__cpu_norm_backward */
-template <class S>
+template <class S, class MORE>
 static __global__ void __launch_bounds__(S::SIZE, S::AT_ONCE)
-    mtt_k_norm_backward(const mtt__norm_operands<typename S::T> o)
+    mtt_k_norm_backward(const __grid_constant__ mtt__norm_operands<typename S::T> o,
+                        const __grid_constant__ MORE more)
 {
     typedef typename S::T T;
     enum { STAGES = S::STAGES, PACK = S::PACK, PACKS = S::PACKS };
-    static_assert(S::EIGHT || S::THREADS == S::SIZE || STAGES * 3 * sizeof(T) >= 2 * sizeof(float),
-                  "sums of dw and db fit where rows were, or rows and codes");
+    static_assert(MORE::WHOLE_TILES || S::THREADS == S::SIZE || STAGES * 3 * sizeof(T) >= 2 * sizeof(float),
+                  "sums of dw and db fit where rows were");
     extern __shared__ uint4 ring[];
     __shared__ float2 slots[2][S::SIZE / 32];
     const int threads = S::THREADS ? S::THREADS : o.threads, log2_threads = 31 - __clz(threads);
@@ -1256,13 +1090,14 @@ static __global__ void __launch_bounds__(S::SIZE, S::AT_ONCE)
         row += block_rows;
         return row - group & (o.tile - 1) ? row : row + (int64_t)(gridDim.x - 1) * o.tile;
     };
-    const int64_t end = S::EIGHT ? (o.rows + o.tile - 1) & -o.tile : o.rows; /* the last tile ends, too */
+    const int64_t end = MORE::WHOLE_TILES ? (o.rows + o.tile - 1) & -o.tile : o.rows;
     int64_t row = (int64_t)blockIdx.x * o.tile + group, ahead = row;
     T *const staged = reinterpret_cast<T *>(ring) + group * width;
-    uint8_t *const codes = reinterpret_cast<uint8_t *>(ring) + STAGES * 3 * step * sizeof(T);
-    const float share = 1.0f / (float)width, y_scale = S::EIGHT ? mtt__scale_of(o.y_t) : 1.0f;
+    const auto extra = more.begin(o, reinterpret_cast<uint8_t *>(ring) + STAGES * 3 * step * sizeof(T));
+    const float share = 1.0f / (float)width;
     float dw[PACKS][PACK] = {}, db[PACKS][PACK] = {};
     float2 next = row < o.rows ? o.stats[row] : make_float2(0, 0);
+    /* start copies of the first rows */
     MTT__UNROLL for (int s = 0; s < STAGES; s++, ahead = after(ahead))
         mtt__copy_row<S>(o, ahead, threads, lane, staged + s * 3 * step, step);
     for (int stage = 0, odd = 0; row - group < end; row = after(row), odd ^= 1) {
@@ -1272,6 +1107,7 @@ static __global__ void __launch_bounds__(S::SIZE, S::AT_ONCE)
         float2 stat = next, sum = make_float2(0, 0);
         if (after(row) < o.rows) next = o.stats[after(row)];
         if (STAGES) mtt__copy_wait<STAGES ? STAGES - 1 : 0>();
+        /* sum over the row, and add it to dw and db */
         MTT__UNROLL for (int p = 0; p < PACKS; p++) {
             int column = (p * threads + lane) * PACK;
             float dys[PACK], xs[PACK], gain[PACK];
@@ -1290,6 +1126,7 @@ static __global__ void __launch_bounds__(S::SIZE, S::AT_ONCE)
         sum = mtt__row_sums(sum, slots[odd], threads);
         sum.x *= share;
         sum.y *= share;
+        /* make dx */
         MTT__UNROLL for (int p = 0; p < PACKS; p++) {
             int column = (p * threads + lane) * PACK;
             float dys[PACK], xs[PACK], gain[PACK], others[PACK] = {}, out[PACK];
@@ -1304,29 +1141,13 @@ static __global__ void __launch_bounds__(S::SIZE, S::AT_ONCE)
             }
             const mtt__vector<T, PACK> stored = mtt__from_floats<T, PACK>(out);
             *reinterpret_cast<mtt__vector<T, PACK> *>(o.dx + row * width + column) = stored;
-            if constexpr (S::EIGHT) {
-                uint8_t *const to = codes + (row & (MTT__NORM_TILE - 1)) * width + column;
-                if (o.dx_t.data) {
-                    mtt__to_floats(stored, out);
-                    const uint2 rounded = mtt__pack_eight<mtt__e5m2>(out, 1.0f);
-                    *(uint2 *)((uint8_t *)o.dx_8.data + row * width + column) = *(uint2 *)to = rounded;
-                }
-                if (o.y_t.data) {
-                    float shift[PACK] = {};
-                    if (!S::RMS) mtt__read_floats<PACK>(o.b + column, shift);
-                    MTT__UNROLL for (int k = 0; k < PACK; k++) out[k] = xs[k] * gain[k] + shift[k];
-                    *(uint2 *)(to + MTT__NORM_TILE * width) = mtt__pack_eight<mtt__e4m3>(out, y_scale);
-                }
-            }
+            extra.each(row, column, stored, xs, gain);
         }
         if (STAGES) mtt__copy_row<S>(o, ahead, threads, lane, copy, step), ahead = after(ahead);
         stage = stage + 1 < STAGES ? stage + 1 : 0;
-        if (S::EIGHT && (row - group + block_rows & (MTT__NORM_TILE - 1)) == 0) {
-            __syncthreads(); /* the tile's codes are there before they are transposed */
-            mtt__turn_tile<S>(o, codes, row - group + block_rows - MTT__NORM_TILE);
-            __syncthreads(); /* all have read them before the next tile's */
-        }
+        extra.after_rows(row - group + block_rows);
     }
+    /* add up dw and db of the rows that the block works on at once */
     const int sums_width = (2 - S::RMS) * width;
     float *partial = o.partial + (int64_t)blockIdx.x * sums_width, *sums = reinterpret_cast<float *>(ring);
     if (block_rows > 1) __syncthreads(); /* all rows are read before sums overwrite them */
@@ -1354,25 +1175,16 @@ static int mtt__norm_threads(int64_t width)
     return threads;
 }
 
+/* Shared memory of the stages. */
 template <class S> static size_t mtt__norm_shared(int64_t width)
 {
-    const size_t row = S::STAGES * 3 * sizeof(typename S::T), codes = S::EIGHT * 2 * MTT__NORM_TILE;
-    return (size_t)width * (S::SIZE / mtt__norm_threads(width) * row + codes);
+    return (size_t)(width * S::SIZE / mtt__norm_threads(width)) * S::STAGES * 3 * sizeof(typename S::T);
 }
 
-template <bool RMS> using mtt__norm_block_eight = mtt__norm_block<__nv_bfloat16, 0, 256, RMS, true>;
-
-/* Whether the kernel makes the 8-bit results: their codes must fit the shared memory. An H200's takes widths
-   of up to 3,040, one of 99 KB up to 896. quantize makes those of other norms. */
-static bool mtt__norm_rounds(const mtt__cuda *c, const mtt_norm_backward *n)
-{
-    const int64_t width = mtt__width(n->dy);
-    return (n->dx_t || n->y_t) && mtt__norm_threads(width) <= mtt__norm_block_eight<false>::SIZE &&
-           mtt__norm_shared<mtt__norm_block_eight<false>>(width) + 1024 <= (size_t)c->shared_bytes;
-}
-
-template <class S>
-static mtt_status mtt__norm_backward_by(mtt__cuda *c, const mtt_op *op, mtt__norm_operands<typename S::T> o)
+/* Runs a kernel of norm_backward, and adds up the sums of its blocks. */
+template <class S, class... P, class... A>
+static mtt_status mtt__norm_backward_by(mtt__cuda *c, const mtt_op *op, void (*kernel)(P...), size_t shared,
+                                        mtt__norm_operands<typename S::T> o, A... more)
 {
     const mtt_norm_backward *n = MTT_OPERANDS_OF(norm_backward, op);
     const int64_t width = o.width;
@@ -1381,488 +1193,60 @@ static mtt_status mtt__norm_backward_by(mtt__cuda *c, const mtt_op *op, mtt__nor
     if (o.tile < S::SIZE / o.threads) o.tile = S::SIZE / o.threads;
     blocks = mtt__min(mtt__blocks(o.rows, o.tile), S::BLOCKS * c->processors);
     blocks = mtt__min(blocks, (int64_t)(op->workspace->bytes / mtt__op_scratch(op)));
-    status = mtt__launch_shared(c, "norm_backward", mtt_k_norm_backward<S>, (unsigned)blocks, S::SIZE,
-                                mtt__norm_shared<S>(width), o);
+    status = mtt__launch_shared(c, "norm_backward", kernel, (unsigned)blocks, S::SIZE, shared, o, more...);
     if (status != MTT_OK) return status;
     return mtt__launch(c, "column_sums", mtt_k_column_sums<float>, mtt__blocks((2 - S::RMS) * width, 64),
                        dim3(8, 32), (const float *)o.partial, mtt__at<float>(n->d_gain),
                        mtt__at<float>(n->d_shift), width, blocks, (2 - S::RMS) * width, blocks, 0);
 }
 
-/* The usual block has 512 / sizeof(T) threads: a warp has a row of up to 1,024 columns. The order of sums
-   does not depend on which kernel makes the 8-bit results. */
-template <class T, bool RMS> static mtt_status mtt__norm_backward(mtt__cuda *c, const mtt_op *op)
+template <class S>
+static mtt_status mtt__launch_norm_backward(mtt__cuda *c, const mtt_op *op,
+                                            const mtt__norm_operands<typename S::T> &o)
 {
-    enum { SIZE = 512 / sizeof(T) };
+    return mtt__norm_backward_by<S>(c, op, mtt_k_norm_backward<S, mtt__norm_no_more>,
+                                    mtt__norm_shared<S>(o.width), o, mtt__norm_no_more());
+}
+
+template <class T>
+static mtt__norm_operands<T> mtt__norm_backward_of(const mtt_op *op, void *partial, int tile)
+{
     const mtt_norm_backward *n = MTT_OPERANDS_OF(norm_backward, op);
     const int64_t width = mtt__width(n->dy);
+    return {mtt__at<T>(n->dy), mtt__at<T>(n->x), mtt__at<T>(n->gain), mtt__at<T>(n->joined),
+            mtt__at<float2>(n->stats), mtt__at<T>(n->dx), (float *)partial, mtt__rows(n->dy), (int)width,
+            mtt__norm_threads(width), tile};
+}
+
+/* The usual block has 512 / sizeof(T) threads: a warp has a row of up to 1,024 columns. */
+template <class T, bool RMS> static mtt_status mtt__norm_backward(mtt__cuda *c, const mtt_op *op, int tile)
+{
+    enum { SIZE = 512 / sizeof(T) };
     void *scratch;
     mtt_status status = mtt__scratch(c, op, mtt__op_scratch(op), &scratch);
-    mtt__norm_operands<T> o = {mtt__at<T>(n->dy), mtt__at<T>(n->x), mtt__at<T>(n->gain),
-                               mtt__at<T>(n->shift), mtt__at<T>(n->joined), mtt__at<float2>(n->stats),
-                               mtt__at<T>(n->dx), mtt__eight_of(n->dx_8), mtt__eight_of(n->dx_t),
-                               mtt__eight_of(n->y_t), (float *)scratch, mtt__rows(n->dy), (int)width,
-                               mtt__norm_threads(width), n->dx_t || n->y_t ? MTT__NORM_TILE : 1};
     if (status != MTT_OK) return status;
-    if constexpr (std::is_same<T, __nv_bfloat16>::value)
-        if (mtt__norm_rounds(c, n)) {
-            if (o.threads > 32) return mtt__norm_backward_by<mtt__norm_block_eight<RMS>>(c, op, o);
-            return mtt__norm_backward_by<mtt__norm_block<T, 32, SIZE, RMS, true>>(c, op, o);
-        }
-    if (o.threads == 32) return mtt__norm_backward_by<mtt__norm_block<T, 32, SIZE, RMS>>(c, op, o);
-    if (o.threads <= SIZE) return mtt__norm_backward_by<mtt__norm_block<T, 0, SIZE, RMS>>(c, op, o);
+    const mtt__norm_operands<T> o = mtt__norm_backward_of<T>(op, scratch, tile);
+    if (o.threads == 32) return mtt__launch_norm_backward<mtt__norm_block<T, 32, SIZE, RMS>>(c, op, o);
+    if (o.threads <= SIZE) return mtt__launch_norm_backward<mtt__norm_block<T, 0, SIZE, RMS>>(c, op, o);
     if constexpr (SIZE < 256)
-        if (o.threads == 256) return mtt__norm_backward_by<mtt__norm_block<T, 256, 256, RMS>>(c, op, o);
-    if (o.threads == 512) return mtt__norm_backward_by<mtt__norm_block<T, 512, 512, RMS>>(c, op, o);
+        if (o.threads == 256) return mtt__launch_norm_backward<mtt__norm_block<T, 256, 256, RMS>>(c, op, o);
+    if (o.threads == 512) return mtt__launch_norm_backward<mtt__norm_block<T, 512, 512, RMS>>(c, op, o);
     return mtt__cuda_fail(c->env, MTT_E_ARGUMENT, "a norm over %d columns: at most 16,384", o.width);
 }
 
-/* ----------------------------------------------------------------------------------------------------------
-   >>eight bits   operands of FP8's products
-   -------------------------------------------------------------------------------------------------------- */
-
-/* What mtt_k_quantize rounds. PLAIN: x. NORMED: the norm of x, recomputed from its statistics. GELU_BACKWARD:
-   the gradient of GELU's input, and GELU's result. GELU_BACKWARD + MLP: the same for that activation. */
-enum { MTT__PLAIN, MTT__NORMED, MTT__GELU_BACKWARD };
-
-struct mtt__quantize {
-    const __nv_bfloat16 *x, *dy, *gain, *shift;
-    const float2 *stats;
-    mtt__eight y, y_t, gelu_t; /* without data: not wanted. gelu_t: of the activation's result */
-    int64_t rows, padded;      /* elements in a row of a transpose that are written, */
-    int64_t pitch;             /* and from row to row */
-    int width;
-};
-
-/* A tile of 128 rows and 64 columns of codes, transposed: a column is 32 words of four codes. One word more
-   between columns spreads a warp over the banks of shared memory. */
-enum { MTT__TILE_ROWS = 128, MTT__TILE_COLUMNS = 64 };
-typedef uint32_t mtt__transposed_tile[MTT__TILE_COLUMNS][MTT__TILE_ROWS / 4 + 1];
-
-/* A thread's four rows of eight columns. Eight neighbours have all columns of the same rows. */
-MTT__DEVICE void mtt__transpose_codes(mtt__transposed_tile &to, const uint2 codes[4])
+/* `tile` is 1, or the tile of a wing, so that sums have the same order whichever kernel makes them. */
+static mtt_status mtt__norm_backward_tiles(mtt__cuda *c, const mtt_op *op, int tile)
 {
-    uint32_t words[8];
-    mtt__turn(words, codes[0].x, codes[1].x, codes[2].x, codes[3].x);
-    mtt__turn(words + 4, codes[0].y, codes[1].y, codes[2].y, codes[3].y);
-    MTT__UNROLL for (int k = 0; k < 8; k++) to[threadIdx.x % 8 * 8 + k][threadIdx.x / 8] = words[k];
-}
-
-enum { MTT__HALVES_OF_1 = 0x3c003c00 }; /* two halves, each 1 */
-
-/* Adds e5m2 codes on tensor cores. The 16 codes of lanes 4r to 4r + 3 are added to row r of c, in each column
-   j whose lanes 4j to 4j + 3 pass MTT__HALVES_OF_1 as `ones`, and not 0. c[0..1] are row l/4, columns 2 (l%4)
-   and the next. A byte of e5m2 is the upper byte of a half, and products with 1 are exact. Where some lanes
-   pass 0, codes must be finite: infinity times 0 is NaN. */
-MTT__DEVICE void mtt__sum_codes(float c[4], uint32_t word, uint32_t ones)
-{
-    const uint32_t halves[4] = {__byte_perm(word, 0, 0x1404), 0, __byte_perm(word, 0, 0x3424), 0};
-    mtt__mma(c, halves, ones, ones, __half());
-}
-
-/* Computes eight values of a row: v, the values to round; u, the activation's result; up, the gradient of
-   SwiGLU's second half. */
-template <int KIND>
-MTT__DEVICE void mtt__quantized_values(const mtt__quantize &o, int64_t row, int column,
-                                       const mtt__vector<__nv_bfloat16> &x,
-                                       const mtt__vector<__nv_bfloat16> &dy, float *v, float *u, float *up)
-{
-    typedef __nv_bfloat16 T;
-    mtt__to_floats(x, v);
-    if (KIND == MTT__NORMED) {
-        const float2 stats = o.stats[row];
-        float gain[8], shift[8] = {};
-        mtt__read_floats(o.gain + column, gain);
-        if (o.shift) mtt__read_floats(o.shift + column, shift);
-        MTT__UNROLL for (int k = 0; k < 8; k++)
-            v[k] = mtt__normalized<T>(v[k], stats) * gain[k] + shift[k];
-    } else if (KIND == MTT__GELU_BACKWARD) {
-        float d[8];
-        mtt__to_floats(dy, d);
-        MTT__UNROLL for (int k = 0; k < 8; k++) {
-            const float s = mtt__gelu_gate<T>(v[k]);
-            u[k] = v[k] * s;
-            v[k] = d[k] * mtt__gelu_slope_of(v[k], s);
-        }
-    } else if (KIND > MTT__GELU_BACKWARD) {
-        enum { MLP = KIND > MTT__GELU_BACKWARD ? KIND - MTT__GELU_BACKWARD : MTT_MLP_SILU };
-        float d[8];
-        mtt__to_floats(dy, d);
-        MTT__UNROLL for (int k = 0; k < 8; k++) {
-            u[k] = mtt__activated<T, (mtt_mlp)MLP>(v[k], up[k]);
-            mtt__activation_slopes<T, (mtt_mlp)MLP>(v[k], up[k], d[k]);
-            v[k] = d[k];
-        }
-    }
-}
-
-/* A tile of mtt_k_quantize. */
-template <int KIND, class Q> MTT__DEVICE void mtt__quantize_tile(const mtt__quantize &o, int tile)
-{
-    enum {
-        COLUMNS = MTT__TILE_COLUMNS,
-        WITH_DY = KIND >= MTT__GELU_BACKWARD,
-        GATED = KIND == MTT__GELU_BACKWARD + MTT_MLP_SWIGLU,
-        TILES = 1 + WITH_DY + GATED
-    };
-    __shared__ mtt__transposed_tile turned[TILES];
-    const int x_width = GATED ? 2 * o.width : o.width;
-    const int tiles = (o.width + COLUMNS - 1) / COLUMNS, quad = threadIdx.x / 8;
-    const int64_t row0 = (int64_t)(tile / tiles) * MTT__TILE_ROWS;
-    const int column0 = tile % tiles * COLUMNS, column = column0 + threadIdx.x % 8 * 8;
-    const float scale = mtt__scale_of(o.y_t.data ? o.y_t : o.y);
-    const float gelu_scale = WITH_DY ? mtt__scale_of(o.gelu_t) : 1.0f;
-    mtt__vector<__nv_bfloat16> xs[4] = {}, dys[4] = {}, ups[4] = {};
-    mtt__records records = {};
-    uint2 codes[4] = {}, more[4] = {}, of_up[4] = {};
-    const auto inside = [&](int i) { return column < o.width && row0 + quad * 4 + i < o.rows; };
-    MTT__UNROLL for (int i = 0; i < 4; i++) {
-        const int64_t at = (row0 + quad * 4 + i) * o.width + column;
-        const int64_t x_at = GATED ? (row0 + quad * 4 + i) * x_width + column : at;
-        if (inside(i)) xs[i] = mtt__load_vector(o.x + x_at);
-        if (WITH_DY && inside(i)) dys[i] = mtt__load_vector(o.dy + at);
-        if (GATED && inside(i)) ups[i] = mtt__load_vector(o.x + x_at + o.width);
-    }
-    MTT__UNROLL for (int i = 0; i < 4; i++) {
-        const int64_t row = row0 + quad * 4 + i;
-        float v[8], u[8], up[8];
-        if (!inside(i)) continue;
-        if (WITH_DY) mtt__to_floats(ups[i], up);
-        mtt__quantized_values<KIND>(o, row, column, xs[i], dys[i], v, u, up);
-        if (o.y.recorded || o.y_t.recorded) mtt__note(records, v, scale);
-        codes[i] = mtt__pack_eight<Q>(v, scale);
-        if (WITH_DY) more[i] = mtt__pack_eight<mtt__e4m3>(u, gelu_scale);
-        if (o.y.data) *(uint2 *)((uint8_t *)o.y.data + row * x_width + column) = codes[i];
-        if (!GATED) continue;
-        of_up[i] = mtt__pack_eight<Q>(up, scale);
-        *(uint2 *)((uint8_t *)o.y.data + row * x_width + o.width + column) = of_up[i];
-    }
-    mtt__record_warp(o.y.recorded ? o.y : o.y_t, records);
-    if (!o.y_t.data) return;
-    MTT__UNROLL for (int t = 0; t < TILES; t++)
-        mtt__transpose_codes(turned[t], t == 0 ? codes : t == 1 ? more : of_up);
-    __syncthreads(); /* the tile is there before its columns are stored */
-    const int64_t at = row0 + threadIdx.x % 32 * 4;
-    for (int j = threadIdx.x / 32; j < COLUMNS && column0 + j < o.width && at < o.padded; j += 8)
-        MTT__UNROLL for (int t = 0; t < TILES; t++) {
-            uint8_t *const to = (uint8_t *)(t == 1 ? o.gelu_t : o.y_t).data;
-            const int64_t to_row = column0 + j + (t == 2 ? o.width : 0);
-            if (t == 1 && !to) continue;
-            *(uint32_t *)(to + to_row * o.pitch + at) = turned[t][j][threadIdx.x % 32];
-        }
-}
-
-/* Math:        y = x, or a function of it, in 8 bits, and its transpose: PLAIN x; NORMED (x - mean) rstd gain
-                + shift; GELU_BACKWARD dy GELU'(x), and gelu_t the transpose of GELU(x) in e4m3; from there
-                up the same for the other activations
-   Shapes:      x, dy, y [rows, width], y_t, gelu_t [width, padded]; x, dy BF16, y and y_t type Q. SwiGLU:
-                x and y have 2 width columns, y_t as many rows, gate before up
-   Launch:      a block of 256 threads for a tile of 128 x 64; a thread has 8 columns of 4 rows
-   Requires:    width a multiple of 8; padded one of 16, less than 128 above rows
-   Traffic:     x and dy read, what is wanted written: transposes in pieces of 128 bytes, by shared memory
-   Determinism: elementwise; records a largest value and a count
-   Reference:   mtt__cpu_quantize, mtt__cpu_gelu_backward */
-template <int KIND, class Q>
-static __global__ void __launch_bounds__(256) mtt_k_quantize(const mtt__quantize o)
-{
-    mtt__quantize_tile<KIND, Q>(o, (int)blockIdx.x);
-}
-
-/* Matrices that one launch rounds, and the first tile of each. */
-struct mtt__quantize_four {
-    mtt__quantize matrix[4];
-    int first[5];
-};
-
-/* Math:        mtt_k_quantize of four matrices, as they are
-   Shapes:      as mtt_k_quantize
-   Launch:      as mtt_k_quantize: four launches would take twice as long, since weights are small
-   Requires:    as mtt_k_quantize
-   Traffic:     as mtt_k_quantize
-   Determinism: as mtt_k_quantize
-   Reference:   mtt__cpu_quantize_weights */
-static __global__ void __launch_bounds__(256, 4)
-    mtt_k_quantize_four(const __grid_constant__ mtt__quantize_four o)
-{
-    int i = 0;
-    while ((int)blockIdx.x >= o.first[i + 1]) i++;
-    mtt__quantize_tile<MTT__PLAIN, mtt__e4m3>(o.matrix[i], (int)blockIdx.x - o.first[i]);
-}
-
-/* Math:        codes = x scale, exponents those of 1 / scale, which is a power of two for each 128 elements
-   Shapes:      x [count] T, codes [groups, 128] e4m3, after count zeros, and exponents [groups] bytes
-   Launch:      256 threads, 8 elements each; 16 lanes have a group
-   Requires:    count a multiple of 8
-   Traffic:     x read, codes and exponents written: 1.01 bytes an element
-   Determinism: a maximum, then elementwise
-   Reference:   mtt__cpu_quantize_groups */
-template <class T>
-static __global__ void __launch_bounds__(256)
-    mtt_k_quantize_groups(const T *x, uint8_t *codes, int64_t count, int64_t groups)
-{
-    const int64_t at = ((int64_t)blockIdx.x * 256 + threadIdx.x) * 8;
-    float v[8] = {}, largest = 0;
-    if (at < count) mtt__read_floats(x + at, v);
-    MTT__UNROLL for (int k = 0; k < 8; k++) largest = fmaxf(largest, fabsf(v[k]));
-    MTT__UNROLL for (int lanes = 1; lanes < MTT_KEPT_GROUP / 8; lanes *= 2)
-        largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, lanes));
-    if (at >= groups * MTT_KEPT_GROUP) return;
-    const float scale = mtt__group_scale(largest);
-    *(uint2 *)(codes + at) = mtt__pack_eight<mtt__e4m3>(v, scale);
-    if (at % MTT_KEPT_GROUP == 0)
-        codes[groups * MTT_KEPT_GROUP + at / MTT_KEPT_GROUP] = (uint8_t)(__float_as_uint(1.0f / scale) >> 23);
-}
-
-/* Math:        x = codes times the powers of two of their groups
-   Shapes:      as mtt_k_quantize_groups
-   Launch:      256 threads, 8 elements each
-   Requires:    count a multiple of 8
-   Traffic:     codes and exponents read, x written
-   Determinism: elementwise
-   Reference:   mtt__cpu_dequantize_groups */
-template <class T>
-static __global__ void __launch_bounds__(256)
-    mtt_k_dequantize_groups(const uint8_t *codes, T *x, int64_t count, int64_t groups)
-{
-    const int64_t at = ((int64_t)blockIdx.x * 256 + threadIdx.x) * 8;
-    if (at >= count) return;
-    const uint2 words = *(const uint2 *)(codes + at);
-    const float inverse =
-        __uint_as_float((uint32_t)codes[groups * MTT_KEPT_GROUP + at / MTT_KEPT_GROUP] << 23);
-    float v[8];
-    MTT__UNROLL for (int k = 0; k < 8; k++)
-        v[k] = mtt__from_e4m3((uint8_t)((k < 4 ? words.x : words.y) >> k % 4 * 8)) * inverse;
-    mtt__store_floats(x + at, v);
-}
-
-static mtt_status mtt__cuda_quantize_groups(mtt__cuda *c, const mtt_op *op)
-{
-    const mtt_quantize_groups *o = MTT_OPERANDS_OF(quantize_groups, op);
-    return mtt__by_type(c, o->x, [&](auto zero) {
+    return mtt__by_type(c, MTT_OPERANDS_OF(norm_backward, op)->dy, [&](auto zero) {
         typedef decltype(zero) T;
-        return mtt__launch(c, "quantize_groups", mtt_k_quantize_groups<T>,
-                           mtt__blocks(mtt__elements(o->x), 2048), 256, mtt__at<const T>(o->x),
-                           mtt__at<uint8_t>(o->codes), mtt__elements(o->x), o->codes->shape[0]);
+        if (op->shape->norm == MTT_NORM_LAYER) return mtt__norm_backward<T, false>(c, op, tile);
+        return mtt__norm_backward<T, true>(c, op, tile);
     });
-}
-
-static mtt_status mtt__cuda_dequantize_groups(mtt__cuda *c, const mtt_op *op)
-{
-    const mtt_dequantize_groups *o = MTT_OPERANDS_OF(dequantize_groups, op);
-    return mtt__by_type(c, o->x, [&](auto zero) {
-        typedef decltype(zero) T;
-        return mtt__launch(c, "dequantize_groups", mtt_k_dequantize_groups<T>,
-                           mtt__blocks(mtt__elements(o->x), 2048), 256, mtt__at<const uint8_t>(o->codes),
-                           mtt__at<T>(o->x), mtt__elements(o->x), o->codes->shape[0]);
-    });
-}
-
-static int64_t mtt__quantize_tiles(const mtt__quantize &o)
-{
-    return mtt__ceil_div(o.rows, MTT__TILE_ROWS) * mtt__ceil_div(o.width, MTT__TILE_COLUMNS);
-}
-
-template <int KIND, class Q> static mtt_status mtt__launch_quantize(mtt__cuda *c, const mtt__quantize &o)
-{
-    return mtt__launch(c, "quantize", mtt_k_quantize<KIND, Q>, (unsigned)mtt__quantize_tiles(o), 256, o);
-}
-
-static mtt_status mtt__quantize_by(mtt__cuda *c, const mtt_quantize *o)
-{
-    mtt__quantize q = {};
-    q.x = mtt__at<const __nv_bfloat16>(o->x);
-    q.stats = mtt__at<const float2>(o->stats);
-    q.gain = mtt__at<const __nv_bfloat16>(o->gain), q.shift = mtt__at<const __nv_bfloat16>(o->shift);
-    q.y = mtt__eight_of(o->y), q.y_t = mtt__eight_of(o->y_t);
-    q.rows = mtt__rows(o->x), q.width = (int)mtt__width(o->x);
-    q.padded = q.pitch = o->y_t ? mtt__width(o->y_t) : 0;
-    if (o->stats) return mtt__launch_quantize<MTT__NORMED, mtt__e4m3>(c, q);
-    if ((o->y ? o->y : o->y_t)->dtype == MTT_F8_E4M3)
-        return mtt__launch_quantize<MTT__PLAIN, mtt__e4m3>(c, q);
-    return mtt__launch_quantize<MTT__PLAIN, mtt__e5m2>(c, q);
-}
-
-static mtt_status mtt__cuda_quantize(mtt__cuda *c, const mtt_op *op)
-{
-    return mtt__quantize_by(c, MTT_OPERANDS_OF(quantize, op));
 }
 
 static mtt_status mtt__cuda_norm_backward(mtt__cuda *c, const mtt_op *op)
 {
-    const mtt_norm_backward *o = MTT_OPERANDS_OF(norm_backward, op);
-    const mtt_quantize dx = {o->dx, NULL, NULL, NULL, o->dx_8, o->dx_t};
-    const mtt_quantize y = {o->x, o->stats, o->gain, o->shift, NULL, o->y_t};
-    mtt_status status = mtt__by_type(c, o->dy, [&](auto zero) {
-        typedef decltype(zero) T;
-        if (op->shape->norm == MTT_NORM_LAYER) return mtt__norm_backward<T, false>(c, op);
-        return mtt__norm_backward<T, true>(c, op);
-    });
-    if (mtt__norm_rounds(c, o)) return status;
-    if (status == MTT_OK && o->dx_t) status = mtt__quantize_by(c, &dx);
-    if (status == MTT_OK && o->y_t) status = mtt__quantize_by(c, &y);
-    return status;
-}
-
-static mtt_status mtt__cuda_quantize_weights(mtt__cuda *c, const mtt_op *op)
-{
-    mtt__quantize_four four = {};
-    for (int i = 0; i < 4; i++) {
-        mtt__quantize *q = &four.matrix[i];
-        q->x = mtt__at<const __nv_bfloat16>(op->operands[i]);
-        (op->transposed ? q->y_t : q->y) = mtt__eight_of(op->operands[4 + i]);
-        q->rows = mtt__rows(op->operands[i]), q->width = (int)mtt__width(op->operands[i]);
-        q->padded = q->pitch = q->rows;
-        four.first[i + 1] = four.first[i] + (int)mtt__quantize_tiles(*q);
-    }
-    return mtt__launch(c, "quantize", mtt_k_quantize_four, (unsigned)four.first[4], 256, four);
-}
-
-static mtt_status mtt__gelu_backward_eight(mtt__cuda *c, const mtt_gelu_backward *o)
-{
-    mtt__quantize q = {};
-    q.x = mtt__at<const __nv_bfloat16>(o->x), q.dy = mtt__at<const __nv_bfloat16>(o->dy);
-    q.y = mtt__eight_of(o->dx), q.y_t = mtt__eight_of(o->dx_t), q.gelu_t = mtt__eight_of(o->y_t);
-    q.rows = mtt__rows(o->x), q.width = (int)mtt__width(o->x), q.padded = q.pitch = mtt__width(o->dx_t);
-    return mtt__launch_quantize<MTT__GELU_BACKWARD, mtt__e5m2>(c, q);
-}
-
-static mtt_status mtt__cuda_gelu_backward(mtt__cuda *c, const mtt_op *op)
-{
-    const mtt_gelu_backward *o = MTT_OPERANDS_OF(gelu_backward, op);
-    if (o->dx_t) return mtt__gelu_backward_eight(c, o);
-    return mtt__launch_gelu_backward(c, o->dy, o->x, o->dx);
-}
-
-static mtt_status mtt__cuda_activation_backward(mtt__cuda *c, const mtt_op *op)
-{
-    const mtt_activation_backward *o = MTT_OPERANDS_OF(activation_backward, op);
-    const uint32_t packs = (uint32_t)mtt__width(o->dy) / 8;
-    const int64_t count = mtt__elements(o->dy) / 8;
-    return mtt__by_mlp(c, op->shape->mlp, [&](auto mlp) {
-        constexpr mtt_mlp MLP = decltype(mlp)::value;
-        if (o->dx_t) {
-            mtt__quantize q = {};
-            q.x = mtt__at<const __nv_bfloat16>(o->x), q.dy = mtt__at<const __nv_bfloat16>(o->dy);
-            q.y = mtt__eight_of(o->dx), q.y_t = mtt__eight_of(o->dx_t), q.gelu_t = mtt__eight_of(o->y_t);
-            q.rows = mtt__rows(o->x), q.width = (int)packs * 8, q.padded = q.pitch = mtt__width(o->dx_t);
-            return mtt__launch_quantize<MTT__GELU_BACKWARD + MLP, mtt__e5m2>(c, q);
-        }
-        return mtt__by_type(c, o->dx, [&](auto zero) {
-            typedef decltype(zero) T;
-            mtt__activation_operands<T> a = {mtt__at<T>(o->x), mtt__at<T>(o->dy), NULL, mtt__at<T>(o->dx), {},
-                                             count, packs};
-            return mtt__launch(c, "activation_backward", mtt_k_activation_backward<T, MLP>,
-                               mtt__blocks(count, 256), 256, a);
-        });
-    });
-}
-
-/* Math:        out[j] (+)= sum of row j over its first `count` elements, divided by x's scale
-   Shapes:      x [rows, width] e5m2, out [rows] float
-   Launch:      a block of 256 threads a row, all through the same turns, since the lanes of a warp add
-                together. A thread loads four pieces of 16 bytes before it adds them: with fewer, longer
-                blocks a narrow tensor would not occupy the device
-   Requires:    width and count multiples of 16
-   Traffic:     x read once
-   Determinism: tensor cores add 64 elements of four threads; these sums in order; then a fixed tree
-   Reference:   mtt__sum_columns */
-static __global__ void __launch_bounds__(256)
-    mtt_k_row_sums(const uint8_t *x, const mtt_scale *scale, float *out, int64_t count, int64_t width,
-                   int add)
-{
-    enum { AHEAD = 4, PIECE = 256 * 16 };
-    __shared__ float shared[32];
-    const uint8_t *const row = x + blockIdx.x * width, *const end = row + count;
-    float sum = 0; /* the four threads of 64 elements have the same */
-    for (const uint8_t *first = row; first < end; first += AHEAD * PIECE) {
-        const uint8_t *const at = first + threadIdx.x * 16;
-        uint4 v[AHEAD];
-        MTT__UNROLL for (int i = 0; i < AHEAD; i++)
-            v[i] = at + i * PIECE < end ? *(const uint4 *)(at + i * PIECE) : make_uint4(0, 0, 0, 0);
-        MTT__UNROLL for (int i = 0; i < AHEAD; i++) {
-            float c[4] = {};
-            mtt__sum_codes(c, v[i].x, MTT__HALVES_OF_1);
-            mtt__sum_codes(c, v[i].y, MTT__HALVES_OF_1);
-            mtt__sum_codes(c, v[i].z, MTT__HALVES_OF_1);
-            mtt__sum_codes(c, v[i].w, MTT__HALVES_OF_1);
-            sum += c[0];
-        }
-    }
-    sum = mtt__reduce<mtt__plus, 256>(threadIdx.x % 4 ? 0.0f : sum, shared);
-    if (threadIdx.x) return;
-    out += blockIdx.x;
-    *out = sum * (scale ? scale->inverse : 1.0f) + (add ? *out : 0.0f);
-}
-
-static mtt_status mtt__launch_row_sums(mtt__cuda *c, const mtt_tensor *x, int64_t count,
-                                       const mtt_tensor *sums, int add)
-{
-    return mtt__launch(c, "row_sums", mtt_k_row_sums, (unsigned)mtt__rows(x), 256,
-                       mtt__at<const uint8_t>(x), (const mtt_scale *)x->scale, mtt__at<float>(sums), count,
-                       mtt__width(x), add);
-}
-
-/* Math:        mtt__rescale of every scale; counters.clipped = what all of them clipped
-   Shapes:      scales [count]
-   Launch:      one block of 256 threads
-   Requires:    -
-   Traffic:     scales read and written
-   Determinism: a sum of integers
-   Reference:   mtt__cpu_rescale */
-static __global__ void __launch_bounds__(256)
-    mtt_k_rescale(mtt_scale *scales, int64_t count, mtt_counters *counters)
-{
-    __shared__ unsigned long long shared[32];
-    unsigned long long clipped = 0;
-    for (int64_t i = threadIdx.x; i < count; i += 256)
-        clipped += mtt__rescale(&scales[i], counters->skipped);
-    clipped = mtt__reduce<mtt__plus, 256>(clipped, shared);
-    if (threadIdx.x == 0) counters->clipped = (int64_t)clipped;
-}
-
-static mtt_status mtt__cuda_rescale(mtt__cuda *c, const mtt_op *op)
-{
-    const mtt_rescale *o = MTT_OPERANDS_OF(rescale, op);
-    return mtt__launch(c, "rescale", mtt_k_rescale, 1, 256, mtt__at<mtt_scale>(o->scales),
-                       o->scales->shape[0],
-                       mtt__at<mtt_counters>(o->counters));
-}
-
-/* Math:        mtt__merge_record of what each other rank has recorded
-   Shapes:      scales [count]; rows [ranks, count]
-   Launch:      a thread for each scale
-   Requires:    -
-   Traffic:     rows read once
-   Determinism: largest values, and sums of integers
-   Reference:   mtt__cpu_merge_records */
-static __global__ void __launch_bounds__(256)
-    mtt_k_merge_records(const mtt_scale *rows, mtt_scale *scales, int64_t count, int rank, int ranks)
-{
-    const int64_t i = (int64_t)blockIdx.x * 256 + threadIdx.x;
-    for (int other = 0; other < ranks && i < count; other++)
-        if (other != rank) mtt__merge_record(&scales[i], &rows[other * count + i]);
-}
-
-static mtt_status mtt__cuda_merge_records(mtt__cuda *c, const mtt_op *op)
-{
-    const mtt_merge_records *o = MTT_OPERANDS_OF(merge_records, op);
-    const int64_t count = o->scales->shape[0];
-    return mtt__launch(c, "merge_records", mtt_k_merge_records, mtt__blocks(count, 256), 256,
-                       mtt__at<const mtt_scale>(o->rows), mtt__at<mtt_scale>(o->scales), count,
-                       op->shape->rank, op->shape->ranks);
-}
-
-/* Math:        mtt__scale_logits
-   Shapes:      one scale
-   Launch:      one thread
-   Requires:    -
-   Traffic:     -
-   Determinism: one value
-   Reference:   mtt__cpu_chunked_loss */
-static __global__ void mtt_k_scale_logits(mtt_scale *scale, const mtt_control *control,
-                                          const mtt_counters *counters)
-{
-    mtt__scale_logits(scale, control, counters);
+    return mtt__norm_backward_tiles(c, op, 1);
 }
 
 /* ----------------------------------------------------------------------------------------------------------
@@ -1974,7 +1358,7 @@ static __global__ void __launch_bounds__(128, 4)
 
 /* Math:        d_wte[token] += heads of the chunks in which the run continues, for each run that begins in a
                 chunk
-   Shapes:      as mtt_k_embed_runs
+   Shapes:      tokens [n] int32 sorted; heads [chunks, C], d_wte [Vp, C] float
    Launch:      a warp a chunk and 256 columns, 4 warps a block. It looks at 32 chunks at a time, and loads
                 four heads before it adds them
    Requires:    mtt_k_embed_runs before it
@@ -2112,33 +1496,13 @@ static mtt_status mtt__cuda_embed_backward(mtt__cuda *c, const mtt_op *op)
     return mtt__by_type(c, dx, [&](auto zero) { return mtt__embed_backward<decltype(zero)>(c, op); });
 }
 
-/* Math:        out = row `control.row` of x
-   Shapes:      x [R, C], out [1, C], any type
-   Launch:      one block of 256 threads
-   Requires:    a row is a multiple of 16 bytes
-   Traffic:     a row read and written
-   Determinism: copy
-   Reference:   mtt__cpu_pick_row */
-static __global__ void mtt_k_pick_row(const uint4 *x, const mtt_control *control, uint4 *out, int64_t packs)
-{
-    for (int64_t i = threadIdx.x; i < packs; i += 256) out[i] = x[control->row * packs + i];
-}
-
-static mtt_status mtt__cuda_pick_row(mtt__cuda *c, const mtt_op *op)
-{
-    const mtt_pick_row *o = MTT_OPERANDS_OF(pick_row, op);
-    return mtt__launch(c, "pick_row", mtt_k_pick_row, 1, 256, mtt__at<uint4>(o->x),
-                       mtt__at<mtt_control>(o->control), mtt__at<uint4>(o->row),
-                       (int64_t)(o->row->bytes / 16));
-}
-
 /* Math:        y[i] = x[index[i]], or 0 where index[i] < 0
    Shapes:      x [.., W], index [N] int32, y [N, W], any type
    Launch:      256 threads, 16 bytes each
    Requires:    a row is a multiple of 16 bytes
    Traffic:     N rows read and written
    Determinism: copy
-   Reference:   mtt__cpu_gather */
+   Reference:   mtt__cpu_gather, mtt__cpu_pick_row */
 static __global__ void __launch_bounds__(256)
     mtt_k_gather(const uint4 *x, const int32_t *index, uint4 *y, int64_t rows, int64_t packs)
 {
@@ -2147,12 +1511,24 @@ static __global__ void __launch_bounds__(256)
         y[at] = index[row] < 0 ? make_uint4(0, 0, 0, 0) : x[index[row] * packs + at - row * packs];
 }
 
+static mtt_status mtt__launch_gather(mtt__cuda *c, const mtt_tensor *x, const int32_t *index,
+                                     const mtt_tensor *y, int64_t rows)
+{
+    const int64_t packs = (int64_t)y->bytes / rows / 16;
+    return mtt__launch(c, "gather", mtt_k_gather, mtt__blocks(rows * packs, 256), 256, mtt__at<uint4>(x),
+                       index, mtt__at<uint4>(y), rows, packs);
+}
+
 static mtt_status mtt__cuda_gather(mtt__cuda *c, const mtt_op *op)
 {
     const mtt_gather *o = MTT_OPERANDS_OF(gather, op);
-    const int64_t rows = o->y->shape[0], packs = (int64_t)o->y->bytes / rows / 16;
-    return mtt__launch(c, "gather", mtt_k_gather, mtt__blocks(rows * packs, 256), 256,
-                       mtt__at<uint4>(o->x), mtt__at<int32_t>(o->index), mtt__at<uint4>(o->y), rows, packs);
+    return mtt__launch_gather(c, o->x, mtt__at<int32_t>(o->index), o->y, o->y->shape[0]);
+}
+
+static mtt_status mtt__cuda_pick_row(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_pick_row *o = MTT_OPERANDS_OF(pick_row, op);
+    return mtt__launch_gather(c, o->x, &mtt__at<mtt_control>(o->control)->row, o->row, 1);
 }
 
 /* ----------------------------------------------------------------------------------------------------------
@@ -2162,20 +1538,19 @@ static mtt_status mtt__cuda_gather(mtt__cuda *c, const mtt_op *op)
 /* A row-major matrix or a batch of them; `transposed`: memory holds its transpose. */
 struct mtt__blas_matrix {
     const void *data;
-    const float *scale; /* of 8 bits, on the device: multiplies the product; NULL = 1 */
+    const float *scale; /* on the device, of one byte an element: multiplies the product; NULL = 1 */
     int64_t ld, stride; /* elements between two rows of what is in memory, and between two matrices */
     int dtype, transposed;
 };
 
-/* C (m x n) = alpha A (m x k) B (k x n) + bias, or added to C. A and B have one type, or are in 8 bits; C and
-   the bias have another. */
+/* C (m x n) = alpha A (m x k) B (k x n) + bias, or added to C. A and B have one type, or one byte an element;
+   C and the bias have another. */
 struct mtt__blas_product {
     int64_t m, n, k;
     mtt__blas_matrix a, b, c;
     const mtt_tensor *bias = NULL;
     int adds = 0, batch = 1;
     float alpha = 1.0f;
-    int fast = 0; /* 8 bits: sums with fewer bits, see mtt__make_plan */
 };
 
 /* All that distinguishes one product from another; compared bytewise. */
@@ -2196,7 +1571,10 @@ struct mtt__product_plan {
 
 static int mtt__element_bytes(int dtype)
 {
-    return dtype == MTT_F32 ? 4 : dtype == MTT_F8_E4M3 || dtype == MTT_F8_E5M2 ? 1 : 2;
+#define MTT__BYTES(dtype, bytes, name) bytes,
+    static const int of[] = {MTT_DTYPES(MTT__BYTES)};
+#undef MTT__BYTES
+    return of[dtype];
 }
 
 static mtt__blas_matrix mtt__blas_matrix_at(const mtt_tensor *t, int64_t first, int64_t ld, int64_t stride,
@@ -2204,7 +1582,7 @@ static mtt__blas_matrix mtt__blas_matrix_at(const mtt_tensor *t, int64_t first, 
 {
     mtt__blas_matrix m;
     m.data = (const char *)t->data + first * mtt__element_bytes(t->dtype);
-    m.scale = mtt__inverse_of(t);
+    m.scale = t->scale ? &t->scale->inverse : NULL;
     m.ld = ld;
     m.stride = stride;
     m.dtype = t->dtype;
@@ -2215,17 +1593,6 @@ static mtt__blas_matrix mtt__blas_matrix_at(const mtt_tensor *t, int64_t first, 
 static mtt__blas_matrix mtt__blas_whole(const mtt_tensor *t, int transposed)
 {
     return mtt__blas_matrix_at(t, 0, mtt__width(t), 0, transposed);
-}
-
-static cudaDataType mtt__cuda_type(int dtype)
-{
-    switch (dtype) {
-    case MTT_F32: return CUDA_R_32F;
-    case MTT_BF16_BITS: return CUDA_R_16BF;
-    case MTT_F8_E4M3: return CUDA_R_8F_E4M3;
-    case MTT_F8_E5M2: return CUDA_R_8F_E5M2;
-    default: return CUDA_R_16F;
-    }
 }
 
 /* Fast loads need 16 bytes; below that only the element's size is promised. */
@@ -2248,13 +1615,12 @@ static void mtt__forget_plans(mtt__cuda *c)
     for (int i = 0; i < c->plan_count; i++) mtt__forget_plan(&c->plans[i]);
 }
 
-static cublasStatus_t mtt__layout(cublasLtMatrixLayout_t *out, int dtype, int64_t rows, int64_t columns,
-                                  int64_t ld, int64_t stride, int batch)
+static cublasStatus_t mtt__layout(cublasLtMatrixLayout_t *out, cudaDataType type, int64_t rows,
+                                  int64_t columns, int64_t ld, int64_t stride, int batch)
 {
     const cublasLtMatrixLayoutAttribute_t count = CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT;
     const cublasLtMatrixLayoutAttribute_t step = CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET;
-    cublasStatus_t s =
-        cublasLtMatrixLayoutCreate(out, mtt__cuda_type(dtype), (uint64_t)rows, (uint64_t)columns, ld);
+    cublasStatus_t s = cublasLtMatrixLayoutCreate(out, type, (uint64_t)rows, (uint64_t)columns, ld);
     if (!s) s = cublasLtMatrixLayoutSetAttribute(*out, count, &batch, sizeof(batch));
     if (!s) s = cublasLtMatrixLayoutSetAttribute(*out, step, &stride, sizeof(stride));
     return s;
@@ -2299,8 +1665,8 @@ static cublasStatus_t mtt__set_scales(mtt__product_plan *p, const mtt__blas_prod
 }
 
 /* cuBLASLt counts in columns: a row-major C = A B is its C^T = B^T A^T, so the operands change places. With
-   8-bit operands, tensor cores of Hopper keep 14 bits of a sum. Forward products leave it at that, as
-   Transformer Engine does; others add every 128 terms to a sum in FP32. */
+   one byte an element, tensor cores of Hopper keep 14 bits of a sum. Forward products leave it at that
+   (fast), as Transformer Engine does; others add every 128 terms to a sum in FP32. */
 static cublasStatus_t mtt__make_plan(mtt__cuda *c, mtt__product_plan *p, const mtt__blas_product &g)
 {
     const mtt__product_key *k = &p->key;
@@ -2320,9 +1686,13 @@ static cublasStatus_t mtt__make_plan(mtt__cuda *c, mtt__product_plan *p, const m
     MTT__SET(TRANSB, second)
     if (k->fast) MTT__SET(FAST_ACCUM, fast)
     if (!s && mtt__element_bytes(k->in_a) == 1) s = mtt__set_scales(p, g);
-    if (!s) s = mtt__layout(&p->a, k->in_b, rows_b, k->n + k->k - rows_b, k->ldb, k->stride_b, k->batch);
-    if (!s) s = mtt__layout(&p->b, k->in_a, rows_a, k->m + k->k - rows_a, k->lda, k->stride_a, k->batch);
-    if (!s) s = mtt__layout(&p->c, k->out, k->n, k->m, k->ldc, k->stride_c, k->batch);
+    if (!s)
+        s = mtt__layout(&p->a, c->types[k->in_b], rows_b, k->n + k->k - rows_b, k->ldb, k->stride_b,
+                        k->batch);
+    if (!s)
+        s = mtt__layout(&p->b, c->types[k->in_a], rows_a, k->m + k->k - rows_a, k->lda, k->stride_a,
+                        k->batch);
+    if (!s) s = mtt__layout(&p->c, c->types[k->out], k->n, k->m, k->ldc, k->stride_c, k->batch);
     if (!s && k->bias) {
         MTT__SET(EPILOGUE, with_bias)
         MTT__SET(BIAS_POINTER, bias)
@@ -2354,12 +1724,9 @@ static mtt_status mtt__find_plan(mtt__cuda *c, const mtt__product_key *key, cons
     if (made == CUBLAS_STATUS_SUCCESS) return MTT_OK;
     mtt__forget_plan(p);
     return mtt__cuda_fail(c->env, MTT_E_DEVICE,
-                          "cuBLASLt has no algorithm for a product of %lld x %lld x %lld in %s: %s",
+                          "cuBLASLt has no algorithm for a product of %lld x %lld x %lld in %d bits: %s",
                           (long long)key->m, (long long)key->n, (long long)key->k,
-                          key->in_a == MTT_F32                    ? "32 bits"
-                          : mtt__element_bytes(key->in_a) == 1 ? "8 bits"
-                                                               : "16 bits",
-                          cublasLtGetStatusString(made));
+                          8 * mtt__element_bytes(key->in_a), cublasLtGetStatusString(made));
 }
 
 /* Math:        y[r][j] = bias[j]
@@ -2464,8 +1831,9 @@ static void mtt__tune(mtt__cuda *c, const mtt_op *op, mtt__product_plan *p, cons
 }
 
 /* Whether to try algorithms: the product is large, its output may be overwritten, and one checksum covers it.
-   Products in 8 bits are not tried. Their sums are often exact, so algorithms that round in different places
-   have equal bits in most steps. Two GPUs with different micro-batches would then choose differently. */
+   Products of one byte an element are not tried. Their sums are often exact, so algorithms that round in
+   different places have equal bits in most steps. Two GPUs with different micro-batches would then choose
+   differently. */
 static bool mtt__may_tune(mtt__cuda *c, const mtt_op *op, const mtt__product_plan *p, int adds)
 {
     const mtt__product_key *k = &p->key;
@@ -2491,7 +1859,7 @@ static mtt_status mtt__multiply(mtt__cuda *c, const mtt_op *op, const mtt__blas_
     key.batch = g.batch;
     key.transpose_a = g.a.transposed, key.transpose_b = g.b.transposed;
     key.in_a = g.a.dtype, key.in_b = g.b.dtype, key.out = g.c.dtype;
-    key.fast = g.fast;
+    key.fast = mtt__element_bytes(key.in_a) == 1 && key.in_a == key.in_b; /* forward: one type */
     key.bias = bias != NULL;
     key.align_a = mtt__blas_alignment(g.a), key.align_b = mtt__blas_alignment(g.b),
     key.align_c = mtt__blas_alignment(g.c);
@@ -2523,7 +1891,6 @@ static mtt_status mtt__multiply_rows(mtt__cuda *c, const mtt_op *op, const mtt_t
 {
     mtt__blas_product g = {mtt__rows(y), mtt__width(y), mtt__width(x), mtt__blas_whole(x, 0),
                            mtt__blas_whole(weight, transposed), mtt__blas_whole(y, 0), bias};
-    g.fast = x->dtype == MTT_F8_E4M3;
     g.alpha = mtt__op_scale(op);
     return mtt__multiply(c, op, g);
 }
@@ -2564,33 +1931,11 @@ static mtt_status mtt__weight_gradient(mtt__cuda *c, const mtt_op *op, const mtt
     return mtt__multiply(c, op, g);
 }
 
-/* The same from transposes in 8 bits, over `rows` of their columns; those of x_t from `first` up. */
-static mtt_status mtt__weight_gradient_eight(mtt__cuda *c, const mtt_op *op, const mtt_tensor *x_t,
-                                             int64_t first, const mtt_tensor *dy_t, int64_t rows,
-                                             const mtt_tensor *dw, int add)
-{
-    const mtt_tensor *a = op->transposed ? dy_t : x_t, *b = op->transposed ? x_t : dy_t;
-    mtt__blas_product g = {mtt__rows(a), mtt__rows(b), rows, mtt__blas_whole(a, 0), mtt__blas_whole(b, 1),
-                           mtt__blas_whole(dw, 0), NULL, add};
-    (op->transposed ? g.b : g.a).data = (const char *)x_t->data + first;
-    return mtt__multiply(c, op, g);
-}
-
-static mtt_status mtt__gradient_of_transposes(mtt__cuda *c, const mtt_op *op,
-                                              const mtt_linear_backward_weight *o)
-{
-    const int64_t rows = mtt__width(o->dy);
-    mtt_status status = o->d_bias ? mtt__launch_row_sums(c, o->dy, rows, o->d_bias, 0) : MTT_OK;
-    if (status != MTT_OK || !o->d_weight) return status;
-    return mtt__weight_gradient_eight(c, op, o->x, 0, o->dy, rows, o->d_weight, 0);
-}
-
 /* db = sum over rows of dy: first, while dy is in cache. Then dW: see mtt__weight_gradient. */
 static mtt_status mtt__cuda_linear_backward_weight(mtt__cuda *c, const mtt_op *op)
 {
     const mtt_linear_backward_weight *o = MTT_OPERANDS_OF(linear_backward_weight, op);
     const int64_t rows = mtt__rows(o->dy);
-    if (o->dy->dtype == MTT_F8_E5M2) return mtt__gradient_of_transposes(c, op, o);
     mtt_status status = o->d_bias ? mtt__bias_gradient(c, op, o->dy, rows, o->d_bias, 0) : MTT_OK;
     if (status != MTT_OK || !o->d_weight) return status;
     return mtt__weight_gradient(c, op, o->x, 0, o->dy, rows, o->d_weight, 0);
@@ -2601,37 +1946,7 @@ static mtt_status mtt__cuda_linear_gelu(mtt__cuda *c, const mtt_op *op)
 {
     const mtt_linear_gelu *o = MTT_OPERANDS_OF(linear_gelu, op);
     mtt_status status = mtt__multiply_rows(c, op, o->x, o->weight, op->transposed, o->bias, o->pre);
-    return status == MTT_OK && o->y ? mtt__launch_gelu(c, o->pre, o->y) : status;
-}
-
-/* In 8 bits nothing holds all of dy W^T: slabs of rows pass through the upper half of the workspace. */
-static mtt_status mtt__backward_gelu_slabs(mtt__cuda *c, const mtt_op *op, const mtt_linear_backward_gelu *o)
-{
-    const int64_t n = mtt__width(o->dx), rows = mtt__rows(o->dx), k = mtt__width(o->dy);
-    const size_t half = op->workspace->bytes / 512 * 256;
-    const int64_t slab = (int64_t)half / (2 * n) / 128 * 128;
-    mtt_tensor workspace = *op->workspace, d_gelu = *o->pre;
-    mtt_op part = *op;
-    void *scratch;
-    mtt_status status = mtt__scratch(c, op, mtt__op_scratch(op), &scratch);
-    workspace.bytes = half;
-    d_gelu.data = (char *)scratch + half;
-    part.workspace = &workspace;
-    for (int64_t first = 0; first < rows && status == MTT_OK; first += slab) {
-        const int64_t count = mtt__min(slab, rows - first);
-        mtt__blas_product g = {count, n, k, mtt__blas_matrix_at(o->dy, first * k, k, 0, 0),
-                               mtt__blas_whole(o->weight, 1), mtt__blas_whole(&d_gelu, 0), NULL};
-        mtt__quantize q = {};
-        q.x = mtt__at<const __nv_bfloat16>(o->pre) + first * n, q.dy = mtt__at<const __nv_bfloat16>(&d_gelu);
-        q.y = mtt__eight_of(o->dx), q.y_t = mtt__eight_of(o->dx_t), q.gelu_t = mtt__eight_of(o->y_t);
-        q.y.data = (char *)q.y.data + first * n;
-        q.y_t.data = (char *)q.y_t.data + first;
-        if (q.gelu_t.data) q.gelu_t.data = (char *)q.gelu_t.data + first;
-        q.rows = count, q.width = (int)n, q.pitch = mtt__width(o->dx_t), q.padded = q.pitch - first;
-        status = mtt__multiply(c, &part, g);
-        if (status == MTT_OK) status = mtt__launch_quantize<MTT__GELU_BACKWARD, mtt__e5m2>(c, q);
-    }
-    return status;
+    return status == MTT_OK && o->y ? mtt__launch_activation(c, MTT_MLP_GELU, o->pre, o->y) : status;
 }
 
 /* dx = (dy W^T) GELU'(pre); db = sum over rows of dx */
@@ -2639,9 +1954,9 @@ static mtt_status mtt__cuda_linear_backward_gelu(mtt__cuda *c, const mtt_op *op)
 {
     const mtt_linear_backward_gelu *o = MTT_OPERANDS_OF(linear_backward_gelu, op);
     mtt_status status;
-    if (o->dx_t) return mtt__backward_gelu_slabs(c, op, o);
     status = mtt__multiply_rows(c, op, o->dy, o->weight, !op->transposed, NULL, o->dx);
-    if (status == MTT_OK) status = mtt__launch_gelu_backward(c, o->dx, o->pre, o->dx);
+    if (status == MTT_OK)
+        status = mtt__launch_activation_backward(c, MTT_MLP_GELU, o->dx, o->pre, o->dx);
     if (status != MTT_OK || !o->d_bias) return status;
     return mtt__bias_gradient(c, op, o->dx, mtt__rows(o->dx), o->d_bias, 0);
 }
@@ -2745,11 +2060,42 @@ static mtt_status mtt__cuda_cross_entropy_backward(mtt__cuda *c, const mtt_op *o
                                         mtt__at<float>(o->losses), op->shape->rows});
 }
 
-/* Losses of rows, the gradients of their logits in place, and the gradient of the head's bias if it has
-   one. */
-typedef mtt_status (*mtt__loss_gradient)(mtt__cuda *c, const mtt_op *op, const mtt__loss_rows &r,
-                                         const mtt_tensor *db, int add);
+/* Losses of a chunk of rows from row `first`, and the gradients of its x, of the head and of the bias. */
+typedef mtt_status (*mtt__chunk_gradient)(mtt__cuda *c, const mtt_op *op, const mtt__loss_rows &r,
+                                          int64_t first);
 
+/* Head, loss and their gradients for a few rows at a time: logits are overwritten by the next chunk. */
+static mtt_status mtt__chunked_loss_by(mtt__cuda *c, const mtt_op *op, mtt__chunk_gradient gradient)
+{
+    const mtt_chunked_loss *o = MTT_OPERANDS_OF(chunked_loss, op);
+    const int64_t C = mtt__width(o->x), Vp = mtt__width(o->logits), rows = op->shape->rows;
+    int64_t first, count;
+    mtt_status status = MTT_OK;
+    for (first = 0; first < rows && status == MTT_OK; first += count) {
+        count = mtt__min(o->logits->shape[0], rows - first);
+        mtt__blas_product head = {count, Vp, C, mtt__blas_matrix_at(o->x, first * C, C, 0, 0),
+                                  mtt__blas_whole(o->weight, 1), mtt__blas_whole(o->logits, 0), o->bias};
+        mtt__loss_rows r = {o->logits, o->control, o->counters, mtt__at<int32_t>(o->targets) + first,
+                            mtt__at<float>(o->losses) + 3 * first, count};
+        status = mtt__multiply(c, op, head);
+        if (status == MTT_OK) status = o->dx ? gradient(c, op, r, first) : mtt__rows_loss<false>(c, op, r);
+    }
+    return status;
+}
+
+/* The products of a chunk whose logits have become their gradients. */
+static mtt_status mtt__chunk_products(mtt__cuda *c, const mtt_op *op, int64_t first, int64_t count)
+{
+    const mtt_chunked_loss *o = MTT_OPERANDS_OF(chunked_loss, op);
+    const int64_t C = mtt__width(o->x), Vp = mtt__width(o->logits);
+    mtt__blas_product back = {count, C, Vp, mtt__blas_whole(o->logits, 0), mtt__blas_whole(o->weight, 0),
+                              mtt__blas_matrix_at(o->dx, first * C, C, 0, 0)};
+    mtt_status status = mtt__multiply(c, op, back);
+    if (status != MTT_OK || !o->d_weight) return status;
+    return mtt__weight_gradient(c, op, o->x, first, o->logits, count, o->d_weight, first > 0);
+}
+
+/* Losses of rows, the gradients of their logits in place, and that of the head's bias if it has one. */
 static mtt_status mtt__rows_gradient(mtt__cuda *c, const mtt_op *op, const mtt__loss_rows &r,
                                      const mtt_tensor *db, int add)
 {
@@ -2758,209 +2104,17 @@ static mtt_status mtt__rows_gradient(mtt__cuda *c, const mtt_op *op, const mtt__
     return status != MTT_OK || !db ? status : mtt__bias_gradient(c, op, r.logits, r.rows, db, add);
 }
 
-/* Head, loss and their gradients for a few rows at a time: logits become their gradients in place and are
-   read by both products before the next chunk overwrites them. */
-static mtt_status mtt__chunked_loss_by(mtt__cuda *c, const mtt_op *op, mtt__loss_gradient gradient)
+static mtt_status mtt__chunk_in_two_passes(mtt__cuda *c, const mtt_op *op, const mtt__loss_rows &r,
+                                           int64_t first)
 {
-    const mtt_chunked_loss *o = MTT_OPERANDS_OF(chunked_loss, op);
-    int64_t C = mtt__width(o->x), Vp = mtt__width(o->logits), rows = op->shape->rows, first, count;
-    mtt_status status = MTT_OK;
-    for (first = 0; first < rows && status == MTT_OK; first += count) {
-        count = mtt__min(o->logits->shape[0], rows - first);
-        mtt__blas_matrix weight = mtt__blas_whole(o->weight, 0), logits = mtt__blas_whole(o->logits, 0);
-        mtt__blas_product head = {count, Vp, C, mtt__blas_matrix_at(o->x, first * C, C, 0, 0),
-                                  mtt__blas_whole(o->weight, 1), logits, o->bias};
-        status = mtt__multiply(c, op, head);
-        if (status != MTT_OK) return status;
-        mtt__loss_rows r = {o->logits, o->control, o->counters, mtt__at<int32_t>(o->targets) + first,
-                            mtt__at<float>(o->losses) + 3 * first, count};
-        const int add = first > 0;
-        status = o->dx ? gradient(c, op, r, o->d_bias, add) : mtt__rows_loss<false>(c, op, r);
-        if (status != MTT_OK || !o->dx) continue;
-        mtt__blas_product back = {count, C, Vp, logits, weight,
-                                  mtt__blas_matrix_at(o->dx, first * C, C, 0, 0)};
-        status = mtt__multiply(c, op, back);
-        if (status == MTT_OK && o->d_weight)
-            status = mtt__weight_gradient(c, op, o->x, first, o->logits, count, o->d_weight, add);
-    }
-    return status;
-}
-
-/* Arguments of mtt_k_logit_gradients. */
-struct mtt__logit_gradients {
-    const __nv_bfloat16 *logits;
-    const int32_t *targets;
-    const float *losses;
-    const mtt_control *control;
-    const mtt_counters *counters;
-    uint8_t *y, *y_t;
-    const mtt_scale *scale;
-    float *sums; /* NULL = not wanted */
-    uint64_t stream;
-    int first; /* rows of the micro-batch before these */
-    int rows, slice, width, classes, pitch; /* slice: rows of it, whole tiles */
-};
-
-/* mtt__to_e5m2_by of four values: a byte of e5m2 is the upper one of a half. */
-MTT__DEVICE uint32_t mtt__pack_four_by(const float *v, uint32_t bytes)
-{
-    const __half2 low = __floats2half2_rn(v[0], v[2]), high = __floats2half2_rn(v[1], v[3]);
-    const uint32_t even = *(const uint32_t *)&low + (bytes & 0x00ff00ffu);
-    const uint32_t odd = *(const uint32_t *)&high + (bytes >> 8 & 0x00ff00ffu);
-    return __byte_perm(even, odd, 0x7351);
-}
-
-/* The gradients of eight logits of a row, rounded by random bytes. `target` is counted from the first of
-   them; `counted` has 0xff for each logit that counts; loss is {lse - x[target], -, lse}. Gradients are at
-   most 32768 (mtt__scale_logits). */
-MTT__DEVICE uint2 mtt__logit_codes(const mtt__vector<__nv_bfloat16> &logits, int target, const float *loss,
-                                   float factor, uint2 counted, uint2 bytes)
-{
-    const float lse = loss[2];
-    float v[8];
-    mtt__to_floats(logits, v);
-    MTT__UNROLL for (int k = 0; k < 8; k++) v[k] = mtt__exp_from<__nv_bfloat16>(v[k], lse, factor);
-    if ((unsigned)target < 8) {
-        const float gradient = (expf(-loss[0]) - 1.0f) * factor;
-        MTT__UNROLL for (int k = 0; k < 8; k++) v[k] = k == target ? gradient : v[k];
-    }
-    const uint32_t lost = lse - lse == 0 ? 0 : 0x7f7f7f7fu; /* a byte more could make -0 of NaN's code */
-    return make_uint2((mtt__pack_four_by(v, bytes.x) | lost) & counted.x,
-                      (mtt__pack_four_by(v + 4, bytes.y) | lost) & counted.y);
-}
-
-/* Math:        y = the gradient of mtt_k_cross_entropy, times a scale, rounded to e5m2 by the bytes of
-                mtt__logits_draw; y_t its transpose; sums = the sums of y's columns over each slice of rows,
-                divided by the scale
-   Shapes:      logits [rows, width] BF16; targets [rows] int32; losses [rows, 3] float; y [rows, width]; y_t
-                [width, pitch]; sums [slices, width] float
-   Launch:      grid (width / 64, slices), 256 threads. A block does the tiles of a slice, 128 x 64, one after
-                the other; a thread has 8 columns of 4 rows. Beyond the last row it computes that row again,
-                and stores zeros in y_t
-   Requires:    width a multiple of 64; pitch of 16, at least rows
-   Traffic:     logits read, y and y_t written, the latter in pieces of 128 bytes, by shared memory
-   Determinism: elementwise; tensor cores add 16 codes of a column; then tiles in order; then eight sums by a
-                tree
-   Reference:   mtt__cpu_cross_entropy_backward, mtt__sum_columns */
-static __global__ void __launch_bounds__(256, 4) mtt_k_logit_gradients(const mtt__logit_gradients o)
-{
-    __shared__ mtt__transposed_tile turned;
-    const int lane = threadIdx.x % 32, first = threadIdx.x / 32 * 8;
-    const int column0 = blockIdx.x * MTT__TILE_COLUMNS, column = column0 + threadIdx.x % 8 * 8;
-    const int classes = min(max(o.classes - column, 0), 8);
-    const uint64_t bytes = classes ? ~0ull >> (64 - 8 * classes) : 0;
-    const float factor = mtt__loss_factor(o.control, o.counters) * o.scale->scale;
-    const uint64_t stream = o.stream | mtt__stream_step(o.control->micro_batch);
-    float2 sum = make_float2(0, 0); /* of two of the warp's columns, from `first` */
-    const int begin = blockIdx.y * o.slice, end = min(begin + o.slice, o.rows);
-    uint8_t *to = o.y_t + (int64_t)(column0 + first) * o.pitch + begin + lane * 4;
-    for (int row0 = begin; row0 < end; row0 += MTT__TILE_ROWS, to += MTT__TILE_ROWS) {
-        mtt__vector<__nv_bfloat16> logits[4];
-        uint2 codes[4];
-        mtt_draw draw;
-        float c[4] = {};
-        MTT__UNROLL for (int i = 0; i < 4; i++) {
-            const int row = min(row0 + (int)threadIdx.x / 8 * 4 + i, o.rows - 1);
-            logits[i] = mtt__load_vector(o.logits + (int64_t)row * o.width + column);
-        }
-        MTT__UNROLL for (int i = 0; i < 4; i++) {
-            const int row = row0 + (int)threadIdx.x / 8 * 4 + i, from = min(row, o.rows - 1);
-            const int target = row < o.rows ? o.targets[from] : -1;
-            const uint2 counted = target < 0 ? make_uint2(0, 0) : make_uint2((uint32_t)bytes, bytes >> 32);
-            if (i % 2 == 0)
-                draw = mtt__logits_draw(o.control->seed, stream, o.first + row, column, o.width);
-            codes[i] = mtt__logit_codes(logits[i], target - column, o.losses + 3 * from, factor, counted,
-                                        make_uint2(draw.word[i % 2 * 2], draw.word[i % 2 * 2 + 1]));
-            if (row < o.rows) *(uint2 *)(o.y + (int64_t)row * o.width + column) = codes[i];
-        }
-        mtt__transpose_codes(turned, codes);
-        __syncthreads(); /* the tile is there before its columns are stored */
-        MTT__UNROLL for (int i = 0; i < 8; i++) {
-            const uint32_t word = turned[first + i][lane];
-            if (row0 + lane * 4 < o.pitch) *(uint32_t *)(to + i * o.pitch) = word;
-            if (o.sums) mtt__sum_codes(c, word, lane / 4 == i ? MTT__HALVES_OF_1 : 0);
-        }
-        sum.x += c[0];
-        sum.y += c[1];
-        __syncthreads(); /* all have read the tile before the next one */
-    }
-    MTT__UNROLL for (int step = 4; step < 32; step *= 2) {
-        sum.x += __shfl_xor_sync(0xffffffffu, sum.x, step);
-        sum.y += __shfl_xor_sync(0xffffffffu, sum.y, step);
-    }
-    if (!o.sums || lane >= 4) return;
-    const float inverse = o.scale->inverse;
-    *(float2 *)(o.sums + (int64_t)blockIdx.y * o.width + column0 + first + lane * 2) =
-        make_float2(sum.x * inverse, sum.y * inverse);
-}
-
-/* Gradients of the rows' logits in both orders, and that of the head's bias if it has one. Slices of at least
-   two tiles, whose sums the workspace holds, make enough blocks to occupy the device several times. */
-static mtt_status mtt__rows_gradient_eight(mtt__cuda *c, const mtt_op *op, const mtt__loss_rows &r,
-                                           int64_t first, int add)
-{
-    const mtt_chunked_loss *o = MTT_OPERANDS_OF(chunked_loss, op);
-    const int64_t width = mtt__width(o->logits), tiles = mtt__ceil_div(r.rows, MTT__TILE_ROWS);
-    const int64_t columns = width / MTT__TILE_COLUMNS;
-    int64_t slices = mtt__min(mtt__ceil_div(tiles, 2), mtt__ceil_div(64 * c->processors, columns)), slice;
-    void *scratch = NULL;
-    mtt_status status = o->d_bias ? mtt__scratch(c, op, mtt__op_scratch(op), &scratch) : MTT_OK;
-    if (status != MTT_OK) return status;
-    if (o->d_bias) slices = mtt__min(slices, (int64_t)(op->workspace->bytes / mtt__op_scratch(op)));
-    slice = mtt__ceil_div(tiles, slices) * MTT__TILE_ROWS;
-    mtt__logit_gradients g = {mtt__at<const __nv_bfloat16>(o->logits), r.targets, r.losses,
-                              mtt__at<const mtt_control>(r.control), mtt__at<const mtt_counters>(r.counters),
-                              mtt__at<uint8_t>(o->d_logits), mtt__at<uint8_t>(o->d_logits_t),
-                              o->d_logits->scale, (float *)scratch, mtt__op_stream(op), (int)first,
-                              (int)r.rows, (int)slice, (int)width, op->shape->vocab,
-                              (int)mtt__width(o->d_logits_t)};
-    slices = mtt__ceil_div(r.rows, slice);
-    const dim3 grid((unsigned)columns, (unsigned)slices);
-    status = mtt__launch(c, "logit_gradients", mtt_k_logit_gradients, grid, 256, g);
-    if (status != MTT_OK || !o->d_bias) return status;
-    return mtt__sum_slices<float>(c, scratch, slices, width, 1, slices, mtt__at<float>(o->d_bias), add);
-}
-
-/* mtt__chunked_loss_by with products in 8 bits. Logits are in 16, their gradients beside them in 8, in both
-   orders. */
-static mtt_status mtt__chunked_loss_eight(mtt__cuda *c, const mtt_op *op)
-{
-    const mtt_chunked_loss *o = MTT_OPERANDS_OF(chunked_loss, op);
-    const int64_t C = mtt__width(o->x), Vp = mtt__width(o->logits), rows = op->shape->rows;
-    int64_t first, count;
-    mtt_status status = MTT_OK;
-    if (o->dx)
-        status = mtt__launch(c, "scale_logits", mtt_k_scale_logits, 1, 1, o->d_logits->scale,
-                             mtt__at<const mtt_control>(o->control),
-                             mtt__at<const mtt_counters>(o->counters));
-    for (first = 0; first < rows && status == MTT_OK; first += count) {
-        count = mtt__min(o->logits->shape[0], rows - first);
-        mtt__blas_product head = {count, Vp, C, mtt__blas_matrix_at(o->x, first * C, C, 0, 0),
-                                  mtt__blas_whole(o->weight, 1), mtt__blas_whole(o->logits, 0), o->bias};
-        mtt__loss_rows r = {o->logits, o->control, o->counters, mtt__at<int32_t>(o->targets) + first,
-                            mtt__at<float>(o->losses) + 3 * first, count};
-        const int add = first > 0;
-        head.fast = 1;
-        status = mtt__multiply(c, op, head);
-        if (status == MTT_OK) status = mtt__rows_loss<false>(c, op, r);
-        if (status != MTT_OK || !o->dx) continue;
-        status = mtt__rows_gradient_eight(c, op, r, first, add);
-        if (status != MTT_OK) return status;
-        mtt__blas_product back = {count, C, Vp, mtt__blas_whole(o->d_logits, 0),
-                                  mtt__blas_whole(o->weight_t, 1),
-                                  mtt__blas_matrix_at(o->dx, first * C, C, 0, 0)};
-        status = mtt__multiply(c, op, back);
-        if (status == MTT_OK && o->d_weight)
-            status = mtt__weight_gradient_eight(c, op, o->x_t, first, o->d_logits_t, mtt__round_up(count, 16),
-                                                o->d_weight, add);
-    }
-    return status;
+    const mtt_tensor *db = MTT_OPERANDS_OF(chunked_loss, op)->d_bias;
+    mtt_status status = mtt__rows_gradient(c, op, r, db, first > 0);
+    return status == MTT_OK ? mtt__chunk_products(c, op, first, r.rows) : status;
 }
 
 static mtt_status mtt__cuda_chunked_loss(mtt__cuda *c, const mtt_op *op)
 {
-    if (MTT_OPERANDS_OF(chunked_loss, op)->x->dtype == MTT_F8_E4M3) return mtt__chunked_loss_eight(c, op);
-    return mtt__chunked_loss_by(c, op, mtt__rows_gradient);
+    return mtt__chunked_loss_by(c, op, mtt__chunk_in_two_passes);
 }
 
 /* Math:        counters.loss += sum of the rows' losses, hits += rows that hit; the first micro-batch sets
@@ -3165,8 +2319,6 @@ struct mtt__update {
     const mtt_control *control;
     const mtt_counters *counters;
     void *master, *m, *v; /* of all parameters; without a master, weights are updated in place */
-    int64_t elements;     /* of m: in the compact state, scales follow this many codes */
-    uint64_t site;        /* in the stream of random numbers */
     int dtype;            /* of the weights */
     int mine;             /* 1 = only this rank's share */
 };
@@ -3203,108 +2355,6 @@ static __global__ void __launch_bounds__(256) mtt_k_adamw(const mtt__update u)
             mtt__store_floats<4>((__nv_bfloat16 *)mtt__global(r.weight) + begin + at, w);
         else if (u.dtype == MTT_F16_BITS)
             mtt__store_floats<4>((__half *)mtt__global(r.weight) + begin + at, w);
-    }
-}
-
-/* The special function unit's root, good to 2 ulp like mtt__reciprocal. 8-bit codes do not show such an
-   error. In a weight it is small, because an update changes it by a small part. */
-MTT__DEVICE float mtt__root(float x)
-{
-    float y;
-    asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-/* Encodes a thread's 8 of the 32 moments of a group, which it shares with its neighbours. Second moments are
-   encoded by their roots. A second moment of 1e-60 and more gets at least one unit. */
-template <bool SECOND>
-MTT__DEVICE uint16_t mtt__encode_moments(const float *x, const uint32_t *random, uint8_t *codes)
-{
-    const float ONE = 65536.0f;
-    float largest = 0;
-    MTT__UNROLL for (int k = 0; k < 8; k++) largest = fmaxf(largest, fabsf(x[k]));
-    largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
-    largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
-    uint16_t scale = mtt__to_scale(largest, __shfl_sync(0xffffffffu, random[0], threadIdx.x & 28) & 0xffffu);
-    float unit = mtt__from_scale(scale), inverse = scale ? mtt__reciprocal(unit) : 0.0f;
-    MTT__UNROLL for (int k = 0; k < 8; k++) {
-        float y = SECOND ? x[k] * (255.0f * ONE * inverse)
-                         : 254.0f * ONE * x[k] * mtt__reciprocal(unit + fabsf(x[k]));
-        if (SECOND) y = fmaxf(y, ONE * __saturatef(1e30f * x[k]));
-        codes[k] = mtt__round_moment(y, SECOND, mtt__draw_bits(random, k));
-    }
-    return scale;
-}
-
-/* Math:        as mtt_k_adamw, on decoded weights and moments, which are then encoded again
-   Shapes:      all parameters: gradient float or 16-bit; m, v: codes of all groups of 32, then their 16-bit
-                scales; weight TYPE, 16-bit with a byte of rest
-   Launch:      MTT__RANGE_BLOCKS blocks of 256 threads for each entry of ranges, 8 elements at a time: a draw
-                of Philox for each 8, a group for each 4 threads
-   Requires:    counts multiples of 8; mtt_k_grad_norm before it
-   Traffic:     12.25 bytes a parameter, 14.25 with FP32 gradients, 16.25 with FP32 weights
-   Determinism: elementwise; rounds by (seed, update, parameter, element)
-   Reference:   mtt__adamw_compact */
-template <int TYPE> static __global__ void __launch_bounds__(256, 5) mtt_k_adamw_compact(const mtt__update u)
-{
-    if (u.counters->skipped) return;
-    const mtt_range &r = u.ranges[blockIdx.x / MTT__RANGE_BLOCKS];
-    if (u.mine && !mtt__is_mine(r)) return;
-    const mtt_adamw_rates rates = mtt__adamw_rates(u.control, u.counters, r.group);
-    const bool FP16 = TYPE == MTT_F16_BITS;
-    const int count = (int)mtt__min(mtt__range_count(r), MTT__RANGE_BLOCK);
-    const int64_t begin = mtt__range_begin(r), first = r.first + begin;
-    const uint64_t update = mtt__stream_step((uint64_t)u.counters->updates);
-    const uint64_t stream = u.site | (uint64_t)r.parameter << 40 | update;
-    uint8_t *const m_codes = (uint8_t *)u.m + first, *const v_codes = (uint8_t *)u.v + first;
-    uint8_t *const rests = (uint8_t *)u.master + first;
-    uint16_t *const m_scales = (uint16_t *)((uint8_t *)u.m + u.elements) + first / MTT__GROUP;
-    uint16_t *const v_scales = (uint16_t *)((uint8_t *)u.v + u.elements) + first / MTT__GROUP;
-    for (int i = 0; i < count; i += 2048) {
-        const int at = i + threadIdx.x * 8;
-        const bool inside = at < count; /* other lanes still take part in the group's shuffle */
-        float g[8] = {}, m[8] = {}, v[8] = {}, w[8] = {};
-        mtt__vector<uint8_t> m_code, v_code, rest;
-        mtt__vector<uint16_t> weight;
-        if (inside) {
-            float m_scale = mtt__from_scale(m_scales[at / 32]);
-            float v_scale = mtt__from_scale(v_scales[at / 32]) * (1.0f / 255.0f);
-            mtt__read_gradient(r, begin + at, g);
-            m_code = mtt__load_vector(m_codes + at);
-            v_code = mtt__load_vector(v_codes + at);
-            if (TYPE == MTT_F32) mtt__read_floats((const float *)mtt__global(r.weight) + begin + at, w);
-            else {
-                weight = mtt__load_vector((const uint16_t *)mtt__global(r.weight) + begin + at);
-                rest = mtt__load_vector(rests + at);
-            }
-            MTT__UNROLL for (int k = 0; k < 8; k++) {
-                float d = g[k] * rates.scale, root = v_scale * (float)v_code.v[k];
-                float code = (float)(int8_t)m_code.v[k];
-                float old = m_scale * code * mtt__reciprocal(254.0f - fabsf(code));
-                if (TYPE != MTT_F32) w[k] = mtt__join_weight(weight.v[k], rest.v[k], FP16);
-                m[k] = rates.b1 * old + (1.0f - rates.b1) * d;
-                v[k] = mtt__root(rates.b2 * (root * root) + (1.0f - rates.b2) * d * d); /* the stored root */
-                w[k] = rates.keep * w[k] -
-                       rates.step * m[k] * mtt__reciprocal(v[k] * rates.correction + rates.eps);
-            }
-        }
-        const mtt_draw draw = mtt__draw(u.control->seed, (uint64_t)(begin + at) >> 3, stream);
-        uint16_t m_scale = mtt__encode_moments<false>(m, draw.word, m_code.v);
-        uint16_t v_scale = mtt__encode_moments<true>(v, draw.word, v_code.v);
-        if (!inside) continue;
-        *(mtt__vector<uint8_t> *)(m_codes + at) = m_code;
-        *(mtt__vector<uint8_t> *)(v_codes + at) = v_code;
-        if (at % 32 == 0) {
-            m_scales[at / 32] = m_scale;
-            v_scales[at / 32] = v_scale;
-        }
-        if (TYPE == MTT_F32) mtt__store_floats((float *)mtt__global(r.weight) + begin + at, w);
-        else {
-            MTT__UNROLL for (int k = 0; k < 8; k++)
-                mtt__split_weight(w[k], FP16, mtt__draw_bits(draw.word, k), &weight.v[k], &rest.v[k]);
-            *(mtt__vector<uint16_t> *)((uint16_t *)mtt__global(r.weight) + begin + at) = weight;
-            *(mtt__vector<uint8_t> *)(rests + at) = rest;
-        }
     }
 }
 
@@ -3352,271 +2402,29 @@ static mtt_status mtt__cuda_grad_norm(mtt__cuda *c, const mtt_op *op)
                        mtt__at<mtt_control>(o->control), mtt__at<mtt_counters>(o->counters));
 }
 
-static mtt_status mtt__cuda_adamw(mtt__cuda *c, const mtt_op *op)
+static mtt__update mtt__update_of(const mtt_op *op)
 {
     const mtt_adamw *o = MTT_OPERANDS_OF(adamw, op);
-    const int compact = o->m->dtype == MTT_U8, type = op->weights[0]->dtype;
-    void (*kernel)(mtt__update) = mtt_k_adamw;
     mtt__update u = {};
-    if (compact)
-        kernel = type == MTT_F32         ? mtt_k_adamw_compact<MTT_F32>
-                 : type == MTT_BF16_BITS ? mtt_k_adamw_compact<MTT_BF16_BITS>
-                                         : mtt_k_adamw_compact<MTT_F16_BITS>;
     u.ranges = mtt__at<const mtt_range>(o->ranges) + op->first_range;
     u.control = mtt__at<const mtt_control>(o->control);
     u.counters = mtt__at<const mtt_counters>(o->counters);
     u.master = mtt__at<void>(o->master);
     u.m = o->m->data;
     u.v = o->v->data;
-    u.elements = compact ? MTT__GROUP * o->m->shape[0] : mtt__elements(o->m);
-    u.site = mtt__stream(op->site, 0, 0);
-    u.dtype = type;
+    u.dtype = op->weights[0]->dtype;
     for (int i = 0; i < op->parameters; i++) u.mine |= op->parts[i].count < op->parts[i].elements;
-    return mtt__launch(c, "adamw", kernel, mtt__range_blocks(op), 256, u);
+    return u;
+}
+
+static mtt_status mtt__cuda_adamw(mtt__cuda *c, const mtt_op *op)
+{
+    return mtt__launch(c, "adamw", mtt_k_adamw, mtt__range_blocks(op), 256, mtt__update_of(op));
 }
 
 /* ----------------------------------------------------------------------------------------------------------
    >>attention
    -------------------------------------------------------------------------------------------------------- */
-
-/* ---- rotary positions, and norms of q and k ---- */
-
-/* A head takes 2^log_lanes neighbouring threads, each with 4 pairs. Heads of q come first, then those of k,
-   up to `turned`, then those of v. */
-template <class T> struct mtt__rotary_operands {
-    const T *x, *dy, *gains[2]; /* gains of q and of k; NULL: no norm */
-    const float *angles;        /* [T, D]: cos and sin of each pair; NULL: no rotation */
-    T *y;
-    float *partial;
-    int64_t rows;
-    int seq_len, heads, turned, all, head_dim, interleaved, log_lanes;
-    float eps;
-};
-
-/* Pairs 4 lane to 4 lane + 3 of a head: a[k] and b[k]. */
-template <class T>
-MTT__DEVICE void mtt__load_pairs(const mtt__rotary_operands<T> &o, const T *head, int lane, float *a,
-                                 float *b)
-{
-    if (o.interleaved) {
-        float v[8];
-        mtt__read_floats(head + lane * 8, v);
-        MTT__UNROLL for (int k = 0; k < 4; k++) a[k] = v[2 * k], b[k] = v[2 * k + 1];
-    } else {
-        mtt__read_floats<4>(head + lane * 4, a);
-        mtt__read_floats<4>(head + o.head_dim / 2 + lane * 4, b);
-    }
-}
-
-template <class T>
-MTT__DEVICE void mtt__store_pairs(const mtt__rotary_operands<T> &o, T *head, int lane, const float *a,
-                                  const float *b)
-{
-    if (o.interleaved) {
-        float v[8];
-        MTT__UNROLL for (int k = 0; k < 4; k++) v[2 * k] = a[k], v[2 * k + 1] = b[k];
-        mtt__store_floats(head + lane * 8, v);
-    } else {
-        mtt__store_floats<4>(head + lane * 4, a);
-        mtt__store_floats<4>(head + o.head_dim / 2 + lane * 4, b);
-    }
-}
-
-/* Cosine and sine of the pairs of a lane at a row's position. */
-template <class T>
-MTT__DEVICE void mtt__load_angles(const mtt__rotary_operands<T> &o, int row, int lane, float *angles)
-{
-    if (o.angles) mtt__read_floats(o.angles + (int64_t)(row % o.seq_len) * o.head_dim + lane * 8, angles);
-}
-
-/* (a, b) becomes (a cos - b sin, b cos + a sin), with `sign` -1 by the negative angles. */
-MTT__DEVICE void mtt__rotate_pairs(const float *angles, float sign, float *a, float *b)
-{
-    MTT__UNROLL for (int k = 0; k < 4; k++) {
-        const float cosine = angles[2 * k], sine = angles[2 * k + 1] * sign, old = a[k];
-        a[k] = old * cosine - b[k] * sine;
-        b[k] = b[k] * cosine + old * sine;
-    }
-}
-
-/* The sum over a head's lanes of the products of their pairs. All lanes of the warp call it. */
-MTT__DEVICE float mtt__dot_pairs(int log_lanes, const float *a, const float *b, const float *c,
-                                 const float *d)
-{
-    float sum = 0;
-    MTT__UNROLL for (int k = 0; k < 4; k++) sum += a[k] * c[k] + b[k] * d[k];
-    for (int step = 1 << log_lanes >> 1; step; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
-    return sum;
-}
-
-/* Math:        y = x, in which each head of q and k becomes x / sqrt(mean x^2 + eps) gain, rotated by its
-                position's angles times `sign`
-   Shapes:      x, y [B T, row of qkv], gains [D] T, angles [T, D] float
-   Launch:      2^log_lanes threads for MTT__ROTARY_HEADS heads of a row, which share its angles, 256 a block;
-                blockIdx.y counts such groups of heads. A thread with a head alone loads twice as many bytes
-                of angles as of the head: 0.10 ms for 16,384 rows of 24 heads of 64 on an H100, where groups
-                of four take 0.05
-   Requires:    D a multiple of 8, at most 8 2^log_lanes; fewer than 2^31 rows; y may be x
-   Traffic:     x read once, y written once, of q and k alone where y is x; angles and gains stay in cache
-   Determinism: a fixed tree of sums
-   Reference:   mtt__cpu_rotary */
-enum { MTT__ROTARY_HEADS = 4 };
-template <class T>
-static __global__ void __launch_bounds__(256)
-    mtt_k_rotary(const mtt__rotary_operands<T> o, int heads_moved, float sign)
-{
-    const int lane = threadIdx.x & ((1 << o.log_lanes) - 1), first = blockIdx.y * MTT__ROTARY_HEADS;
-    const int64_t row = (int64_t)blockIdx.x * (256 >> o.log_lanes) + (threadIdx.x >> o.log_lanes);
-    const int64_t at = (row * o.all + first) * o.head_dim;
-    const bool valid = row < o.rows && lane * 8 < o.head_dim;
-    float a[MTT__ROTARY_HEADS][4] = {}, b[MTT__ROTARY_HEADS][4] = {}, angles[8];
-    MTT__UNROLL for (int h = 0; h < MTT__ROTARY_HEADS; h++)
-        if (valid && first + h < heads_moved)
-            mtt__load_pairs(o, o.x + at + h * o.head_dim, lane, a[h], b[h]);
-    if (valid) mtt__load_angles(o, (int)row, lane, angles);
-    MTT__UNROLL for (int h = 0; h < MTT__ROTARY_HEADS; h++) {
-        const int head = first + h;
-        if (o.gains[0]) {
-            const float squares = mtt__dot_pairs(o.log_lanes, a[h], b[h], a[h], b[h]);
-            const float rstd = 1.0f / sqrtf(squares / (float)o.head_dim + o.eps);
-            float gain_a[4], gain_b[4];
-            if (valid && head < o.turned) {
-                mtt__load_pairs(o, head < o.heads ? o.gains[0] : o.gains[1], lane, gain_a, gain_b);
-                MTT__UNROLL for (int k = 0; k < 4; k++)
-                    a[h][k] *= rstd * gain_a[k], b[h][k] *= rstd * gain_b[k];
-            }
-        }
-        if (!valid || head >= heads_moved) continue;
-        if (o.angles && head < o.turned) mtt__rotate_pairs(angles, sign, a[h], b[h]);
-        mtt__store_pairs(o, o.y + at + h * o.head_dim, lane, a[h], b[h]);
-    }
-}
-
-/* Math:        g = dy rotated back, xhat = x rstd, rstd = 1 / sqrt(mean x^2 + eps): dx = rstd (g gain - xhat
-                mean(g gain xhat)), partial = the block's sums of g xhat over heads of q, and of k
-   Shapes:      as mtt_k_rotary; dy, dx in the q and k of d_qkv; partial [blocks, 2, D] float
-   Launch:      as mtt_k_rotary; blocks take turns at heads
-   Requires:    as mtt_k_rotary, with gains; dx may be dy
-   Traffic:     dy and x of q and k read once, dx written once
-   Determinism: heads of a thread in order, then the threads of a block; mtt_k_column_sums adds up the blocks
-   Reference:   mtt__rotary_backward_row */
-template <class T>
-static __global__ void __launch_bounds__(256) mtt_k_rotary_backward(const mtt__rotary_operands<T> o)
-{
-    __shared__ float shared[256 * 16];
-    const int lane = threadIdx.x & ((1 << o.log_lanes) - 1), slot = threadIdx.x >> o.log_lanes;
-    const int slots = 256 >> o.log_lanes, D = o.head_dim;
-    const int64_t step = (int64_t)gridDim.x * slots, items = o.rows * o.turned;
-    float sums[2][8] = {};
-    for (int64_t first = (int64_t)blockIdx.x * slots; first < items; first += step) {
-        const int64_t row = (first + slot) / o.turned;
-        const int head = (int)(first + slot - row * o.turned), of_k = head >= o.heads;
-        const bool valid = row < o.rows && lane * 8 < D;
-        const int64_t at = (row * o.all + head) * D;
-        float a[4] = {}, b[4] = {}, g_a[4] = {}, g_b[4] = {}, gain_a[4] = {}, gain_b[4] = {}, angles[8];
-        if (valid) {
-            mtt__load_pairs(o, o.x + at, lane, a, b);
-            mtt__load_pairs(o, o.dy + at, lane, g_a, g_b);
-            mtt__load_pairs(o, of_k ? o.gains[1] : o.gains[0], lane, gain_a, gain_b);
-            mtt__load_angles(o, (int)row, lane, angles);
-            if (o.angles) mtt__rotate_pairs(angles, -1.0f, g_a, g_b);
-        }
-        const float squares = mtt__dot_pairs(o.log_lanes, a, b, a, b);
-        const float rstd = 1.0f / sqrtf(squares / (float)D + o.eps);
-        MTT__UNROLL for (int k = 0; k < 4; k++) {
-            a[k] *= rstd, b[k] *= rstd;
-            MTT__UNROLL for (int part = 0; part < 2; part++) {
-                sums[part][k] += part == of_k ? g_a[k] * a[k] : 0.0f;
-                sums[part][k + 4] += part == of_k ? g_b[k] * b[k] : 0.0f;
-            }
-            g_a[k] *= gain_a[k], g_b[k] *= gain_b[k];
-        }
-        const float mean = mtt__dot_pairs(o.log_lanes, a, b, g_a, g_b) / (float)D;
-        MTT__UNROLL for (int k = 0; k < 4; k++) {
-            g_a[k] = rstd * (g_a[k] - a[k] * mean);
-            g_b[k] = rstd * (g_b[k] - b[k] * mean);
-        }
-        if (valid) mtt__store_pairs(o, o.y + at, lane, g_a, g_b);
-    }
-    if (lane * 8 < D)
-        MTT__UNROLL for (int k = 0; k < 16; k++) {
-            const int pair = lane * 4 + k % 4, second = k / 4 % 2;
-            const int column = o.interleaved ? 2 * pair + second : pair + second * (D / 2);
-            shared[(slot * 2 + k / 8) * D + column] = sums[k / 8][k % 8];
-        }
-    __syncthreads(); /* all sums are there before they are added up */
-    for (int j = threadIdx.x; j < 2 * D; j += 256) {
-        float total = 0;
-        for (int s = 0; s < slots; s++) total += shared[s * 2 * D + j];
-        o.partial[(int64_t)blockIdx.x * 2 * D + j] = total;
-    }
-}
-
-template <class T>
-static mtt__rotary_operands<T> mtt__rotary_of(const mtt_op *op, const mtt_tensor *x, const mtt_tensor *dy,
-                                              const mtt_tensor *q_gain, const mtt_tensor *k_gain,
-                                              const mtt_tensor *angles, const mtt_tensor *y)
-{
-    const mtt_shape *d = op->shape;
-    mtt__rotary_operands<T> o = {};
-    o.x = mtt__at<T>(x), o.dy = mtt__at<T>(dy), o.y = mtt__at<T>(y);
-    o.gains[0] = mtt__at<T>(q_gain), o.gains[1] = mtt__at<T>(k_gain), o.angles = mtt__at<float>(angles);
-    o.rows = d->rows, o.seq_len = d->seq_len, o.heads = d->heads, o.turned = d->heads + d->heads_kv;
-    o.all = o.turned + d->heads_kv, o.head_dim = d->head_dim, o.interleaved = d->rotary_interleaved;
-    o.eps = d->norm_eps;
-    while (8 << o.log_lanes < d->head_dim) o.log_lanes++;
-    return o;
-}
-
-/* `sign` as in mtt_k_rotary. */
-static mtt_status mtt__launch_rotary(mtt__cuda *c, const mtt_op *op, const mtt_tensor *x,
-                                     const mtt_tensor *q_gain, const mtt_tensor *k_gain,
-                                     const mtt_tensor *angles, const mtt_tensor *y, float sign)
-{
-    return mtt__by_type(c, y, [&](auto zero) {
-        typedef decltype(zero) T;
-        const auto o = mtt__rotary_of<T>(op, x, NULL, q_gain, k_gain, angles, y);
-        const int moved = x == y ? o.turned : o.all;
-        const dim3 blocks(mtt__blocks(o.rows, 256 >> o.log_lanes), mtt__blocks(moved, MTT__ROTARY_HEADS));
-        return mtt__launch(c, "rotary", mtt_k_rotary<T>, blocks, 256, o, moved, sign);
-    });
-}
-
-static mtt_status mtt__cuda_rotary(mtt__cuda *c, const mtt_op *op)
-{
-    const mtt_rotary *o = MTT_OPERANDS_OF(rotary, op);
-    return mtt__launch_rotary(c, op, o->qkv, o->q_gain, o->k_gain, o->angles, o->y, 1.0f);
-}
-
-static mtt_status mtt__cuda_linear_rotary(mtt__cuda *c, const mtt_op *op)
-{
-    const mtt_linear_rotary *o = MTT_OPERANDS_OF(linear_rotary, op);
-    mtt_status status = mtt__multiply_rows(c, op, o->x, o->weight, op->transposed, o->bias, o->y);
-    if (status != MTT_OK) return status;
-    return mtt__launch_rotary(c, op, o->y, o->q_gain, o->k_gain, o->angles, o->y, 1.0f);
-}
-
-/* In place: dx is dy. */
-static mtt_status mtt__cuda_rotary_backward(mtt__cuda *c, const mtt_op *op)
-{
-    const mtt_rotary_backward *o = MTT_OPERANDS_OF(rotary_backward, op);
-    const int64_t D = op->shape->head_dim, blocks = (int64_t)mtt__rotary_scratch(op->shape) / (8 * D);
-    void *scratch;
-    mtt_status status;
-    if (!o->q_gain) return mtt__launch_rotary(c, op, o->dx, NULL, NULL, o->angles, o->dx, -1.0f);
-    status = mtt__scratch(c, op, mtt__op_scratch(op), &scratch);
-    if (status != MTT_OK) return status;
-    status = mtt__by_type(c, o->dx, [&](auto zero) {
-        typedef decltype(zero) T;
-        auto r = mtt__rotary_of<T>(op, o->qkv, o->dy, o->q_gain, o->k_gain, o->angles, o->dx);
-        r.partial = (float *)scratch;
-        return mtt__launch(c, "rotary_backward", mtt_k_rotary_backward<T>, (unsigned)blocks, 256, r);
-    });
-    if (status != MTT_OK) return status;
-    return mtt__launch(c, "column_sums", mtt_k_column_sums<float>, mtt__blocks(2 * D, 64), dim3(8, 32),
-                       (const float *)scratch, mtt__at<float>(o->d_q_gain), mtt__at<float>(o->d_k_gain), D,
-                       blocks, 2 * D, blocks, 0);
-}
 
 /* ---- products of all heads ---- */
 
@@ -3869,7 +2677,8 @@ static __global__ void __launch_bounds__(128)
 
 /* Math:        dS = P (mask dP - sum over keys of mask dP P)
    Shapes:      dP, P, dS [rows, T] T; row r is of query r mod T; dropout's element is r T + j
-   Launch:      as mtt_k_softmax; bounded to 10 blocks, so that the 64-bit remainder has enough registers
+   Launch:      32 or 128 threads a row, 128 a block; WIDTH elements at a time. The bound of 10 blocks leaves
+                registers for the 64-bit remainder
    Requires:    WIDTH 8 only if T is a multiple of 8; dS may be dP
    Traffic:     the attended part of dP and P read twice, the second time from cache; dS written once
    Determinism: fixed tree
@@ -3948,119 +2757,6 @@ static mtt_status mtt__cuda_softmax_backward(mtt__cuda *c, const mtt_op *op)
         c, ds, [&](auto zero) { return mtt__launch_softmax_backward<decltype(zero)>(c, op); });
 }
 
-/* ---- attention over a cache ---- */
-
-template <class T> struct mtt__cached {
-    const T *qkv;
-    const int32_t *sequences, *places;
-    T *keys, *values, *out;
-    mtt_qkv view;
-    int64_t rows, context;
-    int window, log_lanes;
-    float scale;
-};
-
-/* Math:        keys, values [sequences[r], head, places[r]] = k, v of row r, if there is a place
-   Shapes:      qkv [R, row of the view], keys and values [B heads_kv, context, D] T; the indices [R]
-   Launch:      256 threads, 8 elements each of k and v
-   Requires:    D a multiple of 8; no two rows have the same place of a sequence
-   Traffic:     k and v read and written once
-   Determinism: copy
-   Reference:   mtt__cpu_cached_attention */
-template <class T> static __global__ void __launch_bounds__(256) mtt_k_cache(const mtt__cached<T> o)
-{
-    const int D = o.view.head_dim, wide = 2 * o.view.heads_kv * D;
-    const int64_t at = ((int64_t)blockIdx.x * 256 + threadIdx.x) * 8, row = at / wide;
-    if (row >= o.rows || o.places[row] < 0) return;
-    const int column = (int)(at - row * wide), head = column / D % o.view.heads_kv;
-    T *to = column < wide / 2 ? o.keys : o.values;
-    const int64_t kv = (int64_t)o.sequences[row] * o.view.heads_kv + head;
-    *reinterpret_cast<mtt__vector<T> *>(to + (kv * o.context + o.places[row]) * D + column % D) =
-        mtt__load_vector(o.qkv + row * o.view.row + o.view.heads * D + column);
-}
-
-/* Math:        O = softmax(scale q K^T) V over the places that a row attends; 0 for a row without a place
-   Shapes:      as mtt_k_cache; out [R, H D]
-   Launch:      a block of 256 threads a row and head. 2^log_lanes threads, 8 columns each, are a slot; each
-                slot takes every 256 / 2^log_lanes-th key, with a running maximum and sum. Then the slots join
-   Requires:    D a multiple of 8, at most 8 2^log_lanes; the row's own k and v are in the cache
-   Traffic:     K and V of the row's places once
-   Determinism: keys of a slot in order, then the slots in order
-   Reference:   mtt__attend */
-template <class T>
-static __global__ void __launch_bounds__(256) mtt_k_cached_attention(const mtt__cached<T> o)
-{
-    __shared__ float shared[2048];
-    __shared__ float most_of[256];
-    __shared__ float sum_of[256];
-    const int D = o.view.head_dim, lane = threadIdx.x & ((1 << o.log_lanes) - 1);
-    const int slot = threadIdx.x >> o.log_lanes, slots = 256 >> o.log_lanes;
-    const int64_t row = blockIdx.x / o.view.heads;
-    const int head = (int)(blockIdx.x - row * o.view.heads), place = o.places[row];
-    const bool valid = lane * 8 < D;
-    T *out = o.out + (row * o.view.heads + head) * D;
-    if (place < 0) {
-        for (int d = threadIdx.x; d < D; d += 256) out[d] = mtt__from_float<T>(0.0f);
-        return;
-    }
-    const int64_t kv = (int64_t)o.sequences[row] * o.view.heads_kv + head / (o.view.heads / o.view.heads_kv);
-    const T *k_gmem = o.keys + kv * o.context * D + lane * 8;
-    const T *v_gmem = o.values + kv * o.context * D + lane * 8;
-    const int first = (int)mtt__first_key(o.window, place);
-    float q[8] = {}, acc[8] = {}, most = -CUDART_INF_F, sum = 0;
-    if (valid) mtt__read_floats(o.qkv + row * o.view.row + head * D + lane * 8, q);
-    for (int key = first; key <= place; key += slots) { /* all lanes of a warp come to the shuffles */
-        const int64_t j = key + slot;
-        const bool attends = j <= place;
-        float k[8] = {}, v[8] = {}, s = 0;
-        if (attends && valid) mtt__read_floats(k_gmem + j * D, k);
-        if (attends && valid) mtt__read_floats(v_gmem + j * D, v);
-        MTT__UNROLL for (int i = 0; i < 8; i++) s += q[i] * k[i];
-        for (int step = 1 << o.log_lanes >> 1; step; step /= 2) s += __shfl_xor_sync(0xffffffffu, s, step);
-        if (!attends) continue;
-        s *= o.scale;
-        const float larger = fmaxf(most, s), rescale = mtt__exp_for<T>(most - larger);
-        const float p = mtt__exp_for<T>(s - larger);
-        sum = sum * rescale + p;
-        MTT__UNROLL for (int i = 0; i < 8; i++) acc[i] = acc[i] * rescale + p * v[i];
-        most = larger;
-    }
-    if (lane == 0) most_of[slot] = most, sum_of[slot] = sum;
-    if (valid) MTT__UNROLL for (int i = 0; i < 8; i++) shared[slot * D + lane * 8 + i] = acc[i];
-    __syncthreads(); /* the slots' sums are there before they are joined */
-    for (int s = 0; s < slots; s++) most = fmaxf(most, most_of[s]);
-    for (int d = threadIdx.x; d < D; d += 256) {
-        float all = 0, value = 0;
-        for (int s = 0; s < slots; s++) {
-            const float share = mtt__exp_for<T>(most_of[s] - most);
-            all += share * sum_of[s];
-            value += share * shared[s * D + d];
-        }
-        out[d] = mtt__from_float<T>(value / all);
-    }
-}
-
-static mtt_status mtt__cuda_cached_attention(mtt__cuda *c, const mtt_op *op)
-{
-    const mtt_cached_attention *p = MTT_OPERANDS_OF(cached_attention, op);
-    const mtt_shape *d = op->shape;
-    return mtt__by_type(c, p->out, [&](auto zero) {
-        typedef decltype(zero) T;
-        mtt__cached<T> o = {};
-        o.qkv = mtt__at<T>(p->qkv), o.keys = mtt__at<T>(p->keys), o.values = mtt__at<T>(p->values);
-        o.out = mtt__at<T>(p->out);
-        o.sequences = mtt__at<int32_t>(p->sequences), o.places = mtt__at<int32_t>(p->places);
-        o.view = mtt_qkv_of(d), o.rows = d->rows, o.context = p->keys->shape[1], o.window = d->window;
-        o.scale = 1.0f / sqrtf((float)d->head_dim);
-        while (8 << o.log_lanes < d->head_dim) o.log_lanes++;
-        const int64_t moved = d->rows * 2 * d->heads_kv * d->head_dim;
-        mtt_status status = mtt__launch(c, "cache", mtt_k_cache<T>, mtt__blocks(moved, 2048), 256, o);
-        if (status != MTT_OK) return status;
-        return mtt__launch(c, "cached_attention", mtt_k_cached_attention<T>, (unsigned)(d->rows * d->heads),
-                           256, o);
-    });
-}
-
 /* ----------------------------------------------------------------------------------------------------------
    >>flash   FlashAttention (Dao et al. 2022; Dao 2023): causal, with windows and dropout
    ----------------------------------------------------------------------------------------------------------
@@ -4069,8 +2765,8 @@ static mtt_status mtt__cuda_cached_attention(mtt__cuda *c, const mtt_op *op)
        lse_i = log sum_j e^S_ij,  Z = dropout's mask, 0 or 1 / (1 - p).
    No T x T matrix is in memory: S and P exist a tile at a time, in registers or shared memory.
 
-   In this order: what the kernels share; the algorithm, in exact FP32, which runs FP32 tensors; the same on
-   tensor cores (mma.sync), which runs 16-bit tensors. Kernels for H100 and H200 are in >>hopper.
+   Here is the algorithm, in exact FP32, which runs FP32 tensors. >>tensor cores has the same for 16-bit
+   tensors, and >>hopper for H100 and H200.
 
    Symbols: BLOCK_Q queries and BLOCK_KV keys make a tile of scores. _gmem is device memory, _smem shared
    memory (a 32-bit address), _rmem registers.
@@ -4085,24 +2781,15 @@ static mtt_status mtt__cuda_cached_attention(mtt__cuda *c, const mtt_op *op)
 struct mtt__flash {
     const void *qkv, *d_out; /* [B T, row of the view], [B T, C] */
     void *out, *d_qkv;       /* `out` is read in the backward pass */
-    mtt__eight out_8;        /* `out` in e4m3; without data: not wanted */
-    uint8_t *d_qkv_t;        /* the transpose of d_qkv, [row of the view, B T], both in e5m2; or NULL */
     float *lse;              /* [B H, T] */
     mtt_qkv view;
-    int64_t seq_len, width, tokens; /* T; H D; B T */
+    int64_t seq_len, width; /* T; H D */
     int window, head_count, first_head;
     int members; /* heads of Q that share one of K and V; all or none of them are in head_count */
-    int share;   /* heads that a block takes in the backward pass, one by one: all members, or one */
-    int group;   /* heads, or in the backward pass heads / share, whose tiles run side by side */
     float scale, scale_log2;
     float gradient_scale; /* of dQ and dK, with dropout's scale: 0 where every query attends one key */
     mtt__dropout dropout;
-    /* the backward pass; after stats by tensor cores alone */
-    float2 *stats;      /* {lse log2(e), delta} of each query, head by head from first_head */
-    float4 *dq_partial; /* a ring of `slots` heads of numbered dQ sums, in the order of the accumulators */
-    float4 *members_partial; /* numbered sums of dK and dV of the heads so far that share the keys */
-    int *ticket;        /* key tiles given out */
-    int slots;
+    float2 *stats; /* backward: {lse log2(e), delta} of each query, head by head from first_head */
 };
 
 /* First element of a head in `out`, and of a part of it in qkv. */
@@ -4186,10 +2873,12 @@ static __global__ void __launch_bounds__(256, WIDTH == 64 ? 5 : 1)
         __syncthreads(); /* V of the last tile is read before K overwrites it */
         mtt__load_exact<TILE>(kv_smem, k_gmem + k0 * stride, stride, T - k0, D);
         __syncthreads(); /* Q and K are in shared memory */
+        /* S = Q K^T */
         for (int d = 0; d < D; d++)
             for (int r = 0; r < R; r++)
                 for (int c = 0; c < R; c++)
                     s[r][c] += q_smem[(y + 16 * r) * (D + 1) + d] * kv_smem[(x + 16 * c) * (D + 1) + d];
+        /* the online softmax: P = e^(S - maximum) */
         MTT__UNROLL for (int r = 0; r < R; r++) {
             const int query = q0 + y + 16 * r;
             float most = row_max[r], base, rescale;
@@ -4214,6 +2903,7 @@ static __global__ void __launch_bounds__(256, WIDTH == 64 ? 5 : 1)
         __syncthreads(); /* P is written, and K read */
         mtt__load_exact<TILE>(kv_smem, v_gmem + k0 * stride, stride, T - k0, D);
         __syncthreads(); /* V is in shared memory */
+        /* O += P V */
         for (int k = 0; k < TILE; k++)
             for (int c = 0; c < WIDTH / 16; c++) {
                 if (x + 16 * c >= D) break;
@@ -4221,6 +2911,7 @@ static __global__ void __launch_bounds__(256, WIDTH == 64 ? 5 : 1)
                     o_rmem[r][c] += p_smem[(y + 16 * r) * (TILE + 1) + k] * kv_smem[k * (D + 1) + x + 16 * c];
             }
     }
+    /* O / sum, and lse */
     float *o_gmem = (float *)f.out + mtt__flash_out(f, head);
     for (int r = 0; r < R; r++) {
         const int query = q0 + y + 16 * r;
@@ -4272,7 +2963,7 @@ static __global__ void __launch_bounds__(256) mtt_k_flash_stats(const mtt__flash
 
 /* Math:        P and dS again from Q, K, lse; with KEYS dK and dV of a tile of keys, else dQ of a tile of
                 queries
-   Shapes:      as mtt_k_flash_forward_exact; d_qkv as qkv
+   Shapes:      qkv, d_qkv [B T, row of the view], d_out [B T, C], lse [B H, T] FP32; WIDTH >= D
    Launch:      a block of 16 x 16 threads a tile of TILE keys or queries and head; thread (x, y) has rows y +
                 16 r and columns x + 16 c. Shared memory: Q, dO, K, V, P, dS
    Requires:    stats of mtt_k_flash_stats
@@ -4315,12 +3006,14 @@ static __global__ void __launch_bounds__(256, 2) mtt_k_flash_backward_exact(cons
             mtt__load_exact<TILE>(do_smem, do_gmem + q0 * f.width, f.width, T - (int)q0, D);
         }
         __syncthreads(); /* all four are in shared memory */
+        /* S = Q K^T, dP = dO V^T */
         for (int d = 0; d < D; d++)
             for (int r = 0; r < R; r++)
                 for (int c = 0; c < R; c++) {
                     s[r][c] += q_smem[(y + 16 * r) * (D + 1) + d] * k_smem[(x + 16 * c) * (D + 1) + d];
                     dp[r][c] += do_smem[(y + 16 * r) * (D + 1) + d] * v_smem[(x + 16 * c) * (D + 1) + d];
                 }
+        /* P and dS */
         for (int r = 0; r < R; r++)
             for (int c = 0; c < R; c++) {
                 const int query = q0 + y + 16 * r, key = k0 + x + 16 * c;
@@ -4336,6 +3029,7 @@ static __global__ void __launch_bounds__(256, 2) mtt_k_flash_backward_exact(cons
                 ds_smem[at] = p * ((keeps ? dp[r][c] : 0.0f) - delta);
             }
         __syncthreads(); /* P and dS are written */
+        /* dK += dS^T Q and dV += P^T dO, or dQ += dS K */
         for (int k = 0; k < TILE; k++)
             for (int c = 0; c < WIDTH / 16; c++) {
                 if (x + 16 * c >= D) break;
@@ -4348,6 +3042,7 @@ static __global__ void __launch_bounds__(256, 2) mtt_k_flash_backward_exact(cons
         other += TILE;
         if (other >= end) other = begin, local++;
     }
+    /* store dK and dV, or dQ */
     float *first_gmem =
         (float *)f.d_qkv + (KEYS ? k_at : mtt__flash_part(f, MTT__PART_Q, f.first_head + first));
     float *second_gmem = (float *)f.d_qkv + v_at;
@@ -4360,7 +3055,1508 @@ static __global__ void __launch_bounds__(256, 2) mtt_k_flash_backward_exact(cons
         }
 }
 
-/* ---- tensor cores: one instruction each ---- */
+/* ---- launches ---- */
+
+static mtt__flash mtt__flash_of(const mtt_op *op, const mtt_tensor *qkv, const mtt_tensor *out,
+                                const mtt_tensor *lse, const mtt_tensor *control)
+{
+    const mtt_shape *d = op->shape;
+    mtt__flash f = {};
+    f.qkv = qkv->data, f.out = out->data, f.lse = (float *)lse->data;
+    f.view = mtt_qkv_of(d);
+    f.seq_len = d->seq_len, f.width = (int64_t)d->heads * d->head_dim;
+    f.members = d->heads / d->heads_kv;
+    f.window = d->window < d->seq_len ? d->window : 0;
+    f.head_count = d->batch * d->heads;
+    f.scale = mtt__head_scale(op), f.scale_log2 = f.scale * 1.4426950408889634f;
+    f.dropout = mtt__dropout_of(op, control);
+    f.gradient_scale = mtt__attends_one(d) ? 0.0f : f.scale * f.dropout.scale;
+    return f;
+}
+
+static mtt__flash mtt__flash_forward_of(const mtt_op *op)
+{
+    const mtt_flash *o = MTT_OPERANDS_OF(flash, op);
+    return mtt__flash_of(op, o->qkv, o->out, o->lse, o->control);
+}
+
+static mtt__flash mtt__flash_backward_of(const mtt_op *op)
+{
+    const mtt_flash_backward *o = MTT_OPERANDS_OF(flash_backward, op);
+    mtt__flash f = mtt__flash_of(op, o->qkv, o->out, o->lse, o->control);
+    f.d_out = o->d_out->data, f.d_qkv = o->d_qkv->data;
+    return f;
+}
+
+static bool mtt__flash_takes(const mtt_shape *d)
+{
+    return d->head_dim >= 8 && d->head_dim <= 256 && d->head_dim % 8 == 0 && d->rows >= 1 &&
+           d->rows < (int64_t)1 << 31;
+}
+
+static mtt_status mtt__flash_refuse(mtt__cuda *c, const mtt_shape *d)
+{
+    return mtt__cuda_fail(c->env, MTT_E_ARGUMENT,
+                          "flash attention takes head widths of 8, 16, ... 256 and fewer than 2^31 tokens: "
+                          "width %d, %lld tokens",
+                          d->head_dim, (long long)d->rows);
+}
+
+template <typename E> static mtt_status mtt__launch_stats(mtt__cuda *c, const mtt__flash &f)
+{
+    const int D = f.view.head_dim, log_lanes = D <= 32 ? 2 : D <= 64 ? 3 : D <= 128 ? 4 : 5;
+    const int64_t tiles = mtt__ceil_div(f.seq_len, 256 >> log_lanes);
+    return mtt__launch(c, "flash_backward", mtt_k_flash_stats<E>, (unsigned)(tiles * f.head_count), 256, f,
+                       log_lanes);
+}
+
+template <int WIDTH, int TILE> static mtt_status mtt__launch_forward_exact(mtt__cuda *c, const mtt__flash &f)
+{
+    const size_t floats = (size_t)2 * TILE * (f.view.head_dim + 1) + TILE * (TILE + 1);
+    return mtt__launch_shared(c, "flash", mtt_k_flash_forward_exact<WIDTH, TILE>,
+                              mtt__blocks(f.seq_len, TILE) * f.head_count, 256, floats * sizeof(float), f);
+}
+
+/* Scratch: stats of a slice of heads of K, each with its heads of Q. */
+template <int WIDTH, int TILE>
+static mtt_status mtt__launch_backward_exact(mtt__cuda *c, const mtt_op *op, mtt__flash f)
+{
+    const size_t floats = (size_t)4 * TILE * (f.view.head_dim + 1) + 2 * TILE * (TILE + 1);
+    const size_t stats_bytes = f.members * (size_t)f.seq_len * sizeof(float2);
+    const size_t slice = op->workspace->bytes / stats_bytes;
+    const int heads = f.head_count / f.members;
+    void *scratch = NULL;
+    mtt_status status = mtt__scratch(c, op, stats_bytes, &scratch);
+    f.stats = (float2 *)scratch;
+    for (int first = 0, count; first < heads && status == MTT_OK; first += count) {
+        count = (size_t)(heads - first) < slice ? heads - first : (int)slice;
+        f.first_head = first * f.members, f.head_count = count * f.members;
+        const unsigned blocks = mtt__blocks(f.seq_len, TILE);
+        status = mtt__launch_stats<float>(c, f);
+        if (status == MTT_OK)
+            status = mtt__launch_shared(c, "flash_backward", mtt_k_flash_backward_exact<WIDTH, TILE, true>,
+                                        blocks * count, 256, floats * sizeof(float), f);
+        if (status == MTT_OK)
+            status = mtt__launch_shared(c, "flash_backward", mtt_k_flash_backward_exact<WIDTH, TILE, false>,
+                                        blocks * f.head_count, 256, floats * sizeof(float), f);
+    }
+    return status;
+}
+
+static mtt_status mtt__cuda_flash(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt__flash f = mtt__flash_forward_of(op);
+    if (!mtt__flash_takes(op->shape)) return mtt__flash_refuse(c, op->shape);
+    if (f.view.head_dim <= 64) return mtt__launch_forward_exact<64, 32>(c, f);
+    if (f.view.head_dim <= 128) return mtt__launch_forward_exact<128, 32>(c, f);
+    return mtt__launch_forward_exact<256, 32>(c, f);
+}
+
+static mtt_status mtt__cuda_flash_backward(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt__flash f = mtt__flash_backward_of(op);
+    if (!mtt__flash_takes(op->shape)) return mtt__flash_refuse(c, op->shape);
+    if (f.view.head_dim <= 64) return mtt__launch_backward_exact<64, 32>(c, op, f);
+    if (f.view.head_dim <= 128) return mtt__launch_backward_exact<128, 32>(c, op, f);
+    return mtt__launch_backward_exact<256, 16>(c, op, f);
+}
+
+/* ----------------------------------------------------------------------------------------------------------
+   >>rotary and cache   positions of q and k; attention over earlier tokens, for generation
+   -------------------------------------------------------------------------------------------------------- */
+
+/* ---- rotary positions, and norms of q and k ---- */
+
+/* A head takes 2^log_lanes neighbouring threads, each with 4 pairs. Heads of q come first, then those of k,
+   up to `turned`, then those of v. */
+template <class T> struct mtt__rotary_operands {
+    const T *x, *dy, *gains[2]; /* gains of q and of k; NULL: no norm */
+    const float *angles;        /* [T, D]: cos and sin of each pair; NULL: no rotation */
+    T *y;
+    float *partial;
+    int64_t rows;
+    int seq_len, heads, turned, all, head_dim, interleaved, log_lanes;
+    float eps;
+};
+
+/* Pairs 4 lane to 4 lane + 3 of a head: a[k] and b[k]. */
+template <class T>
+MTT__DEVICE void mtt__load_pairs(const mtt__rotary_operands<T> &o, const T *head, int lane, float *a,
+                                 float *b)
+{
+    if (o.interleaved) {
+        float v[8];
+        mtt__read_floats(head + lane * 8, v);
+        MTT__UNROLL for (int k = 0; k < 4; k++) a[k] = v[2 * k], b[k] = v[2 * k + 1];
+    } else {
+        mtt__read_floats<4>(head + lane * 4, a);
+        mtt__read_floats<4>(head + o.head_dim / 2 + lane * 4, b);
+    }
+}
+
+template <class T>
+MTT__DEVICE void mtt__store_pairs(const mtt__rotary_operands<T> &o, T *head, int lane, const float *a,
+                                  const float *b)
+{
+    if (o.interleaved) {
+        float v[8];
+        MTT__UNROLL for (int k = 0; k < 4; k++) v[2 * k] = a[k], v[2 * k + 1] = b[k];
+        mtt__store_floats(head + lane * 8, v);
+    } else {
+        mtt__store_floats<4>(head + lane * 4, a);
+        mtt__store_floats<4>(head + o.head_dim / 2 + lane * 4, b);
+    }
+}
+
+/* Cosine and sine of the pairs of a lane at a row's position. */
+template <class T>
+MTT__DEVICE void mtt__load_angles(const mtt__rotary_operands<T> &o, int row, int lane, float *angles)
+{
+    if (o.angles) mtt__read_floats(o.angles + (int64_t)(row % o.seq_len) * o.head_dim + lane * 8, angles);
+}
+
+/* (a, b) becomes (a cos - b sin, b cos + a sin), with `sign` -1 by the negative angles. */
+MTT__DEVICE void mtt__rotate_pairs(const float *angles, float sign, float *a, float *b)
+{
+    MTT__UNROLL for (int k = 0; k < 4; k++) {
+        const float cosine = angles[2 * k], sine = angles[2 * k + 1] * sign, old = a[k];
+        a[k] = old * cosine - b[k] * sine;
+        b[k] = b[k] * cosine + old * sine;
+    }
+}
+
+/* The sum over a head's lanes of the products of their pairs. All lanes of the warp call it. */
+MTT__DEVICE float mtt__dot_pairs(int log_lanes, const float *a, const float *b, const float *c,
+                                 const float *d)
+{
+    float sum = 0;
+    MTT__UNROLL for (int k = 0; k < 4; k++) sum += a[k] * c[k] + b[k] * d[k];
+    for (int step = 1 << log_lanes >> 1; step; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+    return sum;
+}
+
+/* Math:        y = x, in which each head of q and k becomes x / sqrt(mean x^2 + eps) gain, rotated by its
+                position's angles times `sign`
+   Shapes:      x, y [B T, row of qkv], gains [D] T, angles [T, D] float
+   Launch:      2^log_lanes threads for MTT__ROTARY_HEADS heads of a row, which share its angles, 256 a block;
+                blockIdx.y counts such groups of heads. A thread with a head alone loads twice as many bytes
+                of angles as of the head: 0.10 ms for 16,384 rows of 24 heads of 64 on an H100, where groups
+                of four take 0.05
+   Requires:    D a multiple of 8, at most 8 2^log_lanes; fewer than 2^31 rows; y may be x
+   Traffic:     x read once, y written once, of q and k alone where y is x; angles and gains stay in cache
+   Determinism: a fixed tree of sums
+   Reference:   mtt__cpu_rotary */
+enum { MTT__ROTARY_HEADS = 4 };
+template <class T>
+static __global__ void __launch_bounds__(256)
+    mtt_k_rotary(const mtt__rotary_operands<T> o, int heads_moved, float sign)
+{
+    const int lane = threadIdx.x & ((1 << o.log_lanes) - 1), first = blockIdx.y * MTT__ROTARY_HEADS;
+    const int64_t row = (int64_t)blockIdx.x * (256 >> o.log_lanes) + (threadIdx.x >> o.log_lanes);
+    const int64_t at = (row * o.all + first) * o.head_dim;
+    const bool valid = row < o.rows && lane * 8 < o.head_dim;
+    float a[MTT__ROTARY_HEADS][4] = {}, b[MTT__ROTARY_HEADS][4] = {}, angles[8];
+    MTT__UNROLL for (int h = 0; h < MTT__ROTARY_HEADS; h++)
+        if (valid && first + h < heads_moved)
+            mtt__load_pairs(o, o.x + at + h * o.head_dim, lane, a[h], b[h]);
+    if (valid) mtt__load_angles(o, (int)row, lane, angles);
+    MTT__UNROLL for (int h = 0; h < MTT__ROTARY_HEADS; h++) {
+        const int head = first + h;
+        if (o.gains[0]) {
+            const float squares = mtt__dot_pairs(o.log_lanes, a[h], b[h], a[h], b[h]);
+            const float rstd = 1.0f / sqrtf(squares / (float)o.head_dim + o.eps);
+            float gain_a[4], gain_b[4];
+            if (valid && head < o.turned) {
+                mtt__load_pairs(o, head < o.heads ? o.gains[0] : o.gains[1], lane, gain_a, gain_b);
+                MTT__UNROLL for (int k = 0; k < 4; k++)
+                    a[h][k] *= rstd * gain_a[k], b[h][k] *= rstd * gain_b[k];
+            }
+        }
+        if (!valid || head >= heads_moved) continue;
+        if (o.angles && head < o.turned) mtt__rotate_pairs(angles, sign, a[h], b[h]);
+        mtt__store_pairs(o, o.y + at + h * o.head_dim, lane, a[h], b[h]);
+    }
+}
+
+/* Math:        g = dy rotated back, xhat = x rstd, rstd = 1 / sqrt(mean x^2 + eps): dx = rstd (g gain - xhat
+                mean(g gain xhat)), partial = the block's sums of g xhat over heads of q, and of k
+   Shapes:      x, dy, dx [B T, row of qkv], gains [D] T, angles [T, D], partial [blocks, 2, D] float
+   Launch:      2^log_lanes threads a head, 256 a block; blocks take turns at heads
+   Requires:    D a multiple of 8, at most 8 2^log_lanes; fewer than 2^31 rows; dx may be dy
+   Traffic:     dy and x of q and k read once, dx written once
+   Determinism: heads of a thread in order, then the threads of a block; mtt_k_column_sums adds up the blocks
+   Reference:   mtt__rotary_backward_row */
+template <class T>
+static __global__ void __launch_bounds__(256) mtt_k_rotary_backward(const mtt__rotary_operands<T> o)
+{
+    __shared__ float shared[256 * 16];
+    const int lane = threadIdx.x & ((1 << o.log_lanes) - 1), slot = threadIdx.x >> o.log_lanes;
+    const int slots = 256 >> o.log_lanes, D = o.head_dim;
+    const int64_t step = (int64_t)gridDim.x * slots, items = o.rows * o.turned;
+    float sums[2][8] = {};
+    for (int64_t first = (int64_t)blockIdx.x * slots; first < items; first += step) {
+        const int64_t row = (first + slot) / o.turned;
+        const int head = (int)(first + slot - row * o.turned), of_k = head >= o.heads;
+        const bool valid = row < o.rows && lane * 8 < D;
+        const int64_t at = (row * o.all + head) * D;
+        float a[4] = {}, b[4] = {}, g_a[4] = {}, g_b[4] = {}, gain_a[4] = {}, gain_b[4] = {}, angles[8];
+        if (valid) {
+            mtt__load_pairs(o, o.x + at, lane, a, b);
+            mtt__load_pairs(o, o.dy + at, lane, g_a, g_b);
+            mtt__load_pairs(o, of_k ? o.gains[1] : o.gains[0], lane, gain_a, gain_b);
+            mtt__load_angles(o, (int)row, lane, angles);
+            if (o.angles) mtt__rotate_pairs(angles, -1.0f, g_a, g_b);
+        }
+        const float squares = mtt__dot_pairs(o.log_lanes, a, b, a, b);
+        const float rstd = 1.0f / sqrtf(squares / (float)D + o.eps);
+        MTT__UNROLL for (int k = 0; k < 4; k++) {
+            a[k] *= rstd, b[k] *= rstd;
+            MTT__UNROLL for (int part = 0; part < 2; part++) {
+                sums[part][k] += part == of_k ? g_a[k] * a[k] : 0.0f;
+                sums[part][k + 4] += part == of_k ? g_b[k] * b[k] : 0.0f;
+            }
+            g_a[k] *= gain_a[k], g_b[k] *= gain_b[k];
+        }
+        const float mean = mtt__dot_pairs(o.log_lanes, a, b, g_a, g_b) / (float)D;
+        MTT__UNROLL for (int k = 0; k < 4; k++) {
+            g_a[k] = rstd * (g_a[k] - a[k] * mean);
+            g_b[k] = rstd * (g_b[k] - b[k] * mean);
+        }
+        if (valid) mtt__store_pairs(o, o.y + at, lane, g_a, g_b);
+    }
+    if (lane * 8 < D)
+        MTT__UNROLL for (int k = 0; k < 16; k++) {
+            const int pair = lane * 4 + k % 4, second = k / 4 % 2;
+            const int column = o.interleaved ? 2 * pair + second : pair + second * (D / 2);
+            shared[(slot * 2 + k / 8) * D + column] = sums[k / 8][k % 8];
+        }
+    __syncthreads(); /* all sums are there before they are added up */
+    for (int j = threadIdx.x; j < 2 * D; j += 256) {
+        float total = 0;
+        for (int s = 0; s < slots; s++) total += shared[s * 2 * D + j];
+        o.partial[(int64_t)blockIdx.x * 2 * D + j] = total;
+    }
+}
+
+template <class T>
+static mtt__rotary_operands<T> mtt__rotary_of(const mtt_op *op, const mtt_tensor *x, const mtt_tensor *dy,
+                                              const mtt_tensor *q_gain, const mtt_tensor *k_gain,
+                                              const mtt_tensor *angles, const mtt_tensor *y)
+{
+    const mtt_shape *d = op->shape;
+    mtt__rotary_operands<T> o = {};
+    o.x = mtt__at<T>(x), o.dy = mtt__at<T>(dy), o.y = mtt__at<T>(y);
+    o.gains[0] = mtt__at<T>(q_gain), o.gains[1] = mtt__at<T>(k_gain), o.angles = mtt__at<float>(angles);
+    o.rows = d->rows, o.seq_len = d->seq_len, o.heads = d->heads, o.turned = d->heads + d->heads_kv;
+    o.all = o.turned + d->heads_kv, o.head_dim = d->head_dim, o.interleaved = d->rotary_interleaved;
+    o.eps = d->norm_eps;
+    while (8 << o.log_lanes < d->head_dim) o.log_lanes++;
+    return o;
+}
+
+/* `sign` as in mtt_k_rotary. */
+static mtt_status mtt__launch_rotary(mtt__cuda *c, const mtt_op *op, const mtt_tensor *x,
+                                     const mtt_tensor *q_gain, const mtt_tensor *k_gain,
+                                     const mtt_tensor *angles, const mtt_tensor *y, float sign)
+{
+    return mtt__by_type(c, y, [&](auto zero) {
+        typedef decltype(zero) T;
+        const auto o = mtt__rotary_of<T>(op, x, NULL, q_gain, k_gain, angles, y);
+        const int moved = x == y ? o.turned : o.all;
+        const dim3 blocks(mtt__blocks(o.rows, 256 >> o.log_lanes), mtt__blocks(moved, MTT__ROTARY_HEADS));
+        return mtt__launch(c, "rotary", mtt_k_rotary<T>, blocks, 256, o, moved, sign);
+    });
+}
+
+static mtt_status mtt__cuda_rotary(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_rotary *o = MTT_OPERANDS_OF(rotary, op);
+    return mtt__launch_rotary(c, op, o->qkv, o->q_gain, o->k_gain, o->angles, o->y, 1.0f);
+}
+
+static mtt_status mtt__cuda_linear_rotary(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_linear_rotary *o = MTT_OPERANDS_OF(linear_rotary, op);
+    mtt_status status = mtt__multiply_rows(c, op, o->x, o->weight, op->transposed, o->bias, o->y);
+    if (status != MTT_OK) return status;
+    return mtt__launch_rotary(c, op, o->y, o->q_gain, o->k_gain, o->angles, o->y, 1.0f);
+}
+
+/* In place: dx is dy. */
+static mtt_status mtt__cuda_rotary_backward(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_rotary_backward *o = MTT_OPERANDS_OF(rotary_backward, op);
+    const int64_t D = op->shape->head_dim, blocks = (int64_t)mtt__rotary_scratch(op->shape) / (8 * D);
+    void *scratch;
+    mtt_status status;
+    if (!o->q_gain) return mtt__launch_rotary(c, op, o->dx, NULL, NULL, o->angles, o->dx, -1.0f);
+    status = mtt__scratch(c, op, mtt__op_scratch(op), &scratch);
+    if (status != MTT_OK) return status;
+    status = mtt__by_type(c, o->dx, [&](auto zero) {
+        typedef decltype(zero) T;
+        auto r = mtt__rotary_of<T>(op, o->qkv, o->dy, o->q_gain, o->k_gain, o->angles, o->dx);
+        r.partial = (float *)scratch;
+        return mtt__launch(c, "rotary_backward", mtt_k_rotary_backward<T>, (unsigned)blocks, 256, r);
+    });
+    if (status != MTT_OK) return status;
+    return mtt__launch(c, "column_sums", mtt_k_column_sums<float>, mtt__blocks(2 * D, 64), dim3(8, 32),
+                       (const float *)scratch, mtt__at<float>(o->d_q_gain), mtt__at<float>(o->d_k_gain), D,
+                       blocks, 2 * D, blocks, 0);
+}
+
+/* ---- attention over a cache ---- */
+
+template <class T> struct mtt__cached {
+    const T *qkv;
+    const int32_t *sequences, *places;
+    T *keys, *values, *out;
+    mtt_qkv view;
+    int64_t rows, context;
+    int window, log_lanes;
+    float scale;
+};
+
+/* Math:        keys, values [sequences[r], head, places[r]] = k, v of row r, if there is a place
+   Shapes:      qkv [R, row of the view], keys and values [B heads_kv, context, D] T; the indices [R]
+   Launch:      256 threads, 8 elements each of k and v
+   Requires:    D a multiple of 8; no two rows have the same place of a sequence
+   Traffic:     k and v read and written once
+   Determinism: copy
+   Reference:   mtt__cpu_cached_attention */
+template <class T> static __global__ void __launch_bounds__(256) mtt_k_cache(const mtt__cached<T> o)
+{
+    const int D = o.view.head_dim, wide = 2 * o.view.heads_kv * D;
+    const int64_t at = ((int64_t)blockIdx.x * 256 + threadIdx.x) * 8, row = at / wide;
+    if (row >= o.rows || o.places[row] < 0) return;
+    const int column = (int)(at - row * wide), head = column / D % o.view.heads_kv;
+    T *to = column < wide / 2 ? o.keys : o.values;
+    const int64_t kv = (int64_t)o.sequences[row] * o.view.heads_kv + head;
+    *reinterpret_cast<mtt__vector<T> *>(to + (kv * o.context + o.places[row]) * D + column % D) =
+        mtt__load_vector(o.qkv + row * o.view.row + o.view.heads * D + column);
+}
+
+/* Math:        O = softmax(scale q K^T) V over the places that a row attends; 0 for a row without a place
+   Shapes:      qkv [R, row of the view], keys and values [B heads_kv, context, D], out [R, H D] T; the
+                indices [R]
+   Launch:      a block of 256 threads a row and head. 2^log_lanes threads, 8 columns each, are a slot; each
+                slot takes every 256 / 2^log_lanes-th key, with a running maximum and sum. Then the slots join
+   Requires:    D a multiple of 8, at most 8 2^log_lanes; the row's own k and v are in the cache
+   Traffic:     K and V of the row's places once
+   Determinism: keys of a slot in order, then the slots in order
+   Reference:   mtt__attend */
+template <class T>
+static __global__ void __launch_bounds__(256) mtt_k_cached_attention(const mtt__cached<T> o)
+{
+    __shared__ float shared[2048];
+    __shared__ float most_of[256];
+    __shared__ float sum_of[256];
+    const int D = o.view.head_dim, lane = threadIdx.x & ((1 << o.log_lanes) - 1);
+    const int slot = threadIdx.x >> o.log_lanes, slots = 256 >> o.log_lanes;
+    const int64_t row = blockIdx.x / o.view.heads;
+    const int head = (int)(blockIdx.x - row * o.view.heads), place = o.places[row];
+    const bool valid = lane * 8 < D;
+    T *out = o.out + (row * o.view.heads + head) * D;
+    if (place < 0) {
+        for (int d = threadIdx.x; d < D; d += 256) out[d] = mtt__from_float<T>(0.0f);
+        return;
+    }
+    const int64_t kv = (int64_t)o.sequences[row] * o.view.heads_kv + head / (o.view.heads / o.view.heads_kv);
+    const T *k_gmem = o.keys + kv * o.context * D + lane * 8;
+    const T *v_gmem = o.values + kv * o.context * D + lane * 8;
+    const int first = (int)mtt__first_key(o.window, place);
+    float q[8] = {}, acc[8] = {}, most = -CUDART_INF_F, sum = 0;
+    if (valid) mtt__read_floats(o.qkv + row * o.view.row + head * D + lane * 8, q);
+    for (int key = first; key <= place; key += slots) { /* all lanes of a warp come to the shuffles */
+        const int64_t j = key + slot;
+        const bool attends = j <= place;
+        float k[8] = {}, v[8] = {}, s = 0;
+        if (attends && valid) mtt__read_floats(k_gmem + j * D, k);
+        if (attends && valid) mtt__read_floats(v_gmem + j * D, v);
+        MTT__UNROLL for (int i = 0; i < 8; i++) s += q[i] * k[i];
+        for (int step = 1 << o.log_lanes >> 1; step; step /= 2) s += __shfl_xor_sync(0xffffffffu, s, step);
+        if (!attends) continue;
+        s *= o.scale;
+        const float larger = fmaxf(most, s), rescale = mtt__exp_for<T>(most - larger);
+        const float p = mtt__exp_for<T>(s - larger);
+        sum = sum * rescale + p;
+        MTT__UNROLL for (int i = 0; i < 8; i++) acc[i] = acc[i] * rescale + p * v[i];
+        most = larger;
+    }
+    if (lane == 0) most_of[slot] = most, sum_of[slot] = sum;
+    if (valid) MTT__UNROLL for (int i = 0; i < 8; i++) shared[slot * D + lane * 8 + i] = acc[i];
+    __syncthreads(); /* the slots' sums are there before they are joined */
+    for (int s = 0; s < slots; s++) most = fmaxf(most, most_of[s]);
+    for (int d = threadIdx.x; d < D; d += 256) {
+        float all = 0, value = 0;
+        for (int s = 0; s < slots; s++) {
+            const float share = mtt__exp_for<T>(most_of[s] - most);
+            all += share * sum_of[s];
+            value += share * shared[s * D + d];
+        }
+        out[d] = mtt__from_float<T>(value / all);
+    }
+}
+
+static mtt_status mtt__cuda_cached_attention(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_cached_attention *p = MTT_OPERANDS_OF(cached_attention, op);
+    const mtt_shape *d = op->shape;
+    return mtt__by_type(c, p->out, [&](auto zero) {
+        typedef decltype(zero) T;
+        mtt__cached<T> o = {};
+        o.qkv = mtt__at<T>(p->qkv), o.keys = mtt__at<T>(p->keys), o.values = mtt__at<T>(p->values);
+        o.out = mtt__at<T>(p->out);
+        o.sequences = mtt__at<int32_t>(p->sequences), o.places = mtt__at<int32_t>(p->places);
+        o.view = mtt_qkv_of(d), o.rows = d->rows, o.context = p->keys->shape[1], o.window = d->window;
+        o.scale = 1.0f / sqrtf((float)d->head_dim);
+        while (8 << o.log_lanes < d->head_dim) o.log_lanes++;
+        const int64_t moved = d->rows * 2 * d->heads_kv * d->head_dim;
+        mtt_status status = mtt__launch(c, "cache", mtt_k_cache<T>, mtt__blocks(moved, 2048), 256, o);
+        if (status != MTT_OK) return status;
+        return mtt__launch(c, "cached_attention", mtt_k_cached_attention<T>, (unsigned)(d->rows * d->heads),
+                           256, o);
+    });
+}
+
+/* ----------------------------------------------------------------------------------------------------------
+   >>eight bits   FP8: numbers, scales, operands of products
+   -------------------------------------------------------------------------------------------------------- */
+
+/* ---- numbers of 8 bits ---- */
+
+/* The two kinds, which devices of compute capability 8.9 and later convert to; mtt__to_e4m3, mtt__to_e5m2. */
+struct mtt__e4m3 { uint8_t bits; };
+struct mtt__e5m2 { uint8_t bits; };
+
+/* Rounds four values, the first one to the lowest byte. */
+MTT__DEVICE uint32_t mtt__pack_four(const float *v, mtt__e4m3)
+{
+    uint32_t out = 0;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 890
+    MTT__UNROLL for (int k = 0; k < 4; k++) out |= (uint32_t)mtt__to_e4m3(v[k]) << 8 * k;
+#else
+    asm("{ .reg .b16 low, high; cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;"
+        " cvt.rn.satfinite.e4m3x2.f32 high, %4, %3; mov.b32 %0, {low, high}; }"
+        : "=r"(out) : "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]));
+#endif
+    return out;
+}
+
+/* The instruction clips to 57344. mtt__mark_overflow restores infinities. */
+MTT__DEVICE uint32_t mtt__pack_four(const float *v, mtt__e5m2)
+{
+    uint32_t out = 0;
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 890
+    asm("{ .reg .b16 low, high; cvt.rn.satfinite.e5m2x2.f32 low, %2, %1;"
+        " cvt.rn.satfinite.e5m2x2.f32 high, %4, %3; mov.b32 %0, {low, high}; }"
+        : "=r"(out) : "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]));
+#endif
+    return out;
+}
+
+/* Replaces the clipped ones of eight e5m2 values with infinities, which report an overflow. One test covers
+   all eight: only codes of 57344 (0x7b) and above can have been clipped, and adding 5 sets their top bit. */
+MTT__DEVICE void mtt__mark_overflow(uint2 &codes, const float *v)
+{
+    const uint32_t low = (codes.x & 0x7f7f7f7fu) + 0x05050505u, high = (codes.y & 0x7f7f7f7fu) + 0x05050505u;
+    if (!((low | high) & 0x80808080u)) return;
+    MTT__UNROLL for (int k = 0; k < 8; k++) {
+        uint32_t &word = k < 4 ? codes.x : codes.y;
+        if (fabsf(v[k]) >= 61440.0f) word = (word & ~(0x7fu << k % 4 * 8)) | 0x7cu << k % 4 * 8;
+    }
+}
+
+/* Where a kernel writes 8-bit values, and what it records of them. */
+struct mtt__eight {
+    void *data;
+    mtt_scale *scale; /* NULL = 1 */
+    int recorded;
+};
+
+MTT__DEVICE float mtt__scale_of(const mtt__eight &e) { return e.scale ? e.scale->scale : 1.0f; }
+
+/* Rounds eight values, times a scale, to 8 bytes. */
+template <class Q> MTT__DEVICE uint2 mtt__pack_eight(const float *v, float scale)
+{
+    float scaled[8];
+    MTT__UNROLL for (int k = 0; k < 8; k++) scaled[k] = v[k] * scale;
+    uint2 codes = make_uint2(mtt__pack_four(scaled, Q()), mtt__pack_four(scaled + 4, Q()));
+    if (std::is_same<Q, mtt__e5m2>::value) mtt__mark_overflow(codes, scaled);
+    return codes;
+}
+
+/* Four words of four bytes, transposed. */
+MTT__DEVICE void mtt__turn(uint32_t to[4], uint32_t a, uint32_t b, uint32_t c, uint32_t d)
+{
+    const uint32_t low_ab = __byte_perm(a, b, 0x5140), high_ab = __byte_perm(a, b, 0x7362);
+    const uint32_t low_cd = __byte_perm(c, d, 0x5140), high_cd = __byte_perm(c, d, 0x7362);
+    to[0] = __byte_perm(low_ab, low_cd, 0x5410);
+    to[1] = __byte_perm(low_ab, low_cd, 0x7632);
+    to[2] = __byte_perm(high_ab, high_cd, 0x5410);
+    to[3] = __byte_perm(high_ab, high_cd, 0x7632);
+}
+
+/* A thread's part of what mtt_scale records. Integers' maxima and sums do not depend on order. */
+struct mtt__records {
+    float largest;
+    uint32_t clipped;
+};
+
+MTT__DEVICE void mtt__note(mtt__records &r, const float *v, float scale)
+{
+    float largest = 0;
+    MTT__UNROLL for (int k = 0; k < 8; k++) largest = fmaxf(largest, fabsf(v[k]));
+    r.largest = fmaxf(r.largest, largest);
+    if (largest * scale > 448.0f)
+        MTT__UNROLL for (int k = 0; k < 8; k++) r.clipped += fabsf(v[k]) * scale > 448.0f;
+}
+
+/* All lanes of a warp call this at the end. */
+MTT__DEVICE void mtt__record_warp(const mtt__eight &e, mtt__records r)
+{
+    if (!e.recorded) return;
+    const uint32_t largest = __reduce_max_sync(0xffffffffu, __float_as_uint(r.largest));
+    const uint32_t clipped = __reduce_add_sync(0xffffffffu, r.clipped);
+    if (threadIdx.x % 32) return;
+    if (largest > __ldcg(&e.scale->largest)) atomicMax(&e.scale->largest, largest);
+    if (clipped) atomicAdd(&e.scale->clipped, clipped);
+}
+
+static mtt__eight mtt__eight_of(const mtt_tensor *t)
+{
+    mtt__eight e = {};
+    if (t) e.data = t->data, e.scale = t->scale, e.recorded = t->recorded;
+    return e;
+}
+
+/* What a product in 8 bits multiplies by; NULL = 1. */
+static const float *mtt__inverse_of(const mtt_tensor *t)
+{
+    return t->scale ? &t->scale->inverse : NULL;
+}
+
+/* Rounds 8 results of a kernel, and notes them for the scale of later steps. */
+MTT__DEVICE void mtt__store_e4m3(const mtt__eight &y, int64_t at, const float *v, float scale,
+                                 mtt__records &r)
+{
+    if (y.recorded) mtt__note(r, v, scale);
+    *(uint2 *)((uint8_t *)y.data + at) = mtt__pack_eight<mtt__e4m3>(v, scale);
+}
+
+/* ---- operands of products ---- */
+
+/* What mtt_k_quantize rounds. PLAIN: x. NORMED: the norm of x, recomputed from its statistics. GELU_BACKWARD:
+   the gradient of GELU's input, and GELU's result. GELU_BACKWARD + MLP: the same for that activation. */
+enum { MTT__PLAIN, MTT__NORMED, MTT__GELU_BACKWARD };
+static_assert(MTT_MLP_GELU == 0, "GELU_BACKWARD + MTT_MLP_GELU");
+
+struct mtt__quantize {
+    const __nv_bfloat16 *x, *dy, *gain, *shift;
+    const float2 *stats;
+    mtt__eight y, y_t, gelu_t; /* without data: not wanted. gelu_t: of the activation's result */
+    int64_t rows, padded;      /* elements in a row of a transpose that are written, */
+    int64_t pitch;             /* and from row to row */
+    int width;
+};
+
+/* A tile of 128 rows and 64 columns of codes, transposed: a column is 32 words of four codes. One word more
+   between columns spreads a warp over the banks of shared memory. */
+enum { MTT__TILE_ROWS = 128, MTT__TILE_COLUMNS = 64 };
+typedef uint32_t mtt__transposed_tile[MTT__TILE_COLUMNS][MTT__TILE_ROWS / 4 + 1];
+
+/* A thread's four rows of eight columns. Eight neighbours have all columns of the same rows. */
+MTT__DEVICE void mtt__transpose_codes(mtt__transposed_tile &to, const uint2 codes[4])
+{
+    uint32_t words[8];
+    mtt__turn(words, codes[0].x, codes[1].x, codes[2].x, codes[3].x);
+    mtt__turn(words + 4, codes[0].y, codes[1].y, codes[2].y, codes[3].y);
+    MTT__UNROLL for (int k = 0; k < 8; k++) to[threadIdx.x % 8 * 8 + k][threadIdx.x / 8] = words[k];
+}
+
+enum { MTT__HALVES_OF_1 = 0x3c003c00 }; /* two halves, each 1 */
+
+/* Adds e5m2 codes on tensor cores. The 16 codes of lanes 4r to 4r + 3 are added to row r of c, in each column
+   j whose lanes 4j to 4j + 3 pass MTT__HALVES_OF_1 as `ones`, and not 0. c[0..1] are row l/4, columns 2 (l%4)
+   and the next. A byte of e5m2 is the upper byte of a half, and products with 1 are exact. Where some lanes
+   pass 0, codes must be finite: infinity times 0 is NaN. */
+MTT__DEVICE void mtt__sum_codes(float c[4], uint32_t word, uint32_t ones)
+{
+    const uint32_t halves[4] = {__byte_perm(word, 0, 0x1404), 0, __byte_perm(word, 0, 0x3424), 0};
+    mtt__mma(c, halves, ones, ones, __half());
+}
+
+/* Computes eight values of a row: v, the values to round; u, the activation's result; up, the gradient of
+   SwiGLU's second half. */
+template <int KIND>
+MTT__DEVICE void mtt__quantized_values(const mtt__quantize &o, int64_t row, int column,
+                                       const mtt__vector<__nv_bfloat16> &x,
+                                       const mtt__vector<__nv_bfloat16> &dy, float *v, float *u, float *up)
+{
+    typedef __nv_bfloat16 T;
+    mtt__to_floats(x, v);
+    if (KIND == MTT__NORMED) {
+        const float2 stats = o.stats[row];
+        float gain[8], shift[8] = {};
+        mtt__read_floats(o.gain + column, gain);
+        if (o.shift) mtt__read_floats(o.shift + column, shift);
+        MTT__UNROLL for (int k = 0; k < 8; k++)
+            v[k] = mtt__normalized<T>(v[k], stats) * gain[k] + shift[k];
+    } else if (KIND >= MTT__GELU_BACKWARD) {
+        enum { MLP = KIND >= MTT__GELU_BACKWARD ? KIND - MTT__GELU_BACKWARD : MTT_MLP_GELU };
+        float d[8];
+        mtt__to_floats(dy, d);
+        MTT__UNROLL for (int k = 0; k < 8; k++) {
+            u[k] = mtt__activated<T, (mtt_mlp)MLP>(v[k], up[k]);
+            mtt__activation_slopes<T, (mtt_mlp)MLP>(v[k], up[k], d[k]);
+            v[k] = d[k];
+        }
+    }
+}
+
+/* A tile of mtt_k_quantize. */
+template <int KIND, class Q> MTT__DEVICE void mtt__quantize_tile(const mtt__quantize &o, int tile)
+{
+    enum {
+        COLUMNS = MTT__TILE_COLUMNS,
+        WITH_DY = KIND >= MTT__GELU_BACKWARD,
+        GATED = KIND == MTT__GELU_BACKWARD + MTT_MLP_SWIGLU,
+        TILES = 1 + WITH_DY + GATED
+    };
+    __shared__ mtt__transposed_tile turned[TILES];
+    const int x_width = GATED ? 2 * o.width : o.width;
+    const int tiles = (o.width + COLUMNS - 1) / COLUMNS, quad = threadIdx.x / 8;
+    const int64_t row0 = (int64_t)(tile / tiles) * MTT__TILE_ROWS;
+    const int column0 = tile % tiles * COLUMNS, column = column0 + threadIdx.x % 8 * 8;
+    const float scale = mtt__scale_of(o.y_t.data ? o.y_t : o.y);
+    const float gelu_scale = WITH_DY ? mtt__scale_of(o.gelu_t) : 1.0f;
+    mtt__vector<__nv_bfloat16> xs[4] = {}, dys[4] = {}, ups[4] = {};
+    mtt__records records = {};
+    uint2 codes[4] = {}, more[4] = {}, of_up[4] = {};
+    const auto inside = [&](int i) { return column < o.width && row0 + quad * 4 + i < o.rows; };
+    /* load */
+    MTT__UNROLL for (int i = 0; i < 4; i++) {
+        const int64_t at = (row0 + quad * 4 + i) * o.width + column;
+        const int64_t x_at = GATED ? (row0 + quad * 4 + i) * x_width + column : at;
+        if (inside(i)) xs[i] = mtt__load_vector(o.x + x_at);
+        if (WITH_DY && inside(i)) dys[i] = mtt__load_vector(o.dy + at);
+        if (GATED && inside(i)) ups[i] = mtt__load_vector(o.x + x_at + o.width);
+    }
+    /* round, and store rows */
+    MTT__UNROLL for (int i = 0; i < 4; i++) {
+        const int64_t row = row0 + quad * 4 + i;
+        float v[8], u[8], up[8];
+        if (!inside(i)) continue;
+        if (WITH_DY) mtt__to_floats(ups[i], up);
+        mtt__quantized_values<KIND>(o, row, column, xs[i], dys[i], v, u, up);
+        if (o.y.recorded || o.y_t.recorded) mtt__note(records, v, scale);
+        codes[i] = mtt__pack_eight<Q>(v, scale);
+        if (WITH_DY) more[i] = mtt__pack_eight<mtt__e4m3>(u, gelu_scale);
+        if (o.y.data) *(uint2 *)((uint8_t *)o.y.data + row * x_width + column) = codes[i];
+        if (!GATED) continue;
+        of_up[i] = mtt__pack_eight<Q>(up, scale);
+        *(uint2 *)((uint8_t *)o.y.data + row * x_width + o.width + column) = of_up[i];
+    }
+    mtt__record_warp(o.y.recorded ? o.y : o.y_t, records);
+    if (!o.y_t.data) return;
+    /* store columns */
+    MTT__UNROLL for (int t = 0; t < TILES; t++)
+        mtt__transpose_codes(turned[t], t == 0 ? codes : t == 1 ? more : of_up);
+    __syncthreads(); /* the tile is there before its columns are stored */
+    const int64_t at = row0 + threadIdx.x % 32 * 4;
+    for (int j = threadIdx.x / 32; j < COLUMNS && column0 + j < o.width && at < o.padded; j += 8)
+        MTT__UNROLL for (int t = 0; t < TILES; t++) {
+            uint8_t *const to = (uint8_t *)(t == 1 ? o.gelu_t : o.y_t).data;
+            const int64_t to_row = column0 + j + (t == 2 ? o.width : 0);
+            if (t == 1 && !to) continue;
+            *(uint32_t *)(to + to_row * o.pitch + at) = turned[t][j][threadIdx.x % 32];
+        }
+}
+
+/* Math:        y = x, or a function of it, in 8 bits, and its transpose: PLAIN x; NORMED (x - mean) rstd gain
+                + shift; GELU_BACKWARD dy GELU'(x), and gelu_t the transpose of GELU(x) in e4m3; from there
+                up the same for the other activations
+   Shapes:      x, dy, y [rows, width], y_t, gelu_t [width, padded]; x, dy BF16, y and y_t type Q. SwiGLU:
+                x and y have 2 width columns, y_t as many rows, gate before up
+   Launch:      a block of 256 threads for a tile of 128 x 64; a thread has 8 columns of 4 rows
+   Requires:    width a multiple of 8; padded one of 16, less than 128 above rows
+   Traffic:     x and dy read, what is wanted written: transposes in pieces of 128 bytes, by shared memory
+   Determinism: elementwise; records a largest value and a count
+   Reference:   mtt__cpu_quantize, mtt__cpu_gelu_backward */
+template <int KIND, class Q>
+static __global__ void __launch_bounds__(256) mtt_k_quantize(const mtt__quantize o)
+{
+    mtt__quantize_tile<KIND, Q>(o, (int)blockIdx.x);
+}
+
+/* Matrices that one launch rounds, and the first tile of each. */
+struct mtt__quantize_four {
+    mtt__quantize matrix[4];
+    int first[5];
+};
+
+/* Math:        y = x in e4m3, or y_t its transpose, of each of four matrices
+   Shapes:      x [rows, width] BF16, y [rows, width] or y_t [width, rows]
+   Launch:      a block of 256 threads for a tile of 128 x 64 of a matrix: four launches would take twice as
+                long, since weights are small
+   Requires:    width a multiple of 8; rows one of 16 for a transpose
+   Traffic:     x read, y or y_t written
+   Determinism: elementwise; records largest values and counts
+   Reference:   mtt__cpu_quantize_weights */
+static __global__ void __launch_bounds__(256, 4)
+    mtt_k_quantize_four(const __grid_constant__ mtt__quantize_four o)
+{
+    int i = 0;
+    while ((int)blockIdx.x >= o.first[i + 1]) i++;
+    mtt__quantize_tile<MTT__PLAIN, mtt__e4m3>(o.matrix[i], (int)blockIdx.x - o.first[i]);
+}
+
+/* Math:        codes = x scale, exponents those of 1 / scale, which is a power of two for each 128 elements
+   Shapes:      x [count] T, codes [groups, 128] e4m3, after count zeros, and exponents [groups] bytes
+   Launch:      256 threads, 8 elements each; 16 lanes have a group
+   Requires:    count a multiple of 8
+   Traffic:     x read, codes and exponents written: 1.01 bytes an element
+   Determinism: a maximum, then elementwise
+   Reference:   mtt__cpu_quantize_groups */
+template <class T>
+static __global__ void __launch_bounds__(256)
+    mtt_k_quantize_groups(const T *x, uint8_t *codes, int64_t count, int64_t groups)
+{
+    const int64_t at = ((int64_t)blockIdx.x * 256 + threadIdx.x) * 8;
+    float v[8] = {}, largest = 0;
+    if (at < count) mtt__read_floats(x + at, v);
+    MTT__UNROLL for (int k = 0; k < 8; k++) largest = fmaxf(largest, fabsf(v[k]));
+    MTT__UNROLL for (int lanes = 1; lanes < MTT_KEPT_GROUP / 8; lanes *= 2)
+        largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, lanes));
+    if (at >= groups * MTT_KEPT_GROUP) return;
+    const float scale = mtt__group_scale(largest);
+    *(uint2 *)(codes + at) = mtt__pack_eight<mtt__e4m3>(v, scale);
+    if (at % MTT_KEPT_GROUP == 0)
+        codes[groups * MTT_KEPT_GROUP + at / MTT_KEPT_GROUP] = (uint8_t)(__float_as_uint(1.0f / scale) >> 23);
+}
+
+/* Math:        x = codes times the powers of two of their groups
+   Shapes:      codes [groups, 128] e4m3, then exponents [groups] bytes; x [count] T
+   Launch:      256 threads, 8 elements each
+   Requires:    count a multiple of 8
+   Traffic:     codes and exponents read, x written
+   Determinism: elementwise
+   Reference:   mtt__cpu_dequantize_groups */
+template <class T>
+static __global__ void __launch_bounds__(256)
+    mtt_k_dequantize_groups(const uint8_t *codes, T *x, int64_t count, int64_t groups)
+{
+    const int64_t at = ((int64_t)blockIdx.x * 256 + threadIdx.x) * 8;
+    if (at >= count) return;
+    const uint2 words = *(const uint2 *)(codes + at);
+    const float inverse =
+        __uint_as_float((uint32_t)codes[groups * MTT_KEPT_GROUP + at / MTT_KEPT_GROUP] << 23);
+    float v[8];
+    MTT__UNROLL for (int k = 0; k < 8; k++)
+        v[k] = mtt__from_e4m3((uint8_t)((k < 4 ? words.x : words.y) >> k % 4 * 8)) * inverse;
+    mtt__store_floats(x + at, v);
+}
+
+static mtt_status mtt__cuda_quantize_groups(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_quantize_groups *o = MTT_OPERANDS_OF(quantize_groups, op);
+    return mtt__by_type(c, o->x, [&](auto zero) {
+        typedef decltype(zero) T;
+        return mtt__launch(c, "quantize_groups", mtt_k_quantize_groups<T>,
+                           mtt__blocks(mtt__elements(o->x), 2048), 256, mtt__at<const T>(o->x),
+                           mtt__at<uint8_t>(o->codes), mtt__elements(o->x), o->codes->shape[0]);
+    });
+}
+
+static mtt_status mtt__cuda_dequantize_groups(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_dequantize_groups *o = MTT_OPERANDS_OF(dequantize_groups, op);
+    return mtt__by_type(c, o->x, [&](auto zero) {
+        typedef decltype(zero) T;
+        return mtt__launch(c, "dequantize_groups", mtt_k_dequantize_groups<T>,
+                           mtt__blocks(mtt__elements(o->x), 2048), 256, mtt__at<const uint8_t>(o->codes),
+                           mtt__at<T>(o->x), mtt__elements(o->x), o->codes->shape[0]);
+    });
+}
+
+static int64_t mtt__quantize_tiles(const mtt__quantize &o)
+{
+    return mtt__ceil_div(o.rows, MTT__TILE_ROWS) * mtt__ceil_div(o.width, MTT__TILE_COLUMNS);
+}
+
+template <int KIND, class Q> static mtt_status mtt__launch_quantize(mtt__cuda *c, const mtt__quantize &o)
+{
+    return mtt__launch(c, "quantize", mtt_k_quantize<KIND, Q>, (unsigned)mtt__quantize_tiles(o), 256, o);
+}
+
+static mtt_status mtt__quantize_by(mtt__cuda *c, const mtt_quantize *o)
+{
+    mtt__quantize q = {};
+    q.x = mtt__at<const __nv_bfloat16>(o->x);
+    q.stats = mtt__at<const float2>(o->stats);
+    q.gain = mtt__at<const __nv_bfloat16>(o->gain), q.shift = mtt__at<const __nv_bfloat16>(o->shift);
+    q.y = mtt__eight_of(o->y), q.y_t = mtt__eight_of(o->y_t);
+    q.rows = mtt__rows(o->x), q.width = (int)mtt__width(o->x);
+    q.padded = q.pitch = o->y_t ? mtt__width(o->y_t) : 0;
+    if (o->stats) return mtt__launch_quantize<MTT__NORMED, mtt__e4m3>(c, q);
+    if ((o->y ? o->y : o->y_t)->dtype == MTT_F8_E4M3)
+        return mtt__launch_quantize<MTT__PLAIN, mtt__e4m3>(c, q);
+    return mtt__launch_quantize<MTT__PLAIN, mtt__e5m2>(c, q);
+}
+
+static mtt_status mtt__cuda_quantize(mtt__cuda *c, const mtt_op *op)
+{
+    return mtt__quantize_by(c, MTT_OPERANDS_OF(quantize, op));
+}
+
+static mtt_status mtt__cuda_quantize_weights(mtt__cuda *c, const mtt_op *op)
+{
+    mtt__quantize_four four = {};
+    for (int i = 0; i < 4; i++) {
+        mtt__quantize *q = &four.matrix[i];
+        q->x = mtt__at<const __nv_bfloat16>(op->operands[i]);
+        (op->transposed ? q->y_t : q->y) = mtt__eight_of(op->operands[4 + i]);
+        q->rows = mtt__rows(op->operands[i]), q->width = (int)mtt__width(op->operands[i]);
+        q->padded = q->pitch = q->rows;
+        four.first[i + 1] = four.first[i] + (int)mtt__quantize_tiles(*q);
+    }
+    return mtt__launch(c, "quantize", mtt_k_quantize_four, (unsigned)four.first[4], 256, four);
+}
+
+/* Math:        out[j] (+)= sum of row j over its first `count` elements, divided by x's scale
+   Shapes:      x [rows, width] e5m2, out [rows] float
+   Launch:      a block of 256 threads a row, all through the same turns, since the lanes of a warp add
+                together. A thread loads four pieces of 16 bytes before it adds them: with fewer, longer
+                blocks a narrow tensor would not occupy the device
+   Requires:    width and count multiples of 16
+   Traffic:     x read once
+   Determinism: tensor cores add 64 elements of four threads; these sums in order; then a fixed tree
+   Reference:   mtt__sum_columns */
+static __global__ void __launch_bounds__(256)
+    mtt_k_row_sums(const uint8_t *x, const mtt_scale *scale, float *out, int64_t count, int64_t width,
+                   int add)
+{
+    enum { AHEAD = 4, PIECE = 256 * 16 };
+    __shared__ float shared[32];
+    const uint8_t *const row = x + blockIdx.x * width, *const end = row + count;
+    float sum = 0; /* the four threads of 64 elements have the same */
+    for (const uint8_t *first = row; first < end; first += AHEAD * PIECE) {
+        const uint8_t *const at = first + threadIdx.x * 16;
+        uint4 v[AHEAD];
+        MTT__UNROLL for (int i = 0; i < AHEAD; i++)
+            v[i] = at + i * PIECE < end ? *(const uint4 *)(at + i * PIECE) : make_uint4(0, 0, 0, 0);
+        MTT__UNROLL for (int i = 0; i < AHEAD; i++) {
+            float c[4] = {};
+            mtt__sum_codes(c, v[i].x, MTT__HALVES_OF_1);
+            mtt__sum_codes(c, v[i].y, MTT__HALVES_OF_1);
+            mtt__sum_codes(c, v[i].z, MTT__HALVES_OF_1);
+            mtt__sum_codes(c, v[i].w, MTT__HALVES_OF_1);
+            sum += c[0];
+        }
+    }
+    sum = mtt__reduce<mtt__plus, 256>(threadIdx.x % 4 ? 0.0f : sum, shared);
+    if (threadIdx.x) return;
+    out += blockIdx.x;
+    *out = sum * (scale ? scale->inverse : 1.0f) + (add ? *out : 0.0f);
+}
+
+static mtt_status mtt__launch_row_sums(mtt__cuda *c, const mtt_tensor *x, int64_t count,
+                                       const mtt_tensor *sums, int add)
+{
+    return mtt__launch(c, "row_sums", mtt_k_row_sums, (unsigned)mtt__rows(x), 256,
+                       mtt__at<const uint8_t>(x), (const mtt_scale *)x->scale, mtt__at<float>(sums), count,
+                       mtt__width(x), add);
+}
+
+/* Math:        mtt__rescale of every scale; counters.clipped = what all of them clipped
+   Shapes:      scales [count]
+   Launch:      one block of 256 threads
+   Requires:    -
+   Traffic:     scales read and written
+   Determinism: a sum of integers
+   Reference:   mtt__cpu_rescale */
+static __global__ void __launch_bounds__(256)
+    mtt_k_rescale(mtt_scale *scales, int64_t count, mtt_counters *counters)
+{
+    __shared__ unsigned long long shared[32];
+    unsigned long long clipped = 0;
+    for (int64_t i = threadIdx.x; i < count; i += 256)
+        clipped += mtt__rescale(&scales[i], counters->skipped);
+    clipped = mtt__reduce<mtt__plus, 256>(clipped, shared);
+    if (threadIdx.x == 0) counters->clipped = (int64_t)clipped;
+}
+
+static mtt_status mtt__cuda_rescale(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_rescale *o = MTT_OPERANDS_OF(rescale, op);
+    return mtt__launch(c, "rescale", mtt_k_rescale, 1, 256, mtt__at<mtt_scale>(o->scales),
+                       o->scales->shape[0],
+                       mtt__at<mtt_counters>(o->counters));
+}
+
+/* Math:        mtt__merge_record of what each other rank has recorded
+   Shapes:      scales [count]; rows [ranks, count]
+   Launch:      a thread for each scale
+   Requires:    -
+   Traffic:     rows read once
+   Determinism: largest values, and sums of integers
+   Reference:   mtt__cpu_merge_records */
+static __global__ void __launch_bounds__(256)
+    mtt_k_merge_records(const mtt_scale *rows, mtt_scale *scales, int64_t count, int rank, int ranks)
+{
+    const int64_t i = (int64_t)blockIdx.x * 256 + threadIdx.x;
+    for (int other = 0; other < ranks && i < count; other++)
+        if (other != rank) mtt__merge_record(&scales[i], &rows[other * count + i]);
+}
+
+static mtt_status mtt__cuda_merge_records(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_merge_records *o = MTT_OPERANDS_OF(merge_records, op);
+    const int64_t count = o->scales->shape[0];
+    return mtt__launch(c, "merge_records", mtt_k_merge_records, mtt__blocks(count, 256), 256,
+                       mtt__at<const mtt_scale>(o->rows), mtt__at<mtt_scale>(o->scales), count,
+                       op->shape->rank, op->shape->ranks);
+}
+
+/* Math:        mtt__scale_logits
+   Shapes:      one scale
+   Launch:      one thread
+   Requires:    -
+   Traffic:     -
+   Determinism: one value
+   Reference:   mtt__cpu_chunked_loss */
+static __global__ void mtt_k_scale_logits(mtt_scale *scale, const mtt_control *control,
+                                          const mtt_counters *counters)
+{
+    mtt__scale_logits(scale, control, counters);
+}
+
+/* ---- operations of the lesson with results in 8 bits ---- */
+
+/* Math:        y = GELU(x), max(x, 0)^2, silu(x), or silu(x) up, in e4m3
+   Shapes:      x [rows, F] or [rows, 2 F] BF16, y [rows, F]
+   Launch:      256 threads, PACKS packs of 8 elements each
+   Requires:    F a multiple of 8; fewer than 2^32 packs
+   Traffic:     x read, y written
+   Determinism: elementwise; records a largest value and a count
+   Reference:   mtt__cpu_gelu, mtt__cpu_activation */
+template <mtt_mlp MLP, int PACKS>
+static __global__ void __launch_bounds__(256)
+    mtt_k_activation_eight(const __grid_constant__ mtt__activation_operands<__nv_bfloat16> o,
+                           const __grid_constant__ mtt__eight y)
+{
+    const float scale = mtt__scale_of(y);
+    mtt__records records = {};
+    mtt__activation_packs<MLP, PACKS>(
+        o, [&](int64_t at, const float *v) { mtt__store_e4m3(y, at, v, scale, records); });
+    mtt__record_warp(y, records);
+}
+
+static mtt_status mtt__launch_activation_eight(mtt__cuda *c, mtt_mlp mlp, const mtt_tensor *x,
+                                               const mtt_tensor *y)
+{
+    return mtt__by_mlp(c, mlp, [&](auto constant) {
+        constexpr mtt_mlp MLP = decltype(constant)::value;
+        constexpr int PACKS = MLP == MTT_MLP_GELU ? 4 : 2;
+        const auto o = mtt__activation_at<__nv_bfloat16>(x, NULL, y, NULL);
+        return mtt__launch(c, "activation", mtt_k_activation_eight<MLP, PACKS>,
+                           mtt__blocks(o.count, 256 * PACKS), 256, o, mtt__eight_of(y));
+    });
+}
+
+static mtt_status mtt__eight_gelu(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_gelu *o = MTT_OPERANDS_OF(gelu, op);
+    return mtt__launch_activation_eight(c, MTT_MLP_GELU, o->x, o->y);
+}
+
+static mtt_status mtt__eight_activation(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_activation *o = MTT_OPERANDS_OF(activation, op);
+    return mtt__launch_activation_eight(c, op->shape->mlp, o->x, o->y);
+}
+
+static mtt_status mtt__eight_linear_gelu(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_linear_gelu *o = MTT_OPERANDS_OF(linear_gelu, op);
+    mtt_status status = mtt__multiply_rows(c, op, o->x, o->weight, op->transposed, o->bias, o->pre);
+    return status == MTT_OK ? mtt__launch_activation_eight(c, MTT_MLP_GELU, o->pre, o->y) : status;
+}
+
+/* Math:        y = (x - mean) rstd w + b in e4m3, with rstd and a branch as in mtt_k_norm. Without b,
+                RMSNorm: the mean is 0
+   Shapes:      x, branch, joined [rows, C], w, b [C] BF16; y [rows, C]; stats [rows] (mean, rstd) float
+   Launch:      THREADS threads a row, at least 128 a block
+   Requires:    C a multiple of 8, at most 8 THREADS PACKS; joined may be x or branch
+   Traffic:     x and branch read once, joined and y written once; w and b stay in cache
+   Determinism: fixed tree; records a largest value and a count
+   Reference:   mtt__cpu_norm, mtt__cpu_masked_sum */
+template <int THREADS, int PACKS>
+static __global__ void __launch_bounds__(MTT__NORM_BOUNDS(__nv_bfloat16, THREADS, PACKS))
+    mtt_k_norm_eight(const __grid_constant__ mtt__norm_forward<__nv_bfloat16> o,
+                     const __grid_constant__ mtt__eight y)
+{
+    const float scale = mtt__scale_of(y);
+    mtt__records records = {};
+    mtt__norm_row<THREADS, PACKS>(
+        o, [&](int64_t at, const float *v) { mtt__store_e4m3(y, at, v, scale, records); });
+    mtt__record_warp(y, records);
+}
+
+static mtt_status mtt__launch_norm_eight(mtt__cuda *c, const mtt__norm_forward<__nv_bfloat16> &o,
+                                         const mtt_tensor *y)
+{
+    return mtt__by_norm_shape(c, o.width, [&](auto threads, auto packs) {
+        enum { THREADS = decltype(threads)::value, PACKS = decltype(packs)::value };
+        return mtt__launch(c, "norm", mtt_k_norm_eight<THREADS, PACKS>, mtt__norm_blocks(o.rows, THREADS),
+                           THREADS < 128 ? 128 : THREADS, o, mtt__eight_of(y));
+    });
+}
+
+static mtt_status mtt__eight_norm(mtt__cuda *c, const mtt_op *op)
+{
+    return mtt__launch_norm_eight(c, mtt__norm_of<__nv_bfloat16>(op), MTT_OPERANDS_OF(norm, op)->y);
+}
+
+static mtt_status mtt__eight_residual_norm(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_tensor *y = MTT_OPERANDS_OF(residual_norm, op)->y;
+    return mtt__launch_norm_eight(c, mtt__residual_norm_of<__nv_bfloat16>(op), y);
+}
+
+/* Rows of a tile of norm_backward. In a transpose they are 32 bytes, which memory moves at once. */
+enum { MTT__NORM_TILE = 32 };
+
+/* The block of norm_backward with results in 8 bits. It has one stage, since codes take 64 bytes a column.
+   Where warps share a row, it has a processor to itself, which lets its threads have more than 128
+   registers. */
+template <int ROW_THREADS, bool OF_RMS>
+struct mtt__norm_block_eight : mtt__norm_block<__nv_bfloat16, ROW_THREADS, 256, OF_RMS> {
+    enum { AT_ONCE = ROW_THREADS ? 2 : 1, STAGES = 1 };
+};
+
+/* The results of norm_backward in 8 bits. */
+struct mtt__norm_results {
+    const __nv_bfloat16 *b;     /* NULL: RMSNorm */
+    mtt__eight dx_8, dx_t, y_t; /* without data: not wanted */
+};
+
+/* Transposes the codes of a tile, those of dx and then those of y. A thread has 16 rows of 4 columns at a
+   time, its neighbour the other 16, so that together they write 32 bytes of a row. Padding becomes zeros. */
+template <class S>
+MTT__DEVICE void mtt__turn_tile(const mtt__norm_operands<__nv_bfloat16> &o,
+                                const mtt__norm_results &e, const uint8_t *codes, int64_t row0)
+{
+    const int64_t pitch = (o.rows + 15) & ~15;
+    for (int i = threadIdx.x; i < o.width; i += S::SIZE) {
+        const int of_y = i >= o.width / 2, part = of_y ? i - o.width / 2 : i, column = part / 2 * 4;
+        const int64_t row = row0 + part % 2 * 16;
+        const uint8_t *from = codes + (of_y * MTT__NORM_TILE + part % 2 * 16) * o.width + column;
+        uint8_t *to = (uint8_t *)(of_y ? e.y_t : e.dx_t).data;
+        uint32_t turned[4][4];
+        if (!to || row >= o.rows) continue;
+        MTT__UNROLL for (int quad = 0; quad < 4; quad++) {
+            uint32_t words[4];
+            MTT__UNROLL for (int k = 0; k < 4; k++, from += o.width)
+                words[k] = row + quad * 4 + k < o.rows ? *(const uint32_t *)from : 0;
+            mtt__turn(turned[quad], words[0], words[1], words[2], words[3]);
+        }
+        MTT__UNROLL for (int k = 0; k < 4; k++)
+            *(uint4 *)(to + (column + k) * pitch + row) =
+                make_uint4(turned[0][k], turned[1][k], turned[2][k], turned[3][k]);
+    }
+}
+
+/* More for mtt_k_norm_backward: dx_8 = dx, as stored, in e5m2, dx_t its transpose, y_t that of xhat w + b in
+   e4m3. dx_8 is [rows, C]; dx_t and y_t are [C, rows in whole 16]. C is a multiple of 16, x is not dx. A tile
+   of MTT__NORM_TILE rows has its codes in shared memory; their transposes take two barriers. */
+template <class S> struct mtt__norm_rounding {
+    const mtt__norm_operands<__nv_bfloat16> &o;
+    const mtt__norm_results &e;
+    uint8_t *codes;
+    float y_scale;
+
+    MTT__MEMBER void each(int64_t row, int column, const mtt__vector<__nv_bfloat16> &dx, const float *xhat,
+                          const float *gain) const
+    {
+        uint8_t *const to = codes + (row & (MTT__NORM_TILE - 1)) * o.width + column;
+        float v[8];
+        if (e.dx_t.data) {
+            mtt__to_floats(dx, v);
+            const uint2 rounded = mtt__pack_eight<mtt__e5m2>(v, 1.0f);
+            *(uint2 *)((uint8_t *)e.dx_8.data + row * o.width + column) = *(uint2 *)to = rounded;
+        }
+        if (e.y_t.data) {
+            float shift[8] = {};
+            if (!S::RMS) mtt__read_floats(e.b + column, shift);
+            MTT__UNROLL for (int k = 0; k < 8; k++) v[k] = xhat[k] * gain[k] + shift[k];
+            *(uint2 *)(to + MTT__NORM_TILE * o.width) = mtt__pack_eight<mtt__e4m3>(v, y_scale);
+        }
+    }
+
+    MTT__MEMBER void after_rows(int64_t next) const
+    {
+        if (next & (MTT__NORM_TILE - 1)) return;
+        __syncthreads(); /* the tile's codes are there before they are transposed */
+        mtt__turn_tile<S>(o, e, codes, next - MTT__NORM_TILE);
+        __syncthreads(); /* all have read them before the next tile's */
+    }
+};
+
+template <class S> struct mtt__norm_more {
+    enum { WHOLE_TILES = 1 };
+    mtt__norm_results results;
+    MTT__MEMBER mtt__norm_rounding<S> begin(const mtt__norm_operands<__nv_bfloat16> &o, uint8_t *codes) const
+    {
+        return {o, results, codes, mtt__scale_of(results.y_t)};
+    }
+};
+
+/* Shared memory of a stage, and of the codes of a tile of dx and of y. */
+template <class S> static size_t mtt__norm_shared_eight(int64_t width)
+{
+    return mtt__norm_shared<S>(width) + (size_t)width * 2 * MTT__NORM_TILE;
+}
+
+/* Whether the kernel makes the 8-bit results: their codes must fit the shared memory. An H200's takes widths
+   of up to 3,040, one of 99 KB up to 896. quantize makes those of other norms. */
+static bool mtt__norm_rounds(const mtt__cuda *c, int64_t width)
+{
+    typedef mtt__norm_block_eight<0, false> S;
+    return mtt__norm_threads(width) <= S::SIZE &&
+           mtt__norm_shared_eight<S>(width) + 1024 <= (size_t)c->shared_bytes;
+}
+
+template <class S> static mtt_status mtt__norm_backward_eight(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_norm_backward *n = MTT_OPERANDS_OF(norm_backward, op);
+    const mtt__norm_results e = {mtt__at<__nv_bfloat16>(n->shift), mtt__eight_of(n->dx_8),
+                                 mtt__eight_of(n->dx_t), mtt__eight_of(n->y_t)};
+    void *scratch;
+    mtt_status status = mtt__scratch(c, op, mtt__op_scratch(op), &scratch);
+    if (status != MTT_OK) return status;
+    const auto o = mtt__norm_backward_of<__nv_bfloat16>(op, scratch, MTT__NORM_TILE);
+    return mtt__norm_backward_by<S>(c, op, mtt_k_norm_backward<S, mtt__norm_more<S>>,
+                                    mtt__norm_shared_eight<S>(o.width), o, mtt__norm_more<S>{e});
+}
+
+static mtt_status mtt__eight_norm_backward(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_norm_backward *o = MTT_OPERANDS_OF(norm_backward, op);
+    const mtt_quantize dx = {o->dx, NULL, NULL, NULL, o->dx_8, o->dx_t};
+    const mtt_quantize y = {o->x, o->stats, o->gain, o->shift, NULL, o->y_t};
+    const bool layer = op->shape->norm == MTT_NORM_LAYER, warp = mtt__norm_threads(mtt__width(o->dy)) == 32;
+    if (mtt__norm_rounds(c, mtt__width(o->dy))) {
+        if (warp && layer) return mtt__norm_backward_eight<mtt__norm_block_eight<32, false>>(c, op);
+        if (warp) return mtt__norm_backward_eight<mtt__norm_block_eight<32, true>>(c, op);
+        if (layer) return mtt__norm_backward_eight<mtt__norm_block_eight<0, false>>(c, op);
+        return mtt__norm_backward_eight<mtt__norm_block_eight<0, true>>(c, op);
+    }
+    mtt_status status = mtt__norm_backward_tiles(c, op, MTT__NORM_TILE);
+    if (status == MTT_OK && o->dx_t) status = mtt__quantize_by(c, &dx);
+    if (status == MTT_OK && o->y_t) status = mtt__quantize_by(c, &y);
+    return status;
+}
+
+/* The gradient of an activation, and its result again, both transposed. */
+static mtt_status mtt__activation_backward_eight(mtt__cuda *c, mtt_mlp mlp, const mtt_tensor *dy,
+                                                 const mtt_tensor *x, const mtt_tensor *dx,
+                                                 const mtt_tensor *dx_t, const mtt_tensor *y_t)
+{
+    mtt__quantize q = {};
+    q.x = mtt__at<const __nv_bfloat16>(x), q.dy = mtt__at<const __nv_bfloat16>(dy);
+    q.y = mtt__eight_of(dx), q.y_t = mtt__eight_of(dx_t), q.gelu_t = mtt__eight_of(y_t);
+    q.rows = mtt__rows(dy), q.width = (int)mtt__width(dy), q.padded = q.pitch = mtt__width(dx_t);
+    return mtt__by_mlp(c, mlp, [&](auto constant) {
+        return mtt__launch_quantize<MTT__GELU_BACKWARD + decltype(constant)::value, mtt__e5m2>(c, q);
+    });
+}
+
+static mtt_status mtt__eight_gelu_backward(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_gelu_backward *o = MTT_OPERANDS_OF(gelu_backward, op);
+    return mtt__activation_backward_eight(c, MTT_MLP_GELU, o->dy, o->x, o->dx, o->dx_t, o->y_t);
+}
+
+static mtt_status mtt__eight_activation_backward(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_activation_backward *o = MTT_OPERANDS_OF(activation_backward, op);
+    return mtt__activation_backward_eight(c, op->shape->mlp, o->dy, o->x, o->dx, o->dx_t, o->y_t);
+}
+
+/* dW (+)= x^T dy, or dy^T x for a transposed weight, from transposes: over `rows` of their columns, those of
+   x_t from `first` up. */
+static mtt_status mtt__weight_gradient_eight(mtt__cuda *c, const mtt_op *op, const mtt_tensor *x_t,
+                                             int64_t first, const mtt_tensor *dy_t, int64_t rows,
+                                             const mtt_tensor *dw, int add)
+{
+    const mtt_tensor *a = op->transposed ? dy_t : x_t, *b = op->transposed ? x_t : dy_t;
+    mtt__blas_product g = {mtt__rows(a), mtt__rows(b), rows, mtt__blas_whole(a, 0), mtt__blas_whole(b, 1),
+                           mtt__blas_whole(dw, 0), NULL, add};
+    (op->transposed ? g.b : g.a).data = (const char *)x_t->data + first;
+    return mtt__multiply(c, op, g);
+}
+
+static mtt_status mtt__eight_linear_backward_weight(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_linear_backward_weight *o = MTT_OPERANDS_OF(linear_backward_weight, op);
+    const int64_t rows = mtt__width(o->dy);
+    mtt_status status = o->d_bias ? mtt__launch_row_sums(c, o->dy, rows, o->d_bias, 0) : MTT_OK;
+    if (status != MTT_OK || !o->d_weight) return status;
+    return mtt__weight_gradient_eight(c, op, o->x, 0, o->dy, rows, o->d_weight, 0);
+}
+
+/* dx = (dy W^T) GELU'(pre). Nothing holds all of dy W^T: slabs of rows pass through the upper half of the
+   workspace. */
+static mtt_status mtt__eight_linear_backward_gelu(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_linear_backward_gelu *o = MTT_OPERANDS_OF(linear_backward_gelu, op);
+    const int64_t n = mtt__width(o->dx), rows = mtt__rows(o->dx), k = mtt__width(o->dy);
+    const size_t half = op->workspace->bytes / 512 * 256;
+    const int64_t slab = (int64_t)half / (2 * n) / 128 * 128;
+    mtt_tensor workspace = *op->workspace, d_gelu = *o->pre;
+    mtt_op part = *op;
+    void *scratch;
+    mtt_status status = mtt__scratch(c, op, mtt__op_scratch(op), &scratch);
+    workspace.bytes = half;
+    d_gelu.data = (char *)scratch + half;
+    part.workspace = &workspace;
+    for (int64_t first = 0; first < rows && status == MTT_OK; first += slab) {
+        const int64_t count = mtt__min(slab, rows - first);
+        mtt__blas_product g = {count, n, k, mtt__blas_matrix_at(o->dy, first * k, k, 0, 0),
+                               mtt__blas_whole(o->weight, 1), mtt__blas_whole(&d_gelu, 0), NULL};
+        mtt__quantize q = {};
+        q.x = mtt__at<const __nv_bfloat16>(o->pre) + first * n, q.dy = mtt__at<const __nv_bfloat16>(&d_gelu);
+        q.y = mtt__eight_of(o->dx), q.y_t = mtt__eight_of(o->dx_t), q.gelu_t = mtt__eight_of(o->y_t);
+        q.y.data = (char *)q.y.data + first * n;
+        q.y_t.data = (char *)q.y_t.data + first;
+        if (q.gelu_t.data) q.gelu_t.data = (char *)q.gelu_t.data + first;
+        q.rows = count, q.width = (int)n, q.pitch = mtt__width(o->dx_t), q.padded = q.pitch - first;
+        status = mtt__multiply(c, &part, g);
+        if (status == MTT_OK) status = mtt__launch_quantize<MTT__GELU_BACKWARD, mtt__e5m2>(c, q);
+    }
+    return status;
+}
+
+/* ---- the loss ---- */
+
+/* Arguments of mtt_k_logit_gradients. */
+struct mtt__logit_gradients {
+    const __nv_bfloat16 *logits;
+    const int32_t *targets;
+    const float *losses;
+    const mtt_control *control;
+    const mtt_counters *counters;
+    uint8_t *y, *y_t;
+    const mtt_scale *scale;
+    float *sums; /* NULL = not wanted */
+    uint64_t stream;
+    int first; /* rows of the micro-batch before these */
+    int rows, slice, width, classes, pitch; /* slice: rows of it, whole tiles */
+};
+
+/* mtt__to_e5m2_by of four values: a byte of e5m2 is the upper one of a half. */
+MTT__DEVICE uint32_t mtt__pack_four_by(const float *v, uint32_t bytes)
+{
+    const __half2 low = __floats2half2_rn(v[0], v[2]), high = __floats2half2_rn(v[1], v[3]);
+    const uint32_t even = *(const uint32_t *)&low + (bytes & 0x00ff00ffu);
+    const uint32_t odd = *(const uint32_t *)&high + (bytes >> 8 & 0x00ff00ffu);
+    return __byte_perm(even, odd, 0x7351);
+}
+
+/* The gradients of eight logits of a row, rounded by random bytes. `target` is counted from the first of
+   them; `counted` has 0xff for each logit that counts; loss is {lse - x[target], -, lse}. Gradients are at
+   most 32768 (mtt__scale_logits). */
+MTT__DEVICE uint2 mtt__logit_codes(const mtt__vector<__nv_bfloat16> &logits, int target, const float *loss,
+                                   float factor, uint2 counted, uint2 bytes)
+{
+    const float lse = loss[2];
+    float v[8];
+    mtt__to_floats(logits, v);
+    MTT__UNROLL for (int k = 0; k < 8; k++) v[k] = mtt__exp_from<__nv_bfloat16>(v[k], lse, factor);
+    if ((unsigned)target < 8) {
+        const float gradient = (expf(-loss[0]) - 1.0f) * factor;
+        MTT__UNROLL for (int k = 0; k < 8; k++) v[k] = k == target ? gradient : v[k];
+    }
+    const uint32_t lost = lse - lse == 0 ? 0 : 0x7f7f7f7fu; /* a byte more could make -0 of NaN's code */
+    return make_uint2((mtt__pack_four_by(v, bytes.x) | lost) & counted.x,
+                      (mtt__pack_four_by(v + 4, bytes.y) | lost) & counted.y);
+}
+
+/* Math:        y = the gradient of mtt_k_cross_entropy, times a scale, rounded to e5m2 by the bytes of
+                mtt__logits_draw; y_t its transpose; sums = the sums of y's columns over each slice of rows,
+                divided by the scale
+   Shapes:      logits [rows, width] BF16; targets [rows] int32; losses [rows, 3] float; y [rows, width]; y_t
+                [width, pitch]; sums [slices, width] float
+   Launch:      grid (width / 64, slices), 256 threads. A block does the tiles of a slice, 128 x 64, one after
+                the other; a thread has 8 columns of 4 rows. Beyond the last row it computes that row again,
+                and stores zeros in y_t
+   Requires:    width a multiple of 64; pitch of 16, at least rows
+   Traffic:     logits read, y and y_t written, the latter in pieces of 128 bytes, by shared memory
+   Determinism: elementwise; tensor cores add 16 codes of a column; then tiles in order; then eight sums by a
+                tree
+   Reference:   mtt__cpu_cross_entropy_backward, mtt__sum_columns */
+static __global__ void __launch_bounds__(256, 4) mtt_k_logit_gradients(const mtt__logit_gradients o)
+{
+    __shared__ mtt__transposed_tile turned;
+    const int lane = threadIdx.x % 32, first = threadIdx.x / 32 * 8;
+    const int column0 = blockIdx.x * MTT__TILE_COLUMNS, column = column0 + threadIdx.x % 8 * 8;
+    const int classes = min(max(o.classes - column, 0), 8);
+    const uint64_t bytes = classes ? ~0ull >> (64 - 8 * classes) : 0;
+    const float factor = mtt__loss_factor(o.control, o.counters) * o.scale->scale;
+    const uint64_t stream = o.stream | mtt__stream_step(o.control->micro_batch);
+    float2 sum = make_float2(0, 0); /* of two of the warp's columns, from `first` */
+    const int begin = blockIdx.y * o.slice, end = min(begin + o.slice, o.rows);
+    uint8_t *to = o.y_t + (int64_t)(column0 + first) * o.pitch + begin + lane * 4;
+    for (int row0 = begin; row0 < end; row0 += MTT__TILE_ROWS, to += MTT__TILE_ROWS) {
+        mtt__vector<__nv_bfloat16> logits[4];
+        uint2 codes[4];
+        mtt_draw draw;
+        float c[4] = {};
+        MTT__UNROLL for (int i = 0; i < 4; i++) {
+            const int row = min(row0 + (int)threadIdx.x / 8 * 4 + i, o.rows - 1);
+            logits[i] = mtt__load_vector(o.logits + (int64_t)row * o.width + column);
+        }
+        MTT__UNROLL for (int i = 0; i < 4; i++) {
+            const int row = row0 + (int)threadIdx.x / 8 * 4 + i, from = min(row, o.rows - 1);
+            const int target = row < o.rows ? o.targets[from] : -1;
+            const uint2 counted = target < 0 ? make_uint2(0, 0) : make_uint2((uint32_t)bytes, bytes >> 32);
+            if (i % 2 == 0)
+                draw = mtt__logits_draw(o.control->seed, stream, o.first + row, column, o.width);
+            codes[i] = mtt__logit_codes(logits[i], target - column, o.losses + 3 * from, factor, counted,
+                                        make_uint2(draw.word[i % 2 * 2], draw.word[i % 2 * 2 + 1]));
+            if (row < o.rows) *(uint2 *)(o.y + (int64_t)row * o.width + column) = codes[i];
+        }
+        mtt__transpose_codes(turned, codes);
+        __syncthreads(); /* the tile is there before its columns are stored */
+        MTT__UNROLL for (int i = 0; i < 8; i++) {
+            const uint32_t word = turned[first + i][lane];
+            if (row0 + lane * 4 < o.pitch) *(uint32_t *)(to + i * o.pitch) = word;
+            if (o.sums) mtt__sum_codes(c, word, lane / 4 == i ? MTT__HALVES_OF_1 : 0);
+        }
+        sum.x += c[0];
+        sum.y += c[1];
+        __syncthreads(); /* all have read the tile before the next one */
+    }
+    MTT__UNROLL for (int step = 4; step < 32; step *= 2) {
+        sum.x += __shfl_xor_sync(0xffffffffu, sum.x, step);
+        sum.y += __shfl_xor_sync(0xffffffffu, sum.y, step);
+    }
+    if (!o.sums || lane >= 4) return;
+    const float inverse = o.scale->inverse;
+    *(float2 *)(o.sums + (int64_t)blockIdx.y * o.width + column0 + first + lane * 2) =
+        make_float2(sum.x * inverse, sum.y * inverse);
+}
+
+/* Makes gradients of the rows' logits in both orders, and that of the head's bias if it has one. Slices of at
+   least two tiles, whose sums the workspace holds, make enough blocks to occupy the device several times. */
+static mtt_status mtt__rows_gradient_eight(mtt__cuda *c, const mtt_op *op, const mtt__loss_rows &r,
+                                           int64_t first, int add)
+{
+    const mtt_chunked_loss *o = MTT_OPERANDS_OF(chunked_loss, op);
+    const int64_t width = mtt__width(o->logits), tiles = mtt__ceil_div(r.rows, MTT__TILE_ROWS);
+    const int64_t columns = width / MTT__TILE_COLUMNS;
+    int64_t slices = mtt__min(mtt__ceil_div(tiles, 2), mtt__ceil_div(64 * c->processors, columns)), slice;
+    void *scratch = NULL;
+    mtt_status status = o->d_bias ? mtt__scratch(c, op, mtt__op_scratch(op), &scratch) : MTT_OK;
+    if (status != MTT_OK) return status;
+    if (o->d_bias) slices = mtt__min(slices, (int64_t)(op->workspace->bytes / mtt__op_scratch(op)));
+    slice = mtt__ceil_div(tiles, slices) * MTT__TILE_ROWS;
+    mtt__logit_gradients g = {mtt__at<const __nv_bfloat16>(o->logits), r.targets, r.losses,
+                              mtt__at<const mtt_control>(r.control), mtt__at<const mtt_counters>(r.counters),
+                              mtt__at<uint8_t>(o->d_logits), mtt__at<uint8_t>(o->d_logits_t),
+                              o->d_logits->scale, (float *)scratch, mtt__op_stream(op), (int)first,
+                              (int)r.rows, (int)slice, (int)width, op->shape->vocab,
+                              (int)mtt__width(o->d_logits_t)};
+    slices = mtt__ceil_div(r.rows, slice);
+    const dim3 grid((unsigned)columns, (unsigned)slices);
+    status = mtt__launch(c, "logit_gradients", mtt_k_logit_gradients, grid, 256, g);
+    if (status != MTT_OK || !o->d_bias) return status;
+    return mtt__sum_slices<float>(c, scratch, slices, width, 1, slices, mtt__at<float>(o->d_bias), add);
+}
+
+/* A chunk's logits are in 16 bits, their gradients beside them in 8, in both orders. */
+static mtt_status mtt__chunk_in_eight(mtt__cuda *c, const mtt_op *op, const mtt__loss_rows &r, int64_t first)
+{
+    const mtt_chunked_loss *o = MTT_OPERANDS_OF(chunked_loss, op);
+    const int64_t C = mtt__width(o->x), Vp = mtt__width(o->logits);
+    const int add = first > 0;
+    mtt_status status = mtt__rows_loss<false>(c, op, r);
+    if (status == MTT_OK) status = mtt__rows_gradient_eight(c, op, r, first, add);
+    if (status != MTT_OK) return status;
+    mtt__blas_product back = {r.rows, C, Vp, mtt__blas_whole(o->d_logits, 0), mtt__blas_whole(o->weight_t, 1),
+                              mtt__blas_matrix_at(o->dx, first * C, C, 0, 0)};
+    status = mtt__multiply(c, op, back);
+    if (status != MTT_OK || !o->d_weight) return status;
+    return mtt__weight_gradient_eight(c, op, o->x_t, first, o->d_logits_t, mtt__round_up(r.rows, 16),
+                                      o->d_weight, add);
+}
+
+static mtt_status mtt__eight_chunked_loss(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_chunked_loss *o = MTT_OPERANDS_OF(chunked_loss, op);
+    mtt_status status = MTT_OK;
+    if (o->dx)
+        status = mtt__launch(c, "scale_logits", mtt_k_scale_logits, 1, 1, o->d_logits->scale,
+                             mtt__at<const mtt_control>(o->control),
+                             mtt__at<const mtt_counters>(o->counters));
+    return status == MTT_OK ? mtt__chunked_loss_by(c, op, mtt__chunk_in_eight) : status;
+}
+
+/* ---- which operations run here ---- */
+
+#define MTT__IS_E4M3(name, operand) (MTT_OPERANDS_OF(name, op)->operand->dtype == MTT_F8_E4M3)
+
+/* The function of this room that runs an operation of the lesson with 8 bits; NULL = none. */
+static mtt__function mtt__eight_function(const mtt_op *op)
+{
+    switch (op->kind) {
+    case MTT_OP_gelu: return MTT__IS_E4M3(gelu, y) ? mtt__eight_gelu : NULL;
+    case MTT_OP_activation: return MTT__IS_E4M3(activation, y) ? mtt__eight_activation : NULL;
+    case MTT_OP_norm: return MTT__IS_E4M3(norm, y) ? mtt__eight_norm : NULL;
+    case MTT_OP_residual_norm: return MTT__IS_E4M3(residual_norm, y) ? mtt__eight_residual_norm : NULL;
+    case MTT_OP_chunked_loss: return MTT__IS_E4M3(chunked_loss, x) ? mtt__eight_chunked_loss : NULL;
+    case MTT_OP_linear_gelu: {
+        const mtt_tensor *y = MTT_OPERANDS_OF(linear_gelu, op)->y;
+        return y && y->dtype == MTT_F8_E4M3 ? mtt__eight_linear_gelu : NULL;
+    }
+    case MTT_OP_norm_backward: {
+        const mtt_norm_backward *o = MTT_OPERANDS_OF(norm_backward, op);
+        return o->dx_t || o->y_t ? mtt__eight_norm_backward : NULL;
+    }
+    case MTT_OP_gelu_backward:
+        return MTT_OPERANDS_OF(gelu_backward, op)->dx_t ? mtt__eight_gelu_backward : NULL;
+    case MTT_OP_activation_backward:
+        return MTT_OPERANDS_OF(activation_backward, op)->dx_t ? mtt__eight_activation_backward : NULL;
+    case MTT_OP_linear_backward_gelu:
+        return MTT_OPERANDS_OF(linear_backward_gelu, op)->dx_t ? mtt__eight_linear_backward_gelu : NULL;
+    case MTT_OP_linear_backward_weight: {
+        const mtt_dtype dtype = MTT_OPERANDS_OF(linear_backward_weight, op)->dy->dtype;
+        return dtype == MTT_F8_E5M2 ? mtt__eight_linear_backward_weight : NULL;
+    }
+    default: return NULL;
+    }
+}
+
+#undef MTT__IS_E4M3
+
+/* ----------------------------------------------------------------------------------------------------------
+   >>tensor cores   FlashAttention for 16-bit tensors, by mma.sync
+   -------------------------------------------------------------------------------------------------------- */
+
+struct mtt__tiled_flash : mtt__flash {
+    mtt__eight out_8; /* `out` in e4m3; without data: not wanted */
+    uint8_t *d_qkv_t; /* the transpose of d_qkv, [row of the view, B T], both in e5m2; or NULL */
+    int64_t tokens;   /* B T */
+    int share;        /* heads that a block takes in the backward pass, one by one: all members, or one */
+    int group;        /* heads, or in the backward pass heads / share, whose tiles run side by side */
+    /* the backward pass */
+    float4 *dq_partial; /* a ring of `slots` heads of numbered dQ sums, in the order of the accumulators */
+    float4 *members_partial; /* numbered sums of dK and dV of the heads so far that share the keys */
+    int *ticket;        /* key tiles given out */
+    int slots;
+};
+
+/* ---- one instruction each ---- */
 
 /* Four 8 x 8 matrices of 16-bit elements from shared memory. Lane l points to row l % 8 of matrix l / 8, and
    gets two elements of each: row l / 4, columns 2 (l % 4) and the next. Transposed: of the matrices'
@@ -4473,11 +4669,13 @@ MTT__DEVICE uint32_t mtt__pack_pair(float x, float y, __nv_bfloat16)
     return *(const uint32_t *)&pair;
 }
 
+#ifndef MTT_NO_FP16
 MTT__DEVICE uint32_t mtt__pack_pair(float x, float y, __half)
 {
     __half2 pair = __floats2half2_rn(x, y);
     return *(const uint32_t *)&pair;
 }
+#endif
 
 /* Two 16-bit numbers. */
 MTT__DEVICE float2 mtt__unpack_pair(uint32_t bits, __nv_bfloat16)
@@ -4485,7 +4683,9 @@ MTT__DEVICE float2 mtt__unpack_pair(uint32_t bits, __nv_bfloat16)
     return make_float2(__uint_as_float(bits << 16), __uint_as_float(bits & 0xffff0000u));
 }
 
+#ifndef MTT_NO_FP16
 MTT__DEVICE float2 mtt__unpack_pair(uint32_t bits, __half) { return __half22float2(*(const __half2 *)&bits); }
+#endif
 
 /* ---- tensor cores: tiles in shared memory ---- */
 
@@ -4706,7 +4906,7 @@ struct mtt__flash_head {
     int head, first_row, column, key_column;
 };
 
-MTT__DEVICE void mtt__flash_head_set(mtt__flash_head &h, const mtt__flash &f, int head)
+MTT__DEVICE void mtt__flash_head_set(mtt__flash_head &h, const mtt__tiled_flash &f, int head)
 {
     h.head = head;
     h.first_row = head / f.view.heads * (int)f.seq_len;
@@ -4777,7 +4977,8 @@ struct mtt__forward_block {
 
 /* K and V of BLOCK_KV keys from k0, to a stage. */
 template <class S>
-MTT__DEVICE void mtt__forward_copy(const mtt__flash &f, const mtt__flash_head &h, int k0, uint32_t stage_smem)
+MTT__DEVICE void mtt__forward_copy(const mtt__tiled_flash &f, const mtt__flash_head &h, int k0,
+                                   uint32_t stage_smem)
 {
     const int stride = (int)f.view.row, left = (int)f.seq_len - k0, D = f.view.head_dim;
     const typename S::E *k_gmem = (const typename S::E *)f.qkv + mtt__key_row(h, k0, stride);
@@ -4843,7 +5044,7 @@ MTT__DEVICE void mtt__forward_softmax(float (&s)[M][N][4], float (&row_sum)[M][2
    The four lanes of a quad divide its 2 ROW_TILES rows and the BLOCKS of 16 keys among them: lane q has block
    q % BLOCKS and every SHARERS-th row. Each word of `keep` holds the masks of two of its rows. */
 template <class S>
-MTT__DEVICE void mtt__forward_keep(uint32_t (&keep)[S::KEEPS], const mtt__flash &f,
+MTT__DEVICE void mtt__forward_keep(uint32_t (&keep)[S::KEEPS], const mtt__tiled_flash &f,
                                    const mtt__random &random, int head, int row0, int k0)
 {
     constexpr int BLOCKS = S::BLOCK_KV / 16, SHARERS = 4 / BLOCKS;
@@ -4884,7 +5085,7 @@ MTT__DEVICE void mtt__forward_drop(float (&p)[M][N][4], const uint32_t (&keep)[K
 
 /* O of the warp's rows from row0, and lse. O in 8 bits is rounded from O in BF16. */
 template <class S>
-MTT__DEVICE void mtt__forward_store(const mtt__flash &f, const mtt__flash_head &head, int row0,
+MTT__DEVICE void mtt__forward_store(const mtt__tiled_flash &f, const mtt__flash_head &head, int row0,
                                     const typename S::outputs &o, const typename S::rows &row_max,
                                     const typename S::rows &row_sum)
 {
@@ -4906,10 +5107,7 @@ MTT__DEVICE void mtt__forward_store(const mtt__flash &f, const mtt__flash_head &
             const auto round_more = [&](const uint32_t *pairs, int column) {
                 float2 v[4];
                 MTT__UNROLL for (int k = 0; k < 4; k++) v[k] = mtt__unpack_pair(pairs[k], E());
-                if (in_eight && f.out_8.recorded) mtt__note(records, &v[0].x, scale);
-                if (in_eight)
-                    *(uint2 *)((uint8_t *)f.out_8.data + row_at + column) =
-                        mtt__pack_eight<mtt__e4m3>(&v[0].x, scale);
+                if (in_eight) mtt__store_e4m3(f.out_8, row_at + column, &v[0].x, scale, records);
             };
             mtt__store_row<E, S::D>((E *)f.out + row_at, o[m], h, f.dropout.scale / sum, valid,
                                     f.view.head_dim, threadIdx.x & 3, round_more);
@@ -4924,7 +5122,7 @@ struct mtt__forward_place {
     int head, q0;
 };
 
-template <class S> MTT__DEVICE mtt__forward_place mtt__forward_place_of(const mtt__flash &f)
+template <class S> MTT__DEVICE mtt__forward_place mtt__forward_place_of(const mtt__tiled_flash &f)
 {
     const int tiles = ((int)f.seq_len + S::BLOCK_Q - 1) / S::BLOCK_Q, per_group = f.group * tiles;
     const int first_head = (int)(blockIdx.x / per_group) * f.group, in_group = (int)(blockIdx.x % per_group);
@@ -4935,7 +5133,7 @@ template <class S> MTT__DEVICE mtt__forward_place mtt__forward_place_of(const mt
     return place;
 }
 
-/* Math:        as mtt_k_flash_forward_exact
+/* Math:        O = softmax(scale Q K^T) V tile by tile, with a running maximum and sum of each row; lse
    Shapes:      qkv [B T, row of the view] and out [B T, C] of 16-bit E, lse [B H, T] FP32, out_8 as out;
                 S::D >= D
    Launch:      a block of BLOCK_Q / ROWS warps a tile of queries and head. Shared memory: Q, two stages of K
@@ -4946,7 +5144,8 @@ template <class S> MTT__DEVICE mtt__forward_place mtt__forward_place_of(const mt
    Determinism: one block makes a row, in one order; records a largest value and a count
    Reference:   mtt_k_flash_forward_exact. A row's maximum is raised as FlashAttention-4 does */
 template <class S>
-static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_forward(const mtt__flash f)
+static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS)
+    mtt_k_flash_forward(const mtt__tiled_flash f)
 {
     if (mtt__replaced<S>(2)) return;
     typedef typename S::E E;
@@ -5012,6 +5211,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_
                 a[r] = mtt__pack_pair(p[0], p[1], E());
             }
         };
+        /* S = Q K^T, the online softmax, O += P V */
         mtt__mma_steps<E, D / 16>(s_rmem, load_q, mtt__b_columns<D>(k_lane));
         if (k0 + BLOCK_KV - 1 > row0 || (f.window && k0 <= row0 + ROWS - 1 - f.window))
             mtt__flash_mask(s_rmem, row0 + lane / 4 - k0 - (lane & 3) * 2, 1, f.window);
@@ -5158,7 +5358,7 @@ template <class S> MTT__DEVICE uint32_t mtt__backward_thread(void)
 }
 
 /* The block goes on to head `local` of the slice. For one thread. */
-MTT__DEVICE void mtt__backward_go_to(const mtt__flash &f, mtt__backward_block *block, int local)
+MTT__DEVICE void mtt__backward_go_to(const mtt__tiled_flash &f, mtt__backward_block *block, int local)
 {
     mtt__flash_head_set(block->head, f, f.first_head + local);
     block->local = local, block->slot = local % f.slots, block->round = local / f.slots;
@@ -5167,7 +5367,7 @@ MTT__DEVICE void mtt__backward_go_to(const mtt__flash &f, mtt__backward_block *b
 }
 
 /* To the next head that the block takes, if there is one. All threads call this. */
-MTT__DEVICE bool mtt__backward_next(const mtt__flash &f, mtt__backward_block *block)
+MTT__DEVICE bool mtt__backward_next(const mtt__tiled_flash &f, mtt__backward_block *block)
 {
     const int next = mtt__uniform(block->local) + 1;
     if (next % f.share == 0) return false;
@@ -5179,7 +5379,7 @@ MTT__DEVICE bool mtt__backward_next(const mtt__flash &f, mtt__backward_block *bl
 
 /* Takes the next tile of keys. For one thread. Blocks draw a ticket and take the tiles of `group` times
    `share` heads: the first of each head, then the second, ... So the longest go first. */
-template <class S> MTT__DEVICE void mtt__backward_take(const mtt__flash &f, mtt__backward_block *block)
+template <class S> MTT__DEVICE void mtt__backward_take(const mtt__tiled_flash &f, mtt__backward_block *block)
 {
     const int ticket = atomicAdd(f.ticket, 1), key_tiles = ((int)f.seq_len + S::BLOCK_KV - 1) / S::BLOCK_KV;
     const int first = ticket / (f.group * key_tiles) * f.group;
@@ -5192,7 +5392,7 @@ template <class S> MTT__DEVICE void mtt__backward_take(const mtt__flash &f, mtt_
 }
 
 template <class S>
-MTT__DEVICE mtt__backward_at mtt__backward_begin(const mtt__flash &f, unsigned char *shared)
+MTT__DEVICE mtt__backward_at mtt__backward_begin(const mtt__tiled_flash &f, unsigned char *shared)
 {
     const int lane = threadIdx.x & 31;
     mtt__backward_block *block = (mtt__backward_block *)(shared + S::BLOCK_AT);
@@ -5224,7 +5424,8 @@ template <class S> MTT__DEVICE uint32_t mtt__backward_stage(int tile)
 /* Q, dO and stats of a tile of queries, to its stage. Stats past the end are zeros, so P is 1 there, but the
    rows of Q and dO are zeros. */
 template <class S>
-MTT__DEVICE void mtt__backward_copy(const mtt__flash &f, const mtt__backward_at &at, uint32_t smem, int tile)
+MTT__DEVICE void mtt__backward_copy(const mtt__tiled_flash &f, const mtt__backward_at &at, uint32_t smem,
+                                    int tile)
 {
     typedef typename S::E E;
     const int row = tile * S::BLOCK_Q, left = (int)f.seq_len - row, thread = (int)mtt__backward_thread<S>();
@@ -5257,7 +5458,7 @@ MTT__DEVICE void mtt__backward_scores(typename S::scores &s, typename S::scores 
 /* Draws the dropout masks of a chunk. Lane l holds those of query l % CHUNK, one for each 16 of the warp's
    keys. With a CHUNK of 16, two lanes share a query, and each draws half of its masks. */
 template <class S>
-MTT__DEVICE uint32_t mtt__backward_keep(const mtt__flash &f, const mtt__random &random,
+MTT__DEVICE uint32_t mtt__backward_keep(const mtt__tiled_flash &f, const mtt__random &random,
                                         const mtt__backward_at &at, int key, int query)
 {
     constexpr int SHARERS = 32 / S::CHUNK;
@@ -5278,7 +5479,7 @@ MTT__DEVICE uint32_t mtt__backward_keep(const mtt__flash &f, const mtt__random &
 template <class S>
 MTT__DEVICE void mtt__backward_p_ds(typename S::packed &p_packed, typename S::packed &ds_packed,
                                     const typename S::scores &s, const typename S::scores &dp,
-                                    const mtt__flash &f, uint32_t stats_smem, uint32_t keep)
+                                    const mtt__tiled_flash &f, uint32_t stats_smem, uint32_t keep)
 {
     typedef typename S::E E;
     const int lane = (int)(mtt__backward_thread<S>() & 31), shift = lane / 4 % 4 * 8 + lane / 16;
@@ -5312,9 +5513,10 @@ MTT__DEVICE void mtt__backward_p_ds(typename S::packed &p_packed, typename S::pa
 
 /* A chunk of queries: P^T and dS^T to shared memory and, if P stays in registers, dV and dK. */
 template <class S>
-MTT__DEVICE void mtt__backward_chunk(typename S::key_sums &dk, typename S::key_sums &dv, const mtt__flash &f,
-                                     const mtt__random &random, const mtt__backward_at &at, uint32_t kv_a,
-                                     uint32_t stage_at, uint32_t smem, int q0, int chunk)
+MTT__DEVICE void mtt__backward_chunk(typename S::key_sums &dk, typename S::key_sums &dv,
+                                     const mtt__tiled_flash &f, const mtt__random &random,
+                                     const mtt__backward_at &at, uint32_t kv_a, uint32_t stage_at,
+                                     uint32_t smem, int q0, int chunk)
 {
     typedef typename S::E E;
     constexpr int CHUNK = S::CHUNK, D = S::D;
@@ -5376,7 +5578,8 @@ MTT__DEVICE void mtt__backward_keys(typename S::key_sums &dk, typename S::key_su
 }
 
 /* The thread's sums of a tile of dQ, in the ring. */
-template <class S> MTT__DEVICE float4 *mtt__dq_sums(const mtt__flash &f, const mtt__backward_at &at, int tile)
+template <class S>
+MTT__DEVICE float4 *mtt__dq_sums(const mtt__tiled_flash &f, const mtt__backward_at &at, int tile)
 {
     const int tiles = ((int)f.seq_len + S::BLOCK_Q - 1) / S::BLOCK_Q;
     const int64_t in_ring = at.block->slot * tiles + (int)mtt__opaque(tile);
@@ -5392,7 +5595,7 @@ struct mtt__dq_order {
 
 /* Opaque: the compiler would otherwise copy the rest of the loop for each case. */
 template <class S>
-MTT__DEVICE mtt__dq_order mtt__dq_order_of(const mtt__flash &f, const mtt__backward_at &at, int q0)
+MTT__DEVICE mtt__dq_order mtt__dq_order_of(const mtt__tiled_flash &f, const mtt__backward_at &at, int q0)
 {
     const int first_contributor = f.window ? max(0, q0 - f.window + 1) / S::BLOCK_KV : 0;
     const bool last_round = mtt__uniform(at.block->local) + f.slots >= f.head_count;
@@ -5408,8 +5611,8 @@ MTT__DEVICE mtt__dq_order mtt__dq_order_of(const mtt__flash &f, const mtt__backw
 
 /* Waits for the sums of the block before; the first contributor begins with zeros. */
 template <class S>
-MTT__DEVICE void mtt__dq_await(float (*sums)[4], const mtt__flash &f, const mtt__backward_at &at, int tile,
-                               const mtt__dq_order &order)
+MTT__DEVICE void mtt__dq_await(float (*sums)[4], const mtt__tiled_flash &f, const mtt__backward_at &at,
+                               int tile, const mtt__dq_order &order)
 {
     mtt__sums_await<S::SUMS, S::THREADS>(sums, mtt__dq_sums<S>(f, at, tile), order.number);
     if (order.place == 0) /* opaque zeros: a rare branch, not a selection for each sum */
@@ -5420,7 +5623,7 @@ MTT__DEVICE void mtt__dq_await(float (*sums)[4], const mtt__flash &f, const mtt_
 /* Heads that share keys, each in a block of its own: adds the sums of dK or dV of the heads before, which
    their blocks have handed over, and hands over in turn. Whether the sums are those of all. */
 template <class S, int COUNT>
-MTT__DEVICE bool mtt__members_add(const mtt__flash &f, const mtt__backward_at &at, float (*sums)[4],
+MTT__DEVICE bool mtt__members_add(const mtt__tiled_flash &f, const mtt__backward_at &at, float (*sums)[4],
                                   int piece)
 {
     const int local = mtt__uniform(at.block->local), member = local % f.members;
@@ -5447,7 +5650,7 @@ MTT__DEVICE void mtt__backward_queries(typename S::query_sums &dq, const mtt__ba
 }
 
 /* A head's first column of a part of qkv. */
-template <int PART> MTT__DEVICE int mtt__head_column(const mtt__flash &f, const mtt__flash_head &h)
+template <int PART> MTT__DEVICE int mtt__head_column(const mtt__tiled_flash &f, const mtt__flash_head &h)
 {
     if (PART == MTT__PART_Q) return h.column;
     return PART == MTT__PART_K ? h.key_column : h.key_column + f.view.heads_kv * f.view.head_dim;
@@ -5456,7 +5659,7 @@ template <int PART> MTT__DEVICE int mtt__head_column(const mtt__flash &f, const 
 /* 16 M rows of gradients of the warp, from `row`, times `factor`, to columns from `column` of a part of
    d_qkv and, in 8 bits, of d_qkv_t. */
 template <class S, int PART, int M, int COLUMNS>
-MTT__DEVICE void mtt__backward_store(const mtt__flash &f, const mtt__backward_at &at,
+MTT__DEVICE void mtt__backward_store(const mtt__tiled_flash &f, const mtt__backward_at &at,
                                      const float (&c)[M][COLUMNS / 8][4], int row, int column, float factor)
 {
     const int stride = (int)f.view.row, lane = mtt__opaque(threadIdx.x) & 31;
@@ -5486,8 +5689,9 @@ MTT__DEVICE void mtt__backward_store(const mtt__flash &f, const mtt__backward_at
 /* Math:        P and dS again from Q, K, lse; dV += (P o Z)^T dO, dK += dS^T Q in registers; dQ += dS K,
                 block after block. Scores are transposed, keys by queries: P^T and dS^T are then A operands of
                 dV and dK
-   Shapes:      as mtt_k_flash_forward; d_qkv as qkv, in e5m2 beside d_qkv_t [row of the view, B T]; stats of
-                mtt_k_flash_stats; dq_partial [slots, tiles of BLOCK_Q, BLOCK_Q S::D]
+   Shapes:      qkv, d_qkv [B T, row of the view], d_out [B T, C] of 16-bit E; d_qkv in e5m2 beside d_qkv_t
+                [row of the view, B T]; stats of mtt_k_flash_stats; dq_partial [slots, tiles of BLOCK_Q,
+                BLOCK_Q S::D]
    Launch:      a block of WARPS warps a tile of keys and head, which it takes by a ticket. Shared memory: K,
                 V, STAGES of Q, dO and stats, dS^T, and P^T unless a warp holds all queries of its keys
                 (QUERY_WARPS 1)
@@ -5503,7 +5707,8 @@ MTT__DEVICE void mtt__backward_store(const mtt__flash &f, const mtt__backward_at
    Reference:   mtt_k_flash_backward_exact; FlashAttention-2, algorithm 2. The last contributor writes dQ, so
                 dQ needs neither zeros before nor a pass after; a slot serves head after head */
 template <class S>
-static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_backward(const mtt__flash f)
+static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS)
+    mtt_k_flash_backward(const mtt__tiled_flash f)
 {
     if (mtt__replaced<S>(S::STAGES)) return;
     typedef typename S::E E;
@@ -5530,12 +5735,14 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_
             __syncthreads(); /* this tile is in shared memory; the last tile's P and dS have been read */
             if (S::STAGES > 1 && tile > mtt__uniform(at.block->first_tile))
                 mtt__backward_copy<S>(f, at, smem, tile - 1);
+            /* P and dS; with all queries of its keys in a warp, also dK and dV */
             MTT__UNROLL for (int chunk = 0; chunk < S::QUERIES / S::CHUNK; chunk++)
                 mtt__backward_chunk<S>(dk_rmem, dv_rmem, f, random, at,
                                        at.k_b + mtt__key_warp<S>() * S::KEYS * S::D * 2, stage_at, smem, q0,
                                        chunk);
             __syncthreads(); /* all of P and dS is written before any of it is read */
 
+            /* dQ, behind the block before; dK and dV */
             const mtt__dq_order order = mtt__dq_order_of<S>(f, at, q0);
             typename S::query_sums dq_rmem = {};
             float (*sums)[4] = dq_rmem[0];
@@ -5555,6 +5762,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_
             }
         }
     } while (mtt__backward_next(f, (mtt__backward_block *)(shared + S::BLOCK_AT)));
+    /* store dK and dV, or hand them to the next head */
     const int key = at.k0 + mtt__key_warp<S>() * S::KEYS, column = mtt__query_warp<S>() * S::COLUMNS;
     constexpr int SUMS = S::KEY_ROWS * S::COLUMNS / 8;
     const bool whole = f.share == f.members;
@@ -5568,61 +5776,28 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_
 
 /* ---- launches ---- */
 
-static mtt__flash mtt__flash_arguments(const mtt_op *op, const mtt_tensor *qkv, const mtt_tensor *out,
-                                       const mtt_tensor *lse, const mtt_tensor *control)
+static mtt__tiled_flash mtt__tiled_forward_of(const mtt_op *op)
 {
-    const mtt_shape *d = op->shape;
-    mtt__flash f = {};
-    f.qkv = qkv->data, f.out = out->data, f.lse = (float *)lse->data;
-    f.view = mtt_qkv_of(d);
-    f.seq_len = d->seq_len, f.width = (int64_t)d->heads * d->head_dim, f.tokens = d->rows;
-    f.members = d->heads / d->heads_kv;
-    f.window = d->window < d->seq_len ? d->window : 0;
-    f.head_count = d->batch * d->heads;
-    f.scale = mtt__head_scale(op), f.scale_log2 = f.scale * 1.4426950408889634f;
-    f.dropout = mtt__dropout_of(op, control);
-    f.gradient_scale = mtt__attends_one(d) ? 0.0f : f.scale * f.dropout.scale;
+    mtt__tiled_flash f = {mtt__flash_forward_of(op)};
+    f.out_8 = mtt__eight_of(MTT_OPERANDS_OF(flash, op)->out_8);
     return f;
 }
 
-static mtt__flash mtt__flash_forward_arguments(const mtt_op *op)
+static mtt__tiled_flash mtt__tiled_backward_of(const mtt_op *op)
 {
-    const mtt_flash *o = MTT_OPERANDS_OF(flash, op);
-    mtt__flash f = mtt__flash_arguments(op, o->qkv, o->out, o->lse, o->control);
-    f.out_8 = mtt__eight_of(o->out_8);
+    mtt__tiled_flash f = {mtt__flash_backward_of(op)};
+    f.d_qkv_t = mtt__at<uint8_t>(MTT_OPERANDS_OF(flash_backward, op)->d_qkv_t), f.tokens = op->shape->rows;
     return f;
-}
-
-static mtt__flash mtt__flash_backward_arguments(const mtt_op *op)
-{
-    const mtt_flash_backward *o = MTT_OPERANDS_OF(flash_backward, op);
-    mtt__flash f = mtt__flash_arguments(op, o->qkv, o->out, o->lse, o->control);
-    f.d_out = o->d_out->data, f.d_qkv = o->d_qkv->data, f.d_qkv_t = mtt__at<uint8_t>(o->d_qkv_t);
-    return f;
-}
-
-static bool mtt__flash_takes(const mtt_shape *d)
-{
-    return d->head_dim >= 8 && d->head_dim <= 256 && d->head_dim % 8 == 0 && d->rows >= 1 &&
-           d->rows < (int64_t)1 << 31;
-}
-
-static mtt_status mtt__flash_refuse(mtt__cuda *c, const mtt_shape *d)
-{
-    return mtt__cuda_fail(c->env, MTT_E_ARGUMENT,
-                          "flash attention takes head widths of 8, 16, ... 256 and fewer than 2^31 tokens: "
-                          "width %d, %lld tokens",
-                          d->head_dim, (long long)d->rows);
 }
 
 /* Heads whose K and V stay in L2 together. */
-static int mtt__forward_group(const mtt__flash &f)
+static int mtt__forward_group(const mtt__tiled_flash &f)
 {
     const int64_t group = (32 << 20) / (f.seq_len * f.view.head_dim * 4);
     return (int)mtt__min((group < 1 ? 1 : group) * f.members, f.head_count);
 }
 
-template <class S> static mtt_status mtt__launch_forward(mtt__cuda *c, mtt__flash f)
+template <class S> static mtt_status mtt__launch_forward(mtt__cuda *c, mtt__tiled_flash f)
 {
     f.group = mtt__forward_group(f);
     return mtt__launch_shared(c, "flash", mtt_k_flash_forward<S>,
@@ -5630,7 +5805,7 @@ template <class S> static mtt_status mtt__launch_forward(mtt__cuda *c, mtt__flas
 }
 
 /* Rows that name DROPOUT alone run without dropout, too: a kernel without would have the same tiles. */
-template <typename E> static mtt_status mtt__flash_forward_of(mtt__cuda *c, const mtt__flash &f)
+template <typename E> static mtt_status mtt__tensor_forward(mtt__cuda *c, const mtt__tiled_flash &f)
 {
     const int D = f.view.head_dim;
     const bool keep = f.dropout.threshold == 0 /* all */, window = f.window > 0;
@@ -5650,14 +5825,6 @@ template <typename E> static mtt_status mtt__flash_forward_of(mtt__cuda *c, cons
 #undef MTT__RUN
 }
 
-template <typename E> static mtt_status mtt__launch_stats(mtt__cuda *c, const mtt__flash &f)
-{
-    const int D = f.view.head_dim, log_lanes = D <= 32 ? 2 : D <= 64 ? 3 : D <= 128 ? 4 : 5;
-    const int64_t tiles = mtt__ceil_div(f.seq_len, 256 >> log_lanes);
-    return mtt__launch(c, "flash_backward", mtt_k_flash_stats<E>, (unsigned)(tiles * f.head_count), 256, f,
-                       log_lanes);
-}
-
 /* Heads that share keys can be taken one by one by a block, which keeps dK and dV in registers, or each by a
    block of its own, and blocks hand over dK and dV. The former waits: dQ is summed in the order of keys, so
    at each head the blocks of late keys, which have less to do, wait for those of the first keys. The latter
@@ -5670,7 +5837,7 @@ enum { MTT__TILES_APART = 6 };
    not fit at once, or whose contributions would take more than 14 bits to number, go slice by slice: 4 heads
    a slot, since with one each head would be a launch of its own. Here heads come in packs of f.share. */
 template <class S, typename Kernel>
-static mtt_status mtt__launch_backward(mtt__cuda *c, const mtt_op *op, Kernel *kernel, mtt__flash f)
+static mtt_status mtt__launch_backward(mtt__cuda *c, const mtt_op *op, Kernel *kernel, mtt__tiled_flash f)
 {
     const int64_t query_tiles = mtt__ceil_div(f.seq_len, S::BLOCK_Q);
     const int64_t key_tiles = mtt__ceil_div(f.seq_len, S::BLOCK_KV);
@@ -5720,7 +5887,7 @@ static mtt_status mtt__launch_backward(mtt__cuda *c, const mtt_op *op, Kernel *k
 /* Two sizes of tiles for widths above 96: the larger needs more shared memory than the 99 KiB of compute
    capability 8.6, 8.9 and 12.0. */
 template <typename E>
-static mtt_status mtt__flash_backward_of(mtt__cuda *c, const mtt_op *op, const mtt__flash &f)
+static mtt_status mtt__tensor_backward(mtt__cuda *c, const mtt_op *op, const mtt__tiled_flash &f)
 {
     const int D = f.view.head_dim;
     const bool keep = f.dropout.threshold == 0; /* all */
@@ -5744,61 +5911,1715 @@ static mtt_status mtt__flash_backward_of(mtt__cuda *c, const mtt_op *op, const m
 #undef MTT__RUN
 }
 
-template <int WIDTH, int TILE> static mtt_status mtt__launch_forward_exact(mtt__cuda *c, const mtt__flash &f)
+static mtt_status mtt__tensor_flash(mtt__cuda *c, const mtt_op *op)
 {
-    const size_t floats = (size_t)2 * TILE * (f.view.head_dim + 1) + TILE * (TILE + 1);
-    return mtt__launch_shared(c, "flash", mtt_k_flash_forward_exact<WIDTH, TILE>,
-                              mtt__blocks(f.seq_len, TILE) * f.head_count, 256, floats * sizeof(float), f);
+    const mtt__tiled_flash f = mtt__tiled_forward_of(op);
+    if (!mtt__flash_takes(op->shape)) return mtt__flash_refuse(c, op->shape);
+    return mtt__by_16_bits(c, MTT_OPERANDS_OF(flash, op)->qkv,
+                           [&](auto zero) { return mtt__tensor_forward<decltype(zero)>(c, f); });
 }
 
-/* Scratch: stats of a slice of heads of K, each with its heads of Q. */
-template <int WIDTH, int TILE>
-static mtt_status mtt__launch_backward_exact(mtt__cuda *c, const mtt_op *op, mtt__flash f)
+static mtt_status mtt__tensor_flash_backward(mtt__cuda *c, const mtt_op *op)
 {
-    const size_t floats = (size_t)4 * TILE * (f.view.head_dim + 1) + 2 * TILE * (TILE + 1);
-    const size_t stats_bytes = f.members * (size_t)f.seq_len * sizeof(float2);
-    const size_t slice = op->workspace->bytes / stats_bytes;
-    const int heads = f.head_count / f.members;
+    const mtt__tiled_flash f = mtt__tiled_backward_of(op);
+    if (!mtt__flash_takes(op->shape)) return mtt__flash_refuse(c, op->shape);
+    return mtt__by_16_bits(c, MTT_OPERANDS_OF(flash_backward, op)->qkv,
+                           [&](auto zero) { return mtt__tensor_backward<decltype(zero)>(c, op, f); });
+}
+
+/* Which of an operation's functions is in this room, for 16-bit tensors; NULL = none. */
+static mtt__function mtt__tensor_function(const mtt_op *op)
+{
+    if (op->kind == MTT_OP_flash && MTT_OPERANDS_OF(flash, op)->qkv->dtype != MTT_F32)
+        return mtt__tensor_flash;
+    if (op->kind == MTT_OP_flash_backward && MTT_OPERANDS_OF(flash_backward, op)->qkv->dtype != MTT_F32)
+        return mtt__tensor_flash_backward;
+    return NULL;
+}
+
+/* ----------------------------------------------------------------------------------------------------------
+   >>hopper   kernels for the H100 and H200: warpgroup products (wgmma), tensor copies (TMA), clusters
+   -----------------------------------------------------------------------------------------------------------
+   Each operation here has an equal in the rooms above, which other devices run. The code is for
+   sm_90a alone, but for the loss in one pass: other devices run it with clusters, or with single blocks. */
+#ifndef MTT_NO_HOPPER
+
+/* ---- products of warpgroups ---- */
+#if MTT__HOPPER
+
+/* A warpgroup is four warps. wgmma multiplies 64 rows of A by 32, 64, 128 or 256 columns of B, 16 of k at a
+   time, while the warps go on. Operands come from shared memory, by descriptors (PTX, asynchronous warpgroup
+   level matrix instructions); A also from registers. Warp w has rows 16 w to 16 w + 15 of C, in its lanes as
+   those of mtt__mma. From mtt__wgmma_begin to mtt__wgmma_wait accumulators, and A in registers, belong to the
+   tensor cores. */
+MTT__DEVICE void mtt__wgmma_begin(void) { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+MTT__DEVICE void mtt__wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+
+template <int PENDING = 0> MTT__DEVICE void mtt__wgmma_wait(void)
+{
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
+
+/* After a wait: keeps the compiler from reading C before. */
+template <int N> MTT__DEVICE void mtt__wgmma_hold(float (&c)[N][4])
+{
+    MTT__UNROLL for (int n = 0; n < N * 4; n++) asm volatile("" : "+f"(c[n / 4][n % 4])::"memory");
+}
+
+/* Before a barrier: makes the thread's writes to shared memory visible to wgmma and to tensor copies. */
+MTT__DEVICE void mtt__wgmma_publish(void) { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+/* The lower half of the descriptor of a tile at a multiple of 1024 bytes: rows of 64 elements as
+   mtt__copy_tile writes them, which is wgmma's swizzle of 128 bytes. For a transposed operand, `wide` is the
+   distance in bytes to the tile of its next 64 columns. */
+MTT__DEVICE uint32_t mtt__wgmma_tile(uint32_t smem, uint32_t wide)
+{
+    return wide / 16 << 16 | (smem & 0x3ffffu) / 16;
+}
+
+/* The descriptor `bytes` into a tile: 16 columns are 32 bytes, 16 rows 2048. The upper half says that 8 rows
+   are 1024 bytes. */
+MTT__DEVICE uint64_t mtt__wgmma_at(uint32_t tile, uint32_t bytes)
+{
+    return (uint64_t)(1u << 30 | 1024 / 16) << 32 | (tile + bytes / 16);
+}
+
+/* The lists of 16 to 128 accumulators that the instructions take. */
+#define MTT__FOUR(c, n) "+f"(c[n][0]), "+f"(c[n][1]), "+f"(c[n][2]), "+f"(c[n][3])
+#define MTT__16(c, n) MTT__FOUR(c, n), MTT__FOUR(c, n + 1), MTT__FOUR(c, n + 2), MTT__FOUR(c, n + 3)
+#define MTT__32(c, n) MTT__16(c, n), MTT__16(c, n + 4)
+#define MTT__64(c, n) MTT__32(c, n), MTT__32(c, n + 8)
+#define MTT__128(c, n) MTT__64(c, n), MTT__64(c, n + 16)
+#define MTT__NAMES_16 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
+#define MTT__NAMES_32 \
+    MTT__NAMES_16 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+#define MTT__NAMES_64                                                                       \
+    MTT__NAMES_32                                                                           \
+    ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52," \
+    "%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define MTT__NAMES_128                                                                      \
+    MTT__NAMES_64                                                                           \
+    ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84," \
+    "%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95,%96,%97,%98,%99,%100,%101,%102,%103,%104," \
+    "%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%118,%119,%120,%121," \
+    "%122,%123,%124,%125,%126,%127"
+
+/* C = A B, or C += A B if `more`, over 16 of k. Transposed: the rows in shared memory are those of k. */
+#define MTT__WGMMA(E, TYPE, N, COUNT, A, B, MORE, TEXT_A, TEXT_B)                                            \
+    template <bool TRANS_A, bool TRANS_B>                                                                    \
+    MTT__DEVICE void mtt__wgmma(float (&c)[N / 8][4], uint64_t a, uint64_t b, int more, E)                   \
+    {                                                                                                        \
+        asm volatile("{ .reg .pred more; setp.ne.b32 more, " MORE ", 0; "                                    \
+                     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" MTT__NAMES_##COUNT \
+                     "}, " A ", " B ", more, 1, 1, " TEXT_A ", " TEXT_B "; }"                                \
+                     : MTT__##COUNT(c, 0)                                                                    \
+                     : "l"(a), "l"(b), "r"(more), "n"(TRANS_A), "n"(TRANS_B) : "memory");                    \
+    }
+/* C += A B with A in registers, B transposed */
+#define MTT__WGMMA_REGISTERS(E, TYPE, N, COUNT, R1, R2, R3, R4, B)                                           \
+    MTT__DEVICE void mtt__wgmma(float (&c)[N / 8][4], const uint32_t (&a)[4], uint64_t b, E)                 \
+    {                                                                                                        \
+        asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" MTT__NAMES_##COUNT \
+                     "}, {" R1 "," R2 "," R3 "," R4 "}, " B ", 1, 1, 1, 1;"                                  \
+                     : MTT__##COUNT(c, 0)                                                                    \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b) : "memory");                       \
+    }
+#define MTT__WGMMA_ALL(E, TYPE)                                              \
+    MTT__WGMMA(E, TYPE, 32, 16, "%16", "%17", "%18", "%19", "%20")           \
+    MTT__WGMMA(E, TYPE, 64, 32, "%32", "%33", "%34", "%35", "%36")           \
+    MTT__WGMMA(E, TYPE, 128, 64, "%64", "%65", "%66", "%67", "%68")          \
+    MTT__WGMMA(E, TYPE, 256, 128, "%128", "%129", "%130", "%131", "%132")    \
+    MTT__WGMMA_REGISTERS(E, TYPE, 64, 32, "%32", "%33", "%34", "%35", "%36") \
+    MTT__WGMMA_REGISTERS(E, TYPE, 128, 64, "%64", "%65", "%66", "%67", "%68")
+MTT__WGMMA_ALL(__nv_bfloat16, "bf16")
+#ifndef MTT_NO_FP16
+MTT__WGMMA_ALL(__half, "f16")
+#endif
+
+/* The same in 8 bits, 32 of k, A in e5m2 and B in e4m3; both have their rows in shared memory. */
+MTT__DEVICE void mtt__wgmma_eight(float (&c)[16][4], uint64_t a, uint64_t b, int more)
+{
+    asm volatile("{ .reg .pred more; setp.ne.b32 more, %66, 0; "
+                 "wgmma.mma_async.sync.aligned.m64n128k32.f32.e5m2.e4m3 {" MTT__NAMES_64
+                 "}, %64, %65, more, 1, 1; }"
+                 : MTT__64(c, 0) : "l"(a), "l"(b), "r"(more) : "memory");
+}
+
+/* C = A B^T over D of k, A and B of rows of D elements: tiles of A_ROWS and B_ROWS rows for each 64 of k. */
+template <int D, int A_ROWS, int B_ROWS, int N, typename E>
+MTT__DEVICE void mtt__wgmma_abt(float (&c)[N][4], uint32_t a_tile, uint32_t b_tile, E)
+{
+    MTT__UNROLL for (int k = 0; k < D / 16; k++)
+        mtt__wgmma<false, false>(c, mtt__wgmma_at(a_tile, k / 4 * A_ROWS * 128 + k % 4 * 32),
+                                 mtt__wgmma_at(b_tile, k / 4 * B_ROWS * 128 + k % 4 * 32), k > 0, E());
+}
+
+/* C += A B over 16 STEPS of k, A in registers, a row of B for each k. */
+template <int STEPS, int N, typename E>
+MTT__DEVICE void mtt__wgmma_ab(float (&c)[N][4], const uint32_t (&a)[STEPS][4], uint32_t b_tile, E)
+{
+    MTT__UNROLL for (int k = 0; k < STEPS; k++) mtt__wgmma(c, a[k], mtt__wgmma_at(b_tile, k * 2048), E());
+}
+
+/* ROWS rows of head_dim elements as tiles of 64 columns, each ROWS * 128 bytes. */
+template <int ROWS, int D, int THREADS, typename E>
+MTT__DEVICE void mtt__wgmma_copy(uint32_t tiles_smem, const E *from_gmem, int stride, int rows_left,
+                                 int head_dim)
+{
+    MTT__UNROLL for (int column = 0; column < D; column += 64)
+        mtt__copy_tile<ROWS, 64, THREADS>(tiles_smem + column * ROWS * 2, from_gmem + column, stride,
+                                          rows_left, head_dim - column, threadIdx.x);
+}
+
+/* Dropout of tiles. The random bytes of 512 elements wait in shared memory: lane l stores its draw, for 16
+   neighbouring keys of one query, as row l % 8 of the 8 x 8 matrix l / 8. A pair of bytes, of keys k and k +
+   8, is an element of that matrix. ldmatrix takes from each lane the address of the row it wrote, and gives
+   it the bytes of its accumulators. */
+MTT__DEVICE void mtt__store_draw(uint32_t to_smem, const mtt_draw &draw)
+{
+    const uint32_t *w = draw.word;
+    asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};"
+                 ::"r"(to_smem), "r"(__byte_perm(w[0], w[2], 0x5140)), "r"(__byte_perm(w[0], w[2], 0x7362)),
+                 "r"(__byte_perm(w[1], w[3], 0x5140)), "r"(__byte_perm(w[1], w[3], 0x7362)) : "memory");
+}
+
+/* The lane's COUNT draws, TOGETHER at a time so that their rounds overlap. */
+template <int COUNT, int TOGETHER>
+MTT__DEVICE void mtt__draw_tiles(const mtt__random &random, uint64_t element, uint64_t step,
+                                 uint32_t row_smem)
+{
+#pragma unroll 1
+    for (int k = 0; k < COUNT; k += TOGETHER) {
+        mtt_draw draws[TOGETHER];
+        mtt__draw_rows(draws, random, element + k * step, step);
+        MTT__UNROLL for (int i = 0; i < TOGETHER; i++) mtt__store_draw(row_smem + (k + i) * 512, draws[i]);
+    }
+    __syncwarp(); /* all rows are written before ldmatrix reads them */
+}
+
+/* A mask of the kept of two elements: of bytes 0 and 2, or 1 and 3. `threshold` is in both halves. As FP16
+   numbers, bytes have the order of integers. */
+MTT__DEVICE uint32_t mtt__keep_pair(uint32_t bytes, int odd, uint32_t threshold)
+{
+    const uint32_t pair = odd ? __byte_perm(bytes, 0, 0x4341) : bytes & 0x00ff00ffu;
+    return __hge2_mask(*(const __half2 *)&pair, *(const __half2 *)&threshold);
+}
+
+/* 1 if the element of a byte is kept, else 0. 2^23 + byte is a float whose lowest byte is that byte. */
+MTT__DEVICE float mtt__keep_factor(uint32_t bytes, int byte, float threshold)
+{
+    const float number = __uint_as_float(__byte_perm(bytes, 0x4b000000u, 0x7440 | byte));
+    return __saturatef(number - (8388607.0f + threshold));
+}
+
+/* The view's row, computed: then ptxas keeps it, and the addresses made of it, in uniform registers. */
+MTT__DEVICE int mtt__uniform_row(const mtt_qkv &v) { return (v.heads + 2 * v.heads_kv) * v.head_dim; }
+
+#endif
+
+/* ---- flash attention, forward ---- */
+
+/* Math:        O = softmax(scale Q K^T) V tile by tile, with a running maximum and sum of each row; lse
+   Shapes:      qkv [B T, row of the view] and out [B T, C] of 16-bit E, lse [B H, T] FP32, out_8 as out;
+                S::D 64 or 128
+   Launch:      a block of a warpgroup for each 64 of its BLOCK_Q queries of a head. Shared memory: Q, two
+                stages of K and V, and the random bits of a tile, which are drawn under the scores' product if
+                D is 64; it is used from a multiple of 1,024 bytes, at most 896 from its start. Two blocks a
+                processor: one makes exponentials while the other multiplies
+   Requires:    code for sm_90a (the kernel is empty otherwise); D % 8 == 0, 16-byte aligned tensors; no
+                dropout unless S::DROPOUT; out_8 only beside BF16
+   Traffic:     Q, K, V read and O, lse written once from device memory while a group's K and V fit L2
+   Determinism: one block makes a row, in one order; records a largest value and a count
+   Reference:   mtt_k_flash_forward */
+template <class S>
+static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS)
+    mtt_k_flash_forward_wgmma(const mtt__tiled_flash f)
+{
+#if MTT__HOPPER
+    typedef typename S::E E;
+    constexpr int D = S::D, BLOCK_Q = S::BLOCK_Q, BLOCK_KV = S::BLOCK_KV;
+    extern __shared__ __align__(128) unsigned char shared[];
+    __shared__ mtt__forward_block block;
+    const uint32_t q_smem = (mtt__smem(shared) + 1023) & ~1023u, kv_smem = q_smem + S::Q_BYTES;
+    const int lane = threadIdx.x & 31, warpgroup = mtt__uniform((int)threadIdx.x / 128);
+    const int T = (int)f.seq_len, stride = mtt__uniform_row(f.view);
+    const mtt__forward_place place = mtt__forward_place_of<S>(f);
+    const int q0 = place.q0, group0 = q0 + warpgroup * 64, row0 = q0 + threadIdx.x / 32 * 16;
+    const int last_key = (min(q0 + BLOCK_Q, T) - 1) / BLOCK_KV * BLOCK_KV;
+    const int first_key = f.window ? max(0, q0 - f.window + 1) / BLOCK_KV * BLOCK_KV : 0;
+    if (threadIdx.x == 0) mtt__flash_head_set(block.head, f, place.head);
+    __syncthreads(); /* the block's work is known to all */
+    const E *q_gmem = (const E *)f.qkv + mtt__flash_row(block.head, 0, stride);
+    const E *first_key_gmem = (const E *)f.qkv + mtt__key_row(block.head, 0, stride);
+    const int head_dim = f.view.head_dim;
+    const auto copy = [&](int k0, uint32_t to_smem) {
+        const E *k_gmem = first_key_gmem + (int64_t)k0 * stride;
+        const E *v_gmem = k_gmem + (int64_t)f.view.heads_kv * f.view.head_dim;
+        mtt__wgmma_copy<BLOCK_KV, D, S::THREADS>(to_smem, k_gmem, stride, T - k0, head_dim);
+        mtt__wgmma_copy<BLOCK_KV, D, S::THREADS>(to_smem + S::KV_BYTES, v_gmem, stride, T - k0, head_dim);
+        mtt__copy_commit();
+    };
+    const uint32_t q_tile = mtt__wgmma_tile(q_smem + warpgroup * 64 * 128, 0);
+    float o_rmem[1][D / 8][4] = {}, row_max[1][2] = {{-CUDART_INF_F, -CUDART_INF_F}}, row_sum[1][2] = {};
+    const auto bits_smem = [&] {
+        const uint32_t thread = mtt__opaque(threadIdx.x);
+        return q_smem + S::BLOCK_AT + thread / 32 * (BLOCK_KV * 16) + thread % 32 * 16;
+    };
+    mtt__random random = {};
+    int64_t draws_at = 0; /* the lane's first element in the columns of key 0 */
+    bool drawn = false;   /* the tile's random bits are there */
+    if (S::DROPOUT) {
+        random = mtt__random_of(f.dropout);
+        draws_at = ((int64_t)block.head.head * T + row0 + (lane & 15)) * T + lane / 16 * 16;
+    }
+
+    mtt__wgmma_copy<BLOCK_Q, D, S::THREADS>(q_smem, q_gmem + (int64_t)q0 * stride, stride, T - q0, head_dim);
+    copy(last_key, kv_smem);
+    for (int k0 = last_key, stage = 0; k0 >= first_key; k0 -= BLOCK_KV, stage ^= 1) {
+        const uint32_t k_tile = mtt__wgmma_tile(kv_smem + stage * 2 * S::KV_BYTES, 0);
+        const uint32_t v_tile = mtt__wgmma_tile(kv_smem + (stage * 2 + 1) * S::KV_BYTES, BLOCK_KV * 128);
+        mtt__copy_wait();
+        mtt__wgmma_publish();
+        __syncthreads(); /* this stage is in shared memory, and no warp still reads the other one */
+        if (k0 > first_key) copy(k0 - BLOCK_KV, kv_smem + (stage ^ 1) * 2 * S::KV_BYTES);
+        if (k0 > group0 + 63 || (f.window && k0 + BLOCK_KV <= group0 - f.window + 1))
+            continue; /* the warpgroup's queries attend no key of this tile */
+        /* S = Q K^T */
+        float s_rmem[1][S::KEY_TILES][4];
+        if (S::DROPOUT && D > 64 && !drawn)
+            mtt__draw_tiles<BLOCK_KV / 32, 1>(random, draws_at + k0, 32, bits_smem());
+        mtt__wgmma_begin();
+        mtt__wgmma_abt<D, BLOCK_Q, BLOCK_KV>(s_rmem[0], q_tile, k_tile, E());
+        mtt__wgmma_commit();
+        if (S::DROPOUT && D == 64) /* while the tensor cores work */
+            mtt__draw_tiles<BLOCK_KV / 32, 2>(random, draws_at + k0, 32, bits_smem());
+        mtt__wgmma_wait();
+        mtt__wgmma_hold(s_rmem[0]);
+        /* the online softmax */
+        if (k0 + BLOCK_KV - 1 > row0 || (f.window && k0 <= row0 + 15 - f.window))
+            mtt__flash_mask(s_rmem, row0 + lane / 4 - k0 - (lane & 3) * 2, 1, f.window);
+        mtt__forward_rescale<S>(row_max, row_sum, o_rmem, s_rmem, f.scale_log2);
+        mtt__forward_softmax(s_rmem, row_sum, row_max, f.scale_log2);
+        /* P in 16 bits, dropped */
+        uint32_t p_rmem[BLOCK_KV / 16][4], bytes[4];
+        MTT__UNROLL for (int n = 0; n < BLOCK_KV / 4; n++) {
+            const float *p = s_rmem[0][n / 2] + n % 2 * 2;
+            p_rmem[n / 4][n % 4] = mtt__pack_pair(p[0], p[1], E());
+            if (S::DROPOUT && n % 8 == 0) mtt__load_matrices(bytes, bits_smem() + n / 8 * 512);
+            if (S::DROPOUT)
+                p_rmem[n / 4][n % 4] &= mtt__keep_pair(bytes[n % 8 / 4 * 2 + n % 2], n % 4 / 2,
+                                                       f.dropout.threshold * 0x10001u);
+        }
+        /* O += P V */
+        mtt__wgmma_begin();
+        mtt__wgmma_ab(o_rmem[0], p_rmem, v_tile, E());
+        mtt__wgmma_commit();
+        if (S::DROPOUT && D > 64) /* the next tile's: under the scores' product there are no registers */
+            mtt__draw_tiles<BLOCK_KV / 32, 1>(random, draws_at + k0 - BLOCK_KV, 32, bits_smem());
+        drawn = true;
+        mtt__wgmma_wait();
+        mtt__wgmma_hold(o_rmem[0]);
+    }
+    mtt__forward_store<S>(f, block.head, row0, o_rmem, row_max, row_sum);
+#endif
+}
+
+/* ---- flash attention, backward ---- */
+
+/* The sizes of mtt_k_flash_backward_wgmma. Each of two warpgroups has 64 of every 128 keys, dK and dV of
+   which fill its registers, and DQ_COLUMNS of the columns of dQ. GROUPS: heads may share the keys. With
+   dropout, 256 keys leave no registers for that. */
+template <typename ELEMENT, int WIDTH, bool WITH_DROPOUT, bool WITH_GROUPS = true>
+struct mtt__backward_wgmma_sizes {
+    typedef ELEMENT E;
+    static constexpr bool DROPOUT = WITH_DROPOUT, GROUPS = WITH_GROUPS;
+    static constexpr int D = WIDTH, KEY_ROWS = DROPOUT && GROUPS ? 1 : 128 / D;
+    static constexpr int BLOCK_Q = 64, BLOCK_KV = 128 * KEY_ROWS;
+    static constexpr int THREADS = 256, MIN_BLOCKS = 1, DQ_COLUMNS = D / 2, SUMS = DQ_COLUMNS / 8;
+    /* shared memory: K, V; two stages of Q, dO, stats; dS^T; random bits of each 128 keys */
+    static constexpr int KV_BYTES = BLOCK_KV * D * 2, Q_BYTES = BLOCK_Q * D * 2, STAGE = 2 * Q_BYTES + 1024;
+    static constexpr int S_AT = 2 * KV_BYTES + 2 * STAGE, BITS_AT = S_AT + BLOCK_KV * BLOCK_Q * 2;
+    static constexpr int BITS_BYTES = 128 * BLOCK_Q;
+    static constexpr int SHARED = BITS_AT + (DROPOUT ? KEY_ROWS * BITS_BYTES : 0) + 1024;
+};
+
+#if MTT__HOPPER
+/* P = 2^(S scale_log2 - lse), keys by queries, in place of S; lse of the lane's queries is 32 bytes apart. */
+template <int N> MTT__DEVICE void mtt__backward_p(float (&s)[N][4], uint32_t lse_smem, float scale_log2)
+{
+    float lse[2];
+    MTT__UNROLL for (int n = 0; n < N; n++) {
+        asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];"
+                     : "=f"(lse[0]), "=f"(lse[1]) : "r"(lse_smem + n * 32) : "memory");
+        MTT__UNROLL for (int e = 0; e < 4; e++) s[n][e] = mtt__exp2(fmaf(s[n][e], scale_log2, -lse[e & 1]));
+    }
+}
+
+/* P and dS = P (dP - delta) as A of dV and dK. The dropped of P and dP are zeros. */
+template <bool DROPOUT, int N, typename E>
+MTT__DEVICE void mtt__backward_ds(uint32_t (&p_packed)[N / 2][4], uint32_t (&ds_packed)[N / 2][4],
+                                  const float (&p)[N][4], const float (&dp)[N][4], uint32_t delta_smem, E,
+                                  uint32_t bits_smem, uint32_t threshold)
+{
+    float delta[2];
+    uint32_t bytes[4];
+    MTT__UNROLL for (int n = 0; n < N; n++) {
+        if (DROPOUT && n % 4 == 0) mtt__load_transposed(bytes, bits_smem + n / 4 * 512);
+        asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];"
+                     : "=f"(delta[0]), "=f"(delta[1]) : "r"(delta_smem + n * 32) : "memory");
+        MTT__UNROLL for (int h = 0; h < 2; h++) {
+            const float *x = p[n] + 2 * h, *y = dp[n] + 2 * h;
+            float kept[2] = {x[0], x[1]}, ds[2] = {y[0] - delta[0], y[1] - delta[1]};
+            if (DROPOUT)
+                MTT__UNROLL for (int e = 0; e < 2; e++) {
+                    const float z = mtt__keep_factor(bytes[n % 4], 2 * e + h, (float)threshold);
+                    kept[e] *= z, ds[e] = fmaf(y[e], z, -delta[e]);
+                }
+            p_packed[n / 2][n % 2 * 2 + h] = mtt__pack_pair(kept[0], kept[1], E());
+            ds_packed[n / 2][n % 2 * 2 + h] = mtt__pack_pair(x[0] * ds[0], x[1] * ds[1], E());
+        }
+    }
+}
+
+/* Heads in blocks of their own: adds the sums of dK and dV of the heads before and stores them, or hands them
+   over. Through shared memory: beside dK and dV there are no registers for the sums before. */
+template <class S>
+MTT__DEVICE void mtt__backward_hand_over(const mtt__tiled_flash &f, const mtt__backward_at &at,
+                                         const float (&dk)[S::KEY_ROWS][1][S::D / 8][4],
+                                         const float (&dv)[S::KEY_ROWS][1][S::D / 8][4],
+                                         unsigned char *shared)
+{
+    constexpr int SUMS = S::D / 8;
+    static_assert(2 * S::KEY_ROWS * SUMS * 16 * S::THREADS <= S::SHARED, "there is room for dK and dV");
+    float4 *const own = (float4 *)shared + threadIdx.x;
+    __syncthreads(); /* all have read what is there */
+    MTT__UNROLL for (int m = 0; m < S::KEY_ROWS; m++)
+        MTT__UNROLL for (int n = 0; n < SUMS; n++) {
+            const float *k = dk[m][0][n], *v = dv[m][0][n];
+            own[(2 * m * SUMS + n) * S::THREADS] = make_float4(k[0], k[1], k[2], k[3]);
+            own[((2 * m + 1) * SUMS + n) * S::THREADS] = make_float4(v[0], v[1], v[2], v[3]);
+        }
+#pragma unroll 1
+    for (int piece = 0; piece < 2 * S::KEY_ROWS; piece++) {
+        const int key = at.k0 + piece / 2 * 128 + mtt__backward_warp() * 16;
+        float sums[1][SUMS][4];
+        MTT__UNROLL for (int n = 0; n < SUMS; n++) {
+            const float4 unit = own[(piece * SUMS + n) * S::THREADS];
+            float *sum = sums[0][n];
+            sum[0] = unit.x, sum[1] = unit.y, sum[2] = unit.z, sum[3] = unit.w;
+        }
+        if (!mtt__members_add<S, SUMS>(f, at, sums[0], piece)) continue;
+        if (piece % 2) mtt__backward_store<S, MTT__PART_V, 1, S::D>(f, at, sums, key, 0, f.dropout.scale);
+        else mtt__backward_store<S, MTT__PART_K, 1, S::D>(f, at, sums, key, 0, f.gradient_scale);
+    }
+}
+#endif
+
+/* Math:        P and dS again from Q, K, lse; dV += (P o Z)^T dO, dK += dS^T Q in registers; dQ += dS K,
+                block after block. dS^T is, transposed and in shared memory, A of dQ
+   Shapes:      qkv, d_qkv [B T, row of the view], d_out [B T, C] of 16-bit E; d_qkv in e5m2 beside d_qkv_t
+                [row of the view, B T]; stats of mtt_k_flash_stats; S::D 64 or 128
+   Launch:      a block of two warpgroups a tile of keys and head, by ticket, one a processor. A block has as
+                many keys as its registers hold dK and dV of, 256 at S::D 64, so that fewer sums of dQ pass
+                between blocks. Draws and exponentials run under dP's product, the next scores under the wait
+                for dQ's sums. Shared memory, from a multiple of 1,024 bytes: K, V, two stages of Q, dO, lse
+                and delta, dS^T, random bits
+   Requires:    code for sm_90a (the kernel is empty otherwise); the ring and the ticket of
+                mtt_k_flash_backward; with d_qkv_t, BF16 and T % 16 == 0
+   Traffic:     K, V read once, Q and dO once a tile of keys (from L2); dQ's sums move through L2
+   Determinism: a tile of dQ is summed in the order of rising keys, through the ring of mtt_k_flash_backward
+   Reference:   mtt_k_flash_backward */
+template <class S>
+static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS)
+    mtt_k_flash_backward_wgmma(const mtt__tiled_flash f)
+{
+#if MTT__HOPPER
+    typedef typename S::E E;
+    constexpr int D = S::D, BLOCK_Q = S::BLOCK_Q, BLOCK_KV = S::BLOCK_KV, KEY_ROWS = S::KEY_ROWS;
+    extern __shared__ __align__(128) unsigned char shared[];
+    __shared__ mtt__backward_block block;
+    const uint32_t smem = (mtt__smem(shared) + 1023) & ~1023u, s_smem = smem + S::S_AT;
+    const int lane = threadIdx.x & 31, warp = mtt__uniform((int)threadIdx.x / 32), warpgroup = warp / 4;
+    const int T = (int)f.seq_len, stride = mtt__uniform_row(f.view), head_dim = f.view.head_dim;
+    if (threadIdx.x == 0) mtt__backward_take<S>(f, &block);
+    __syncthreads(); /* the block's work is known to all */
+    mtt__backward_at at = {};
+    at.block = &block, at.k0 = mtt__uniform(block.k0);
+    const int first_tile = mtt__uniform(block.first_tile);
+    const E *k_gmem = (const E *)f.qkv + mtt__key_row(block.head, at.k0, stride);
+    const E *v_gmem = k_gmem + (int64_t)f.view.heads_kv * head_dim;
+    const auto stage_of = [&](int tile) { return smem + 2 * S::KV_BYTES + (tile & 1) * S::STAGE; };
+    const auto copy = [&](int tile) {
+        const int row = tile * BLOCK_Q, left = T - row, thread = threadIdx.x;
+        const uint32_t to = stage_of(tile);
+        const E *q_gmem = (const E *)block.q_gmem + (int64_t)row * stride;
+        const E *do_gmem = (const E *)block.do_gmem + (int64_t)row * f.width;
+        mtt__wgmma_copy<BLOCK_Q, D, S::THREADS>(to, q_gmem, stride, left, head_dim);
+        mtt__wgmma_copy<BLOCK_Q, D, S::THREADS>(to + S::Q_BYTES, do_gmem, (int)f.width, left, head_dim);
+        if (thread < 2 * BLOCK_Q) { /* lse, then delta; zeros past the end, as the rows of Q and dO */
+            const float2 *stats = f.stats + block.local * f.seq_len + row + thread % BLOCK_Q;
+            mtt__copy_async<4>(to + 2 * S::Q_BYTES + thread * 4, (const float *)stats + thread / BLOCK_Q,
+                               thread % BLOCK_Q < left);
+        }
+        mtt__copy_commit();
+    };
+    mtt__wgmma_copy<BLOCK_KV, D, S::THREADS>(smem, k_gmem, stride, T - at.k0, head_dim);
+    mtt__wgmma_copy<BLOCK_KV, D, S::THREADS>(smem + S::KV_BYTES, v_gmem, stride, T - at.k0, head_dim);
+    copy(mtt__uniform(block.last_tile));
+
+    const int column = warpgroup * S::DQ_COLUMNS;
+    const uint32_t k_columns = mtt__wgmma_tile(smem + column / 64 * BLOCK_KV * 128 + column % 64 * 2, 0);
+    const uint32_t ds_columns = mtt__wgmma_tile(s_smem, 0);
+    uint32_t k_tile = mtt__wgmma_tile(smem + warpgroup * 64 * 128, 0); /* the warpgroup's first 64 keys */
+    float dk_rmem[KEY_ROWS][1][D / 8][4] = {}, dv_rmem[KEY_ROWS][1][D / 8][4] = {};
+    float s_rmem[1][BLOCK_Q / 8][4], dp_rmem[BLOCK_Q / 8][4];
+    const auto score = [&](int tile, int m) { /* S of its m-th 64 keys */
+        mtt__wgmma_begin();
+        const uint32_t keys = k_tile + m * 128 * 128 / 16, queries = mtt__wgmma_tile(stage_of(tile), 0);
+        mtt__wgmma_abt<D, BLOCK_KV, BLOCK_Q>(s_rmem[0], keys, queries, E());
+        mtt__wgmma_commit();
+    };
+    const auto score_gradient = [&](int tile, int m) { /* dP of these */
+        mtt__wgmma_begin();
+        const uint32_t values = k_tile + (S::KV_BYTES + m * 128 * 128) / 16;
+        const uint32_t gradients = mtt__wgmma_tile(stage_of(tile) + S::Q_BYTES, 0);
+        mtt__wgmma_abt<D, BLOCK_KV, BLOCK_Q>(dp_rmem, values, gradients, E());
+        mtt__wgmma_commit();
+    };
+    mtt__random random = {};
+    if (S::DROPOUT) random = mtt__random_of(f.dropout);
+    const uint32_t bits_smem = smem + S::BITS_AT + warp * (BLOCK_Q * 16) + lane * 16;
+    const auto draw = [&](int tile, int rows) { /* for the warp's 16 of each 128 keys, transposed */
+        const int64_t row = (int64_t)block.head.head * T + tile * BLOCK_Q + lane;
+#pragma unroll 1
+        for (int m = 0; m < rows; m++)
+            mtt__draw_tiles<BLOCK_Q / 32, 2>(random, row * T + at.k0 + m * 128 + warp * 16, 32 * (int64_t)T,
+                                             bits_smem + m * S::BITS_BYTES);
+    };
+    /* A tile of queries by the block's first 128 ROWS keys, whose first S is there. Numbers count 128 keys,
+       VK is dV and dK, S' is of the next tile. With ROWS 1 the lines with S1 and VK1 drop out.
+
+           begun        waits for     in flight then   under it
+           dP0          dP0           -                copies, draws, P0
+           S1 dP1 VK0   S1            dP1 VK0          dS0 to shared memory
+                        dP1           VK0              P1
+           VK1          -             VK0 VK1          dS1 to shared memory
+           dQ           VK0 VK1       dQ               dQ's sums so far are loaded
+           S'0          dQ            S'0              the block before hands over dQ
+                        S'0           -                dQ is stored or handed over */
+    const auto pass = [&](int tile, auto rows_of_128) {
+        constexpr int ROWS = decltype(rows_of_128)::value;
+        const int q0 = tile * BLOCK_Q;
+        k_tile = mtt__opaque(k_tile); /* its descriptors are computed where they are used */
+        const uint32_t q_columns = mtt__wgmma_tile(stage_of(tile), BLOCK_Q * 128);
+        const uint32_t do_columns = q_columns + S::Q_BYTES / 16;
+        const uint32_t lse_smem = stage_of(tile) + 2 * S::Q_BYTES + (lane & 3) * 8;
+        uint32_t p_packed[ROWS][BLOCK_Q / 16][4], ds_packed[ROWS][BLOCK_Q / 16][4];
+        score_gradient(tile, 0);
+        __syncthreads(); /* the last tile's Q, dO and dS have been read */
+        if (tile > first_tile) copy(tile - 1);
+        if (S::DROPOUT) draw(tile, ROWS);
+        MTT__UNROLL for (int m = 0; m < ROWS; m++) {
+            const int k0 = at.k0 + m * 128;
+            if (k0 + 127 > q0 || (f.window && k0 <= q0 + BLOCK_Q - 1 - f.window))
+                mtt__flash_mask(s_rmem, q0 - k0 - warp * 16 - (lane / 4 - (lane & 3) * 2), -1, f.window);
+            mtt__backward_p(s_rmem[0], lse_smem, f.scale_log2);
+            if (m) mtt__wgmma_wait<1>(); /* dV and dK of the keys before may go on */
+            else mtt__wgmma_wait();
+            mtt__wgmma_hold(dp_rmem);
+            mtt__backward_ds<S::DROPOUT>(p_packed[m], ds_packed[m], s_rmem[0], dp_rmem,
+                                         lse_smem + BLOCK_Q * 4, E(), bits_smem + m * S::BITS_BYTES,
+                                         f.dropout.threshold);
+            if (m + 1 < ROWS) {
+                score(tile, m + 1);
+                score_gradient(tile, m + 1);
+            }
+            mtt__wgmma_begin();
+            mtt__wgmma_ab(dv_rmem[m][0], p_packed[m], do_columns, E());
+            mtt__wgmma_ab(dk_rmem[m][0], ds_packed[m], q_columns, E());
+            mtt__wgmma_commit();
+            MTT__UNROLL for (int n = 0; n < BLOCK_Q / 8; n += 2) {
+                const uint32_t to = s_smem + (m * 128 + warp * 16) * 128 + mtt__lane_a<64>(lane);
+                mtt__store_matrices(mtt__advance<64>(to, n), &ds_packed[m][n / 2][0],
+                                    &ds_packed[m][n / 2][2]);
+            }
+            if (m + 1 < ROWS) {
+                mtt__wgmma_wait<2>();
+                mtt__wgmma_hold(s_rmem[0]);
+            }
+        }
+        mtt__copy_wait();
+        mtt__wgmma_publish();
+        __syncthreads(); /* all of dS is written before any of it is read; the next tile has arrived */
+
+        const mtt__dq_order order = mtt__dq_order_of<S>(f, at, q0);
+        float dq_rmem[1][S::SUMS][4], sums[S::SUMS][4] = {};
+        if (order.waits) mtt__sums_load<S::SUMS, S::THREADS>(sums, mtt__dq_sums<S>(f, at, tile));
+        mtt__wgmma_begin();
+        MTT__UNROLL for (int k = 0; k < ROWS * 8; k++)
+            mtt__wgmma<true, true>(dq_rmem[0], mtt__wgmma_at(ds_columns, k * 2048),
+                                   mtt__wgmma_at(k_columns, k * 2048), k > 0, E());
+        mtt__wgmma_commit();
+        mtt__wgmma_wait<1>();
+        MTT__UNROLL for (int m = 0; m < KEY_ROWS; m++) {
+            mtt__wgmma_hold(dv_rmem[m][0]);
+            mtt__wgmma_hold(dk_rmem[m][0]);
+        }
+        score(tile > first_tile ? tile - 1 : tile, 0);
+        if (order.waits) mtt__dq_await<S>(sums, f, at, tile, order);
+        mtt__wgmma_wait<1>();
+        mtt__wgmma_hold(dq_rmem[0]);
+        MTT__UNROLL for (int n = 0; n < S::SUMS * 4; n++) dq_rmem[0][n / 4][n % 4] += sums[n / 4][n % 4];
+        if (order.place == order.contributors - 1)
+            mtt__backward_store<S, MTT__PART_Q, 1, S::DQ_COLUMNS>(f, at, dq_rmem, q0 + warp % 4 * 16, column,
+                                                                  f.gradient_scale);
+        if (order.hands_over)
+            mtt__sums_store<S::SUMS, S::THREADS>(mtt__dq_sums<S>(f, at, tile), dq_rmem[0], order.number + 1);
+        mtt__wgmma_wait();
+        mtt__wgmma_hold(s_rmem[0]);
+    };
+    for (;;) { /* for each head that shares the keys */
+        int tile = mtt__uniform(block.last_tile); /* the last tiles attend only the first 128 keys */
+        mtt__copy_wait();
+        mtt__wgmma_publish();
+        __syncthreads(); /* K, V and the first tile are in shared memory */
+        score(tile, 0);
+        mtt__wgmma_wait();
+        mtt__wgmma_hold(s_rmem[0]);
+        for (; tile >= first_tile + KEY_ROWS * 2 - 2; tile--)
+            pass(tile, std::integral_constant<int, KEY_ROWS>());
+        for (; tile >= first_tile; tile--) pass(tile, std::integral_constant<int, 1>());
+        if (!S::GROUPS || !mtt__backward_next(f, &block)) break;
+        copy(mtt__uniform(block.last_tile));
+    }
+    if (S::GROUPS && f.share < f.members) {
+        mtt__backward_hand_over<S>(f, at, dk_rmem, dv_rmem, shared);
+        return;
+    }
+    MTT__UNROLL for (int m = 0; m < KEY_ROWS; m++) {
+        const int key = at.k0 + m * 128 + warp * 16;
+        mtt__backward_store<S, MTT__PART_K, 1, D>(f, at, dk_rmem[m], key, 0, f.gradient_scale);
+        mtt__backward_store<S, MTT__PART_V, 1, D>(f, at, dv_rmem[m], key, 0, f.dropout.scale);
+    }
+#endif
+}
+
+/* ---- flash attention, launches ---- */
+
+template <class S> static mtt_status mtt__hopper_forward_of(mtt__cuda *c, mtt__tiled_flash f)
+{
+    f.group = mtt__forward_group(f);
+    return mtt__launch_shared(c, "flash", mtt_k_flash_forward_wgmma<S>,
+                              mtt__blocks(f.seq_len, S::BLOCK_Q) * f.head_count, S::THREADS,
+                              S::BLOCK_AT + (S::DROPOUT ? S::BLOCK_Q * S::BLOCK_KV : 0) + 896, f);
+}
+
+/* With a window, or a short sequence, blocks are short and mostly wait for their first tiles: more and
+   smaller blocks are faster then. For long sequences they would read K and V from L2 twice as often, but with
+   dropout the larger tiles need more registers. */
+template <typename E> static mtt_status mtt__hopper_forward(mtt__cuda *c, const mtt__tiled_flash &f)
+{
+#define MTT__RUN(...) return mtt__hopper_forward_of<mtt__forward_sizes<E, __VA_ARGS__>>(c, f)
+    const bool small = f.window || f.seq_len <= 4096, keep = f.dropout.threshold == 0 /* all */;
+    const int D = f.view.head_dim;
+    /*                              D BLOCK_Q BLOCK_KV ROW_TILES Q_HELD MIN_BLOCKS DROPOUT */
+    if (D > 64 && keep)    MTT__RUN(128,    128,      64,        1, false,         2,   false);
+    if (D > 64)            MTT__RUN(128,    128,      64,        1, false,         2,    true);
+    if (!keep)             MTT__RUN( 64,     64,      64,        1, false,         4,    true);
+    if (small)             MTT__RUN( 64,     64,      64,        1, false,         5,   false);
+                           MTT__RUN( 64,    128,     128,        1, false,         2,   false);
+#undef MTT__RUN
+}
+
+template <typename E, bool DROPOUT>
+static mtt_status mtt__hopper_backward_of(mtt__cuda *c, const mtt_op *op, const mtt__tiled_flash &f)
+{
+    typedef mtt__backward_wgmma_sizes<E, 64, DROPOUT> D_64;
+    typedef mtt__backward_wgmma_sizes<E, 128, DROPOUT> D_128;
+    if (f.view.head_dim > 64) return mtt__launch_backward<D_128>(c, op, mtt_k_flash_backward_wgmma<D_128>, f);
+    if constexpr (DROPOUT)
+        if (f.members == 1) {
+            typedef mtt__backward_wgmma_sizes<E, 64, DROPOUT, false> ALONE;
+            return mtt__launch_backward<ALONE>(c, op, mtt_k_flash_backward_wgmma<ALONE>, f);
+        }
+    return mtt__launch_backward<D_64>(c, op, mtt_k_flash_backward_wgmma<D_64>, f);
+}
+
+template <typename E>
+static mtt_status mtt__hopper_backward(mtt__cuda *c, const mtt_op *op, const mtt__tiled_flash &f)
+{
+    if (f.dropout.threshold) return mtt__hopper_backward_of<E, true>(c, op, f);
+    return mtt__hopper_backward_of<E, false>(c, op, f);
+}
+
+static mtt_status mtt__hopper_flash(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt__tiled_flash f = mtt__tiled_forward_of(op);
+    return mtt__by_16_bits(c, MTT_OPERANDS_OF(flash, op)->qkv,
+                           [&](auto zero) { return mtt__hopper_forward<decltype(zero)>(c, f); });
+}
+
+static mtt_status mtt__hopper_flash_backward(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt__tiled_flash f = mtt__tiled_backward_of(op);
+    return mtt__by_16_bits(c, MTT_OPERANDS_OF(flash_backward, op)->qkv,
+                           [&](auto zero) { return mtt__hopper_backward<decltype(zero)>(c, op, f); });
+}
+
+/* ---- linear and GELU in one kernel ---- */
+
+/* A product with GELU or its gradient as its epilogue. A tensor map describes a matrix to the copy engine
+   (PTX, tensor copies). The engine loads tiles into shared memory in wgmma's swizzle, with zeros outside the
+   matrix, and stores tiles without what is outside. */
+struct mtt__tile_arguments {
+    CUtensorMap a, w, pre, out; /* x or dy [rows, k]; W [k, n], backward [n, k]; pre, and y or dx [rows, n] */
+    const void *bias;           /* forward: [n] */
+    int has_y;                  /* forward: 0 = makes only pre */
+    float *sums;                /* backward: [rows / 64 rounded up, n], dx summed over 64 rows; or NULL */
+    int rows, n, k;
+    /* backward with operands in 8 bits: their scales; dx; transposes [n, padded] */
+    const float *a_scale, *w_scale;
+    mtt__eight dx, dx_t, gelu_t;
+    int64_t padded;
+};
+
+/* Stages of 128 bytes of k in a ring. What the epilogue reads or writes passes through a ring of slots of 32
+   columns, 64 rows for each warpgroup. */
+enum { MTT__TILE_STAGES = 4, MTT__SIDE_SLOTS = 4, MTT__SIDE_PART = 64 * 32 * 2 };
+
+/* In the place of a 16-bit type, backward: operands in 8 bits, pre in BF16. */
+struct mtt__eights {};
+
+/* GROUPS: warpgroups that multiply, 64 rows each. M, N: size of a tile. K: columns of a stage, 128 bytes.
+   PARTS: of a tile's epilogue. R: type of pre. In 8 bits the epilogue takes longer than the product.
+   So three warpgroups share a processor, to hide latencies, and a tile has half the columns, so that each
+   thread has enough registers. */
+template <typename E> struct mtt__tile_types {
+    static constexpr bool EIGHT = std::is_same<E, mtt__eights>::value;
+    static constexpr int GROUPS = EIGHT ? 3 : 2, THREADS = 128 * (GROUPS + 1), REGISTERS = EIGHT ? 160 : 240;
+    static constexpr int M = 64 * GROUPS, N = EIGHT ? 128 : 256, K = EIGHT ? 128 : 64;
+    static constexpr int PARTS = N / (EIGHT ? 64 : 32);
+    /* shared memory: stages of A and W; slots; two parts of the bias; room to align it to 1,024 bytes */
+    static constexpr int A_BYTES = M * 128, STAGE = A_BYTES + N * 128, SLOT = GROUPS * MTT__SIDE_PART;
+    static constexpr int SIDE_AT = MTT__TILE_STAGES * STAGE, BIAS_AT = SIDE_AT + MTT__SIDE_SLOTS * SLOT;
+    static constexpr int BIAS_BYTES = N * 2, SHARED = BIAS_AT + 2 * BIAS_BYTES + 1024;
+    typedef typename std::conditional<EIGHT, __nv_bfloat16, E>::type R;
+    typedef float sums[N / 8][4];    /* a lane's part of a tile */
+    typedef uint32_t held[N / 8][2]; /* the same in 16 bits */
+};
+
+#if MTT__HOPPER
+
+/* Barriers in shared memory count arrivals, and bytes that the copy engine has written. A wait names the
+   parity of a barrier phase; the phase before the first one counts as done. */
+struct mtt__tile_barriers {
+    uint64_t full[MTT__TILE_STAGES], empty[MTT__TILE_STAGES];
+    uint64_t side_full[MTT__SIDE_SLOTS], side_empty[MTT__SIDE_SLOTS];
+};
+
+MTT__DEVICE void mtt__barrier_init(uint64_t *barrier, int arrivals)
+{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;"
+                 ::"r"(mtt__smem(barrier)), "r"(arrivals) : "memory");
+}
+
+MTT__DEVICE void mtt__barrier_arrive(uint64_t *barrier)
+{
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(mtt__smem(barrier)) : "memory");
+}
+
+MTT__DEVICE void mtt__barrier_expect(uint64_t *barrier, int bytes)
+{
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
+                 ::"r"(mtt__smem(barrier)), "r"(bytes) : "memory");
+}
+
+MTT__DEVICE void mtt__barrier_wait(uint64_t *barrier, int parity)
+{
+    asm volatile("{ .reg .pred done;"
+                 " again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1; @!done bra again; }"
+                 ::"r"(mtt__smem(barrier)), "r"(parity) : "memory");
+}
+
+/* Loads a box of elements that begins at (column, row); `barrier` counts its bytes. */
+MTT__DEVICE void mtt__tensor_load(uint32_t to_smem, const CUtensorMap *map, uint64_t *barrier, int column,
+                                  int row)
+{
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+                 " [%0], [%1, {%3, %4}], [%2];"
+                 ::"r"(to_smem), "l"(map), "r"(mtt__smem(barrier)), "r"(column), "r"(row) : "memory");
+}
+
+/* Stores a box. One thread calls this, after mtt__wgmma_publish and a barrier of the threads that wrote. */
+MTT__DEVICE void mtt__tensor_store(const CUtensorMap *map, uint32_t from_smem, int column, int row)
+{
+    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];"
+                 ::"l"(map), "r"(from_smem), "r"(column), "r"(row) : "memory");
+}
+
+MTT__DEVICE void mtt__tensor_commit(void)
+{
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+/* Waits until shared memory has been read for all but PENDING of the thread's groups of stores. */
+template <int PENDING> MTT__DEVICE void mtt__tensor_wait(void)
+{
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
+}
+
+/* Where a tile begins. Tiles are ordered in groups of 16 rows of tiles: those worked on at the same time
+   share rows of A and columns of W in L2. */
+template <typename S> MTT__DEVICE int2 mtt__tile_place(const mtt__tile_arguments &o, int tile)
+{
+    const int rows = (o.rows + S::M - 1) / S::M;
+    const int columns = (o.n + S::N - 1) / S::N;
+    const int group = tile / (16 * columns), in_group = tile % (16 * columns);
+    const int high = min(16, rows - 16 * group);
+    return make_int2((16 * group + in_group % high) * S::M, in_group / high * S::N);
+}
+
+template <typename S> MTT__DEVICE int mtt__tile_count(const mtt__tile_arguments &o)
+{
+    return (o.rows + S::M - 1) / S::M * ((o.n + S::N - 1) / S::N);
+}
+
+/* Producer thread 1: loads A and W of all of the block's tiles, as far ahead as there are stages. */
+template <typename E, bool BACKWARD>
+MTT__DEVICE void mtt__tile_feed(const mtt__tile_arguments &o, mtt__tile_barriers *barriers, uint32_t smem)
+{
+    typedef mtt__tile_types<E> S;
+    int step = 0;
+    for (int tile = blockIdx.x; tile < mtt__tile_count<S>(o); tile += gridDim.x) {
+        const int2 at = mtt__tile_place<S>(o, tile);
+        for (int k = 0; k < o.k; k += S::K, step++) {
+            const int stage = step % MTT__TILE_STAGES;
+            const uint32_t a_smem = smem + stage * S::STAGE, w_smem = a_smem + S::A_BYTES;
+            mtt__barrier_wait(&barriers->empty[stage], (step / MTT__TILE_STAGES & 1) ^ 1);
+            mtt__barrier_expect(&barriers->full[stage], S::STAGE);
+            mtt__tensor_load(a_smem, &o.a, &barriers->full[stage], k, at.x);
+            if (BACKWARD) mtt__tensor_load(w_smem, &o.w, &barriers->full[stage], k, at.y);
+            else
+                for (int n = 0; n < S::N; n += 64)
+                    mtt__tensor_load(w_smem + n * 128, &o.w, &barriers->full[stage], at.y + n, k);
+        }
+    }
+}
+
+/* Producer thread 2, forward: loads the tile's part of the bias. */
+template <typename S>
+MTT__DEVICE void mtt__tile_feed_bias(const mtt__tile_arguments &o, mtt__tile_barriers *barriers,
+                                     uint32_t smem)
+{
+    int step = 0;
+    for (int tile = blockIdx.x; tile < mtt__tile_count<S>(o); tile += gridDim.x, step++) {
+        const int slot = step % 2, column = mtt__tile_place<S>(o, tile).y;
+        const int bytes = min(S::N, o.n - column) * 2;
+        mtt__barrier_wait(&barriers->side_empty[slot], (step / 2 & 1) ^ 1);
+        mtt__barrier_expect(&barriers->side_full[slot], bytes);
+        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+                     ::"r"(smem + S::BIAS_AT + slot * S::BIAS_BYTES),
+                     "l"((const char *)o.bias + column * 2), "r"(bytes),
+                     "r"(mtt__smem(&barriers->side_full[slot])) : "memory");
+    }
+}
+
+/* Producer thread 2, backward: loads the tile's part of pre. */
+template <typename S>
+MTT__DEVICE void mtt__tile_feed_pre(const mtt__tile_arguments &o, mtt__tile_barriers *barriers, uint32_t side)
+{
+    int step = 0;
+    for (int tile = blockIdx.x; tile < mtt__tile_count<S>(o); tile += gridDim.x) {
+        const int2 at = mtt__tile_place<S>(o, tile);
+        for (int n = 0; n < S::N; n += 32, step++) {
+            const int slot = step % MTT__SIDE_SLOTS;
+            mtt__barrier_wait(&barriers->side_empty[slot], (step / MTT__SIDE_SLOTS & 1) ^ 1);
+            mtt__barrier_expect(&barriers->side_full[slot], S::SLOT);
+            for (int group = 0; group < S::GROUPS; group++)
+                mtt__tensor_load(side + slot * S::SLOT + group * MTT__SIDE_PART, &o.pre,
+                                 &barriers->side_full[slot], at.y + n, at.x + 64 * group);
+        }
+    }
+}
+
+/* C += A W over the tile's k-th stage, for the warpgroup's 64 rows. Returns while the product runs. `step`
+   counts stages over all tiles. */
+template <typename E, bool BACKWARD>
+MTT__DEVICE void mtt__tile_multiply(typename mtt__tile_types<E>::sums &c, mtt__tile_barriers *barriers,
+                                    uint32_t smem, int warpgroup, int k, int &step)
+{
+    typedef mtt__tile_types<E> S;
+    const int stage = step % MTT__TILE_STAGES;
+    const uint32_t a_smem = smem + stage * S::STAGE;
+    const uint32_t a = mtt__wgmma_tile(a_smem + warpgroup * 64 * 128, 0);
+    const uint32_t w = mtt__wgmma_tile(a_smem + S::A_BYTES, 64 * 128);
+    mtt__barrier_wait(&barriers->full[stage], step / MTT__TILE_STAGES & 1);
+    mtt__wgmma_begin();
+    MTT__UNROLL for (int j = 0; j < 4; j++)
+        if constexpr (S::EIGHT)
+            mtt__wgmma_eight(c, mtt__wgmma_at(a, j * 32), mtt__wgmma_at(w, j * 32), k > 0 || j > 0);
+        else
+            mtt__wgmma<false, !BACKWARD>(c, mtt__wgmma_at(a, j * 32),
+                                         mtt__wgmma_at(w, BACKWARD ? j * 32 : j * 2048), k > 0 || j > 0, E());
+    mtt__wgmma_commit();
+    mtt__wgmma_wait<1>(); /* the stage before has been read */
+    if (k > 0 && threadIdx.x % 128 == 0) mtt__barrier_arrive(&barriers->empty[(step - 1) % MTT__TILE_STAGES]);
+    step++;
+}
+
+/* Rounds a tile's results to 16 bits, with the scales of 8-bit operands, forward with the bias. This frees
+   the accumulators for the next tile. `tiles`: number of tiles before it. */
+template <typename E, bool BACKWARD>
+MTT__DEVICE void mtt__tile_hold(typename mtt__tile_types<E>::held &held,
+                                const typename mtt__tile_types<E>::sums &c,
+                                const mtt__tile_arguments &o, mtt__tile_barriers *barriers, uint32_t smem,
+                                int tiles)
+{
+    typedef mtt__tile_types<E> S;
+    typedef typename S::R R;
+    const float scale = S::EIGHT ? (o.a_scale ? *o.a_scale : 1.0f) * *o.w_scale : 1.0f;
+    const int lane = threadIdx.x & 31, slot = tiles % 2;
+    const uint32_t bias_smem = smem + S::BIAS_AT + slot * S::BIAS_BYTES + (lane & 3) * 4;
+    if (!BACKWARD) mtt__barrier_wait(&barriers->side_full[slot], tiles / 2 & 1);
+    MTT__UNROLL for (int n = 0; n < S::N / 8; n++) {
+        float2 b = make_float2(0.0f, 0.0f);
+        if (!BACKWARD) {
+            uint32_t bias;
+            asm volatile("ld.shared.b32 %0, [%1];" : "=r"(bias) : "r"(bias_smem + n * 16) : "memory");
+            b = mtt__unpack_pair(bias, R());
+        }
+        held[n][0] = mtt__pack_pair(fmaf(c[n][0], scale, b.x), fmaf(c[n][1], scale, b.y), R());
+        held[n][1] = mtt__pack_pair(fmaf(c[n][2], scale, b.x), fmaf(c[n][3], scale, b.y), R());
+    }
+    __syncwarp(); /* the warp has read the bias */
+    if (!BACKWARD && lane == 0) mtt__barrier_arrive(&barriers->side_empty[slot]);
+}
+
+/* Stores a part, 32 columns, of pre, which is held, and of y = GELU(pre). Each warp stores its own 16
+   rows. */
+template <typename E>
+MTT__DEVICE void mtt__tile_gelu(const typename mtt__tile_types<E>::held &held, const mtt__tile_arguments &o,
+                                uint32_t side, int warp, int2 at, int part)
+{
+    const int lane = threadIdx.x & 31;
+    const uint32_t pre_smem = side + warp * 4096 + part % 2 * 2048, y_smem = pre_smem + 1024;
+    const uint32_t lane_at = mtt__lane_a<32>(lane);
+    if (lane == 0) mtt__tensor_wait<1>();
+    __syncwarp(); /* two of the four buffers are free */
+    MTT__UNROLL for (int n = 0; n < 4; n += 2) {
+        const uint32_t(*pre)[2] = held + part * 4 + n;
+        mtt__store_matrices(mtt__advance<32>(pre_smem + lane_at, n), pre[0], pre[1]);
+        if (!o.has_y) continue;
+        uint32_t y[4];
+        MTT__UNROLL for (int e = 0; e < 4; e++) {
+            const float2 x = mtt__unpack_pair(pre[e / 2][e % 2], E());
+            y[e] = mtt__pack_pair(x.x * mtt__gelu_gate<E>(x.x), x.y * mtt__gelu_gate<E>(x.y), E());
+        }
+        mtt__store_matrices(mtt__advance<32>(y_smem + lane_at, n), &y[0], &y[2]);
+    }
+    mtt__wgmma_publish();
+    __syncwarp(); /* all of the warp's rows are written before one lane stores them */
+    if (lane == 0) {
+        mtt__tensor_store(&o.pre, pre_smem, at.y + part * 32, at.x + warp * 16);
+        if (o.has_y) mtt__tensor_store(&o.out, y_smem, at.y + part * 32, at.x + warp * 16);
+        mtt__tensor_commit();
+    }
+}
+
+/* A part of dx = dy W^T, which is held, times GELU'(pre), in the place of pre in shared memory. Sums of its
+   columns over the warpgroup's 64 rows are the product of ones and dx on tensor cores, 8 columns a warp.
+   `step` counts parts over all tiles. */
+template <typename E>
+MTT__DEVICE void mtt__tile_gelu_backward(const typename mtt__tile_types<E>::held &held,
+                                         const mtt__tile_arguments &o, mtt__tile_barriers *barriers,
+                                         uint32_t side, int warpgroup, int2 at, int part, int &step)
+{
+    typedef mtt__tile_types<E> S;
+    const int lane = threadIdx.x & 31, warp = mtt__uniform((int)threadIdx.x / 32) % 4;
+    const int row0 = at.x + warpgroup * 64;
+    const int slot = step % MTT__SIDE_SLOTS, column = at.y + part * 32 + warp * 8 + lane * 2;
+    const uint32_t one = mtt__pack_pair(1.0f, 1.0f, E()), ones[4] = {one, one, one, one};
+    const uint32_t dx_smem = side + slot * S::SLOT + warpgroup * MTT__SIDE_PART;
+    const uint32_t lane_smem = dx_smem + warp * 16 * 64 + mtt__lane_a<32>(lane);
+    float sum[4] = {};
+    mtt__barrier_wait(&barriers->side_full[slot], step / MTT__SIDE_SLOTS & 1);
+    MTT__UNROLL for (int n = 0; n < 4; n += 2) {
+        uint32_t pre[4], dx[4];
+        mtt__load_matrices(pre, mtt__advance<32>(lane_smem, n));
+        MTT__UNROLL for (int e = 0; e < 4; e++) {
+            const float2 x = mtt__unpack_pair(pre[e], E());
+            const float2 dy = mtt__unpack_pair(held[part * 4 + n + e / 2][e % 2], E());
+            dx[e] = mtt__pack_pair(dy.x * mtt__gelu_slope<E>(x.x), dy.y * mtt__gelu_slope<E>(x.y), E());
+        }
+        mtt__store_matrices(mtt__advance<32>(lane_smem, n), &dx[0], &dx[2]);
+    }
+    mtt__wgmma_publish();
+    /* the warpgroup's dx is written before it is stored and summed */
+    asm volatile("bar.sync %0, 128;" ::"r"(1 + warpgroup) : "memory");
+    if (threadIdx.x % 128 == 0) {
+        mtt__tensor_store(&o.out, dx_smem, at.y + part * 32, row0);
+        mtt__tensor_commit();
+    }
+    MTT__UNROLL for (int row = 0; row < 64; row += 32) {
+        uint32_t b[4];
+        mtt__load_transposed(b, dx_smem + mtt__chunk<32>(row + lane, warp));
+        mtt__mma(sum, ones, b[0], b[1], E());
+        mtt__mma(sum, ones, b[2], b[3], E());
+    }
+    if (o.sums && lane < 4 && column < o.n && row0 < o.rows)
+        *(float2 *)(o.sums + (int64_t)(row0 / 64) * o.n + column) = make_float2(sum[0], sum[1]);
+    if (threadIdx.x % 128 == 0) mtt__tensor_wait<0>();
+    __syncwarp(); /* the warp and its store have read dx */
+    if (lane == 0) mtt__barrier_arrive(&barriers->side_empty[slot]);
+    step++;
+}
+/* ---- the same with operands in 8 bits: parts of 64 columns ---- */
+
+/* Stores a warp's 16 rows of 32 columns in 8 bits. Of each 8 columns the lane has a word: two of one row,
+   then the same two of the eighth row after it. A quad's words make 32 bytes of both rows. */
+MTT__DEVICE void mtt__tile_store_eight(const uint32_t words[4], const mtt__tile_arguments &o, int row0,
+                                       int column)
+{
+    const int lane = threadIdx.x & 31, quad = lane & 3, row = row0 + lane / 4;
+    uint32_t v[4] = {words[0], words[1], words[2], words[3]};
+    uint8_t *const to = (uint8_t *)o.dx.data + (int64_t)row * o.n + column + quad * 8;
+    mtt__transpose_quad(v, quad);
+    if (column + quad * 8 >= o.n) return;
+    if (row < o.rows)
+        *(uint2 *)to = make_uint2(__byte_perm(v[0], v[1], 0x5410), __byte_perm(v[2], v[3], 0x5410));
+    if (row + 8 < o.rows)
+        *(uint2 *)(to + 8 * (int64_t)o.n) =
+            make_uint2(__byte_perm(v[0], v[1], 0x7632), __byte_perm(v[2], v[3], 0x7632));
+}
+
+/* Four matrices of 8 x 8 16-bit elements, each transposed. */
+MTT__DEVICE void mtt__store_transposed(uint32_t to_smem, const uint32_t r[4])
+{
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};"
+                 ::"r"(to_smem), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");
+}
+
+/* A part of dx in e5m2 and of GELU(pre) in e4m3, both transposed, dx also as it is. Transposes pass through
+   the two slots of pre: 64 bytes for each of 64 columns, in the first slot of dx, in the other one of GELU. A
+   warp's 16 rows are 16 bytes of a column. They come in pairs of a row and the eighth after it, which the
+   reader puts in order. */
+MTT__DEVICE void mtt__tile_gelu_backward_eight(const mtt__tile_types<mtt__eights>::held &held,
+                                               const mtt__tile_arguments &o, mtt__tile_barriers *barriers,
+                                               uint32_t side, int warpgroup, int2 at, int part, int &step)
+{
+    typedef mtt__tile_types<mtt__eights> S;
+    typedef S::R R;
+    const int lane = threadIdx.x & 31, warp = mtt__uniform((int)threadIdx.x / 32) % 4;
+    const int row0 = at.x + warpgroup * 64, column = at.y + part * 64, slot = step % MTT__SIDE_SLOTS;
+    const uint32_t smem = side + slot * S::SLOT + warpgroup * MTT__SIDE_PART;
+    const float scale = mtt__scale_of(o.gelu_t);
+    uint32_t words[2][8]; /* of dx, of GELU */
+    /* dx and GELU in 8 bits */
+    MTT__UNROLL for (int n = 0; n < 8; n += 2) {
+        const uint32_t from = smem + n / 4 * S::SLOT + warp * 16 * 64 + mtt__lane_a<32>(lane);
+        uint32_t pre[4];
+        float v[8], u[8];
+        if (n % 4 == 0)
+            mtt__barrier_wait(&barriers->side_full[slot + n / 4], step / MTT__SIDE_SLOTS & 1);
+        mtt__load_matrices(pre, mtt__advance<32>(from, n % 4));
+        MTT__UNROLL for (int e = 0; e < 4; e++) {
+            const float2 x = mtt__unpack_pair(pre[e], R());
+            const float2 dy = mtt__unpack_pair(held[part * 8 + n + e / 2][e % 2], R());
+            const float s = mtt__gelu_gate<R>(x.x), t = mtt__gelu_gate<R>(x.y);
+            v[2 * e] = dy.x * mtt__gelu_slope_of(x.x, s);
+            v[2 * e + 1] = dy.y * mtt__gelu_slope_of(x.y, t);
+            u[2 * e] = x.x * s;
+            u[2 * e + 1] = x.y * t;
+        }
+        const uint2 dx = mtt__pack_eight<mtt__e5m2>(v, 1.0f), gelu = mtt__pack_eight<mtt__e4m3>(u, scale);
+        words[0][n] = dx.x, words[0][n + 1] = dx.y;
+        words[1][n] = gelu.x, words[1][n + 1] = gelu.y;
+    }
+    /* store rows of dx */
+    mtt__tile_store_eight(words[0], o, row0 + warp * 16, column);
+    mtt__tile_store_eight(words[0] + 4, o, row0 + warp * 16, column + 32);
+    /* store columns of both, through shared memory */
+    MTT__UNROLL for (int n = 0; n < 16; n++)
+        words[n / 8][n % 8] = __byte_perm(words[n / 8][n % 8], 0, 0x3120);
+    asm volatile("bar.sync %0, 128;" ::"r"(1 + warpgroup) : "memory"); /* all warps have read pre */
+    MTT__UNROLL for (int i = 0; i < 4; i++)
+        mtt__store_transposed(smem + i / 2 * S::SLOT + (lane + i % 2 * 32) * 64 +
+                                  (warp ^ (lane >> 1 & 3)) * 16, words[i / 2] + i % 2 * 4);
+    asm volatile("bar.sync %0, 128;" ::"r"(1 + warpgroup) : "memory"); /* both transposes are there */
+    const int chunk = threadIdx.x & 3, row = row0 + chunk * 16;
+    MTT__UNROLL for (int i = 0; i < 4; i++) {
+        const int j = threadIdx.x % 128 / 4 + i % 2 * 32;
+        const uint32_t from = smem + i / 2 * S::SLOT + j * 64 + (chunk ^ (j >> 1 & 3)) * 16;
+        uint8_t *const out = (uint8_t *)(i / 2 ? o.gelu_t : o.dx_t).data;
+        uint32_t w[4];
+        asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
+                     : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "r"(from) : "memory");
+        if (out && column + j < o.n && row < o.padded)
+            *(uint4 *)(out + (int64_t)(column + j) * o.padded + row) =
+                make_uint4(__byte_perm(w[0], w[1], 0x6420), __byte_perm(w[2], w[3], 0x6420),
+                           __byte_perm(w[0], w[1], 0x7531), __byte_perm(w[2], w[3], 0x7531));
+    }
+    mtt__wgmma_publish(); /* before the copy engine writes the slots again */
+    __syncwarp(); /* the warp has read its part */
+    if (lane == 0) {
+        mtt__barrier_arrive(&barriers->side_empty[slot]);
+        mtt__barrier_arrive(&barriers->side_empty[slot + 1]);
+    }
+    step += 2;
+}
+
+#endif
+
+/* Math:        forward: pre = x W + b, y = GELU(pre) if wanted. Backward: dx = (dy W^T) GELU'(pre), sums_i =
+                sum of dx over 64 rows from row 64 i. Backward with operands in 8 bits: dx in e5m2, and dx and
+                GELU(pre), in e4m3, transposed; no sums
+   Shapes:      x [rows, k], W [k, n], b [n], pre, y [rows, n]; dy [rows, k], W [n, k], dx [rows, n], sums
+                [rows / 64 rounded up, n] float; transposes [n, padded]
+   Launch:      a block of three warpgroups a processor, which works on tile after tile. Two warpgroups,
+                in 8 bits three, multiply 64 rows each, while they compute the epilogue of the tile before.
+                Two threads of another one feed them. mtt__tile_types::SHARED bytes
+   Requires:    code for sm_90a (otherwise the kernel is empty and has no static shared memory); n and k
+                multiples of 8, in 8 bits of 16, 16-byte aligned matrices; results do not overlap operands
+   Traffic:     A and W once a tile from L2; pre and y written once, or pre read and dx written once
+   Determinism: k in order, one writer of each result, sums in a fixed order
+   Reference:   mtt__cpu_linear_gelu, mtt__cpu_linear_backward_gelu */
+template <typename E, bool BACKWARD>
+static __global__ void __launch_bounds__(mtt__tile_types<E>::THREADS, 1)
+    mtt_k_linear_gelu(const __grid_constant__ mtt__tile_arguments o)
+{
+#if MTT__HOPPER
+    typedef mtt__tile_types<E> S;
+    extern __shared__ __align__(128) unsigned char shared[];
+    __shared__ mtt__tile_barriers barriers;
+    const uint32_t smem = (mtt__smem(shared) + 1023) & ~1023u, side = smem + S::SIDE_AT;
+    const int warpgroup = mtt__uniform((int)threadIdx.x / 128), warp = mtt__uniform((int)threadIdx.x / 32);
+    int step = 0, side_step = 0;
+    int2 at = make_int2(0, 0);
+    typename S::held held;
+    /* set the barriers up */
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < MTT__TILE_STAGES; i++) {
+            mtt__barrier_init(&barriers.full[i], 1);
+            mtt__barrier_init(&barriers.empty[i], S::GROUPS); /* a thread of each warpgroup */
+        }
+        for (int i = 0; i < MTT__SIDE_SLOTS; i++) {
+            mtt__barrier_init(&barriers.side_full[i], 1);
+            mtt__barrier_init(&barriers.side_empty[i], 4 * S::GROUPS); /* a thread of each warp */
+        }
+        asm volatile("fence.mbarrier_init.release.cluster; fence.proxy.async;" ::: "memory");
+    }
+    __syncthreads(); /* barriers are ready */
+    /* producers */
+    if (warpgroup == S::GROUPS) {
+        /* 24 registers leave most to the others, which need 128 for a tile and 64 for the one before, or 64
+           and 32 */
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+        if (threadIdx.x == S::GROUPS * 128) mtt__tile_feed<E, BACKWARD>(o, &barriers, smem);
+        if (threadIdx.x == S::GROUPS * 128 + 32) {
+            if (BACKWARD) mtt__tile_feed_pre<S>(o, &barriers, side);
+            else mtt__tile_feed_bias<S>(o, &barriers, smem);
+        }
+        return;
+    }
+    /* consumers: the product of a tile, under it the epilogue of the tile before */
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(S::REGISTERS));
+    for (int tile = blockIdx.x, tiles = 0;; tile += gridDim.x, tiles++) {
+        const int stages = tile < mtt__tile_count<S>(o) ? (o.k + S::K - 1) / S::K : 0;
+        typename S::sums c;
+        int k = 0;
+        MTT__UNROLL for (int part = 0; part < S::PARTS; part++) { /* of the tile before */
+            #pragma unroll 1
+            for (; k * S::PARTS < stages * (part + 1); k++)
+                mtt__tile_multiply<E, BACKWARD>(c, &barriers, smem, warpgroup, k, step);
+            if (tiles == 0) continue;
+            if constexpr (BACKWARD && S::EIGHT)
+                mtt__tile_gelu_backward_eight(held, o, &barriers, side, warpgroup, at, part, side_step);
+            else if constexpr (BACKWARD)
+                mtt__tile_gelu_backward<E>(held, o, &barriers, side, warpgroup, at, part, side_step);
+            else mtt__tile_gelu<E>(held, o, side, warp, at, part);
+        }
+        mtt__wgmma_wait();
+        mtt__wgmma_hold(c);
+        if (stages == 0) break;
+        if (threadIdx.x % 128 == 0) mtt__barrier_arrive(&barriers.empty[(step - 1) % MTT__TILE_STAGES]);
+        mtt__tile_hold<E, BACKWARD>(held, c, o, &barriers, smem, tiles);
+        at = mtt__tile_place<S>(o, tile);
+    }
+    if ((threadIdx.x & 31) == 0) mtt__tensor_wait<0>(); /* shared memory stays until it is read */
+#endif
+}
+
+/* The tensor map of a row-major matrix in boxes of 128 bytes, for wgmma, or of 64. */
+static mtt_status mtt__tile_map(mtt__cuda *c, CUtensorMap *map, const mtt_tensor *t, int64_t first_row,
+                                int64_t rows, int box_columns, int box_rows)
+{
+    const int bytes = mtt__element_bytes(t->dtype);
+    const cuuint64_t shape[2] = {(cuuint64_t)mtt__width(t), (cuuint64_t)rows};
+    const cuuint64_t stride[1] = {shape[0] * (cuuint64_t)bytes};
+    const cuuint32_t box[2] = {(cuuint32_t)box_columns, (cuuint32_t)box_rows}, steps[2] = {1, 1};
+    char *const data = (char *)t->data + (size_t)first_row * stride[0];
+    const CUtensorMapDataType type = bytes == 1                 ? CU_TENSOR_MAP_DATA_TYPE_UINT8
+                                     : t->dtype == MTT_F16_BITS ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                                                                : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+    const CUtensorMapSwizzle swizzle =
+        box_columns * bytes == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B;
+    const CUresult error =
+        c->encode(map, type, 2, data, shape, stride, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
+                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    if (error == CUDA_SUCCESS) return MTT_OK;
+    return mtt__cuda_fail(c->env, MTT_E_DEVICE, "CUDA device %d: no tensor map of %s (error %d)", c->device,
+                          t->name, (int)error);
+}
+
+/* `rows` rows from `first_row`; sums of 64 rows each. */
+template <typename E, bool BACKWARD>
+static mtt_status mtt__launch_tiles(mtt__cuda *c, const mtt_tensor *a, const mtt_tensor *w,
+                                    const mtt_tensor *bias, const mtt_tensor *pre, const mtt_tensor *y,
+                                    int64_t first_row, int64_t rows, float *sums,
+                                    const mtt_tensor *dx_t = NULL, const mtt_tensor *gelu_t = NULL)
+{
+    typedef mtt__tile_types<E> S;
+    const mtt_tensor *out = y ? y : pre;
+    mtt__tile_arguments o;
+    mtt_status status;
+    int64_t tiles;
+    memset(&o, 0, sizeof(o));
+    if (S::EIGHT) {
+        o.a_scale = mtt__inverse_of(a), o.w_scale = mtt__inverse_of(w);
+        o.dx = mtt__eight_of(y), o.dx_t = mtt__eight_of(dx_t), o.gelu_t = mtt__eight_of(gelu_t);
+        o.padded = dx_t ? mtt__width(dx_t) : 0;
+    }
+    o.bias = bias ? bias->data : NULL;
+    o.has_y = y != NULL;
+    o.sums = sums;
+    o.rows = (int)rows;
+    o.n = (int)mtt__width(out);
+    o.k = (int)mtt__width(a);
+    tiles = (int64_t)mtt__blocks(rows, S::M) * mtt__blocks(o.n, S::N);
+    status = mtt__tile_map(c, &o.a, a, first_row, rows, S::K, S::M);
+    if (status == MTT_OK)
+        status = mtt__tile_map(c, &o.w, w, 0, mtt__rows(w), S::K, BACKWARD ? S::N : S::K);
+    if (status == MTT_OK) status = mtt__tile_map(c, &o.pre, pre, first_row, rows, 32, BACKWARD ? 64 : 16);
+    if (status == MTT_OK && !S::EIGHT)
+        status = mtt__tile_map(c, &o.out, out, first_row, rows, 32, BACKWARD ? 64 : 16);
+    if (status != MTT_OK) return status;
+    return mtt__launch_shared(c, BACKWARD ? "linear_backward_gelu" : "linear_gelu",
+                              mtt_k_linear_gelu<E, BACKWARD>, (unsigned)mtt__min(tiles, c->processors),
+                              S::THREADS, S::SHARED, o);
+}
+
+/* In slabs of rows whose sums the workspace holds. */
+template <typename E> static mtt_status mtt__linear_backward_gelu(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_linear_backward_gelu *o = MTT_OPERANDS_OF(linear_backward_gelu, op);
+    const int64_t n = mtt__width(o->dx), rows = mtt__rows(o->dx), pair = (int64_t)mtt__op_scratch(op);
+    const int64_t fit = pair ? (int64_t)op->workspace->bytes / pair * mtt__tile_types<E>::M : rows;
+    const int64_t slab = mtt__min(rows, fit);
     void *scratch = NULL;
-    mtt_status status = mtt__scratch(c, op, stats_bytes, &scratch);
-    f.stats = (float2 *)scratch;
-    for (int first = 0, count; first < heads && status == MTT_OK; first += count) {
-        count = (size_t)(heads - first) < slice ? heads - first : (int)slice;
-        f.first_head = first * f.members, f.head_count = count * f.members;
-        const unsigned blocks = mtt__blocks(f.seq_len, TILE);
-        status = mtt__launch_stats<float>(c, f);
-        if (status == MTT_OK)
-            status = mtt__launch_shared(c, "flash_backward", mtt_k_flash_backward_exact<WIDTH, TILE, true>,
-                                        blocks * count, 256, floats * sizeof(float), f);
-        if (status == MTT_OK)
-            status = mtt__launch_shared(c, "flash_backward", mtt_k_flash_backward_exact<WIDTH, TILE, false>,
-                                        blocks * f.head_count, 256, floats * sizeof(float), f);
+    mtt_status status = pair ? mtt__scratch(c, op, (size_t)pair, &scratch) : MTT_OK;
+    for (int64_t first = 0; first < rows && status == MTT_OK; first += slab) {
+        const int64_t count = mtt__min(slab, rows - first), slices = (count + 63) / 64;
+        status = mtt__launch_tiles<E, true>(c, o->dy, o->weight, NULL, o->pre, o->dx, first, count,
+                                            (float *)scratch);
+        if (status == MTT_OK && o->d_bias)
+            status = mtt__sum_slices<float>(c, scratch, slices, n, 1, slices, mtt__at<float>(o->d_bias),
+                                            first > 0);
     }
     return status;
 }
 
-static mtt_status mtt__cuda_flash(mtt__cuda *c, const mtt_op *op)
+/* The kernel always adds a bias. For models without one it gets zeros. */
+static mtt_status mtt__hopper_linear_gelu(mtt__cuda *c, const mtt_op *op)
 {
-    const mtt_dtype dtype = MTT_OPERANDS_OF(flash, op)->qkv->dtype;
-    const mtt__flash f = mtt__flash_forward_arguments(op);
-    if (!mtt__flash_takes(op->shape)) return mtt__flash_refuse(c, op->shape);
-    if (dtype == MTT_BF16_BITS) return mtt__flash_forward_of<__nv_bfloat16>(c, f);
-    if (dtype == MTT_F16_BITS) return mtt__flash_forward_of<__half>(c, f);
-    if (f.view.head_dim <= 64) return mtt__launch_forward_exact<64, 32>(c, f);
-    if (f.view.head_dim <= 128) return mtt__launch_forward_exact<128, 32>(c, f);
-    return mtt__launch_forward_exact<256, 32>(c, f);
+    const mtt_linear_gelu *o = MTT_OPERANDS_OF(linear_gelu, op);
+    const int64_t rows = mtt__rows(o->pre);
+    mtt_tensor bias = o->bias ? *o->bias : *op->workspace;
+    if (!o->bias) {
+        mtt_status status = mtt__scratch(c, op, mtt__op_scratch(op), &bias.data);
+        if (status == MTT_OK)
+            status = mtt__checked(c, cudaMemsetAsync(bias.data, 0, mtt__op_scratch(op), c->stream), "memset");
+        if (status != MTT_OK) return status;
+    }
+    return mtt__by_16_bits(c, o->x, [&](auto zero) {
+        typedef decltype(zero) E;
+        return mtt__launch_tiles<E, false>(c, o->x, o->weight, &bias, o->pre, o->y, 0, rows, NULL);
+    });
 }
 
-static mtt_status mtt__cuda_flash_backward(mtt__cuda *c, const mtt_op *op)
+static mtt_status mtt__hopper_linear_backward_gelu(mtt__cuda *c, const mtt_op *op)
 {
-    const mtt_dtype dtype = MTT_OPERANDS_OF(flash_backward, op)->qkv->dtype;
-    const mtt__flash f = mtt__flash_backward_arguments(op);
-    if (!mtt__flash_takes(op->shape)) return mtt__flash_refuse(c, op->shape);
-    if (dtype == MTT_BF16_BITS) return mtt__flash_backward_of<__nv_bfloat16>(c, op, f);
-    if (dtype == MTT_F16_BITS) return mtt__flash_backward_of<__half>(c, op, f);
-    if (f.view.head_dim <= 64) return mtt__launch_backward_exact<64, 32>(c, op, f);
-    if (f.view.head_dim <= 128) return mtt__launch_backward_exact<128, 32>(c, op, f);
-    return mtt__launch_backward_exact<256, 16>(c, op, f);
+    const mtt_linear_backward_gelu *o = MTT_OPERANDS_OF(linear_backward_gelu, op);
+    if (o->dx_t)
+        return mtt__launch_tiles<mtt__eights, true>(c, o->dy, o->weight, NULL, o->pre, o->dx, 0,
+                                                    mtt__rows(o->dx), NULL, o->dx_t, o->y_t);
+    return mtt__by_16_bits(c, o->dy,
+                           [&](auto zero) { return mtt__linear_backward_gelu<decltype(zero)>(c, op); });
+}
+
+/* ---- the loss in one pass: a row of logits in the shared memory of a cluster ---- */
+
+/* Blocks of a cluster read and write each other's shared memory. Before sm_90 a block is alone. */
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+MTT__DEVICE int mtt__cluster_blocks(void)
+{
+    int blocks;
+    asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(blocks));
+    return blocks;
+}
+
+MTT__DEVICE int mtt__cluster_rank(void)
+{
+    int rank;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+
+/* Stores into block `rank`, at the place that `at` has here. */
+MTT__DEVICE void mtt__cluster_store(float2 *at, int rank, float2 value)
+{
+    uint32_t there;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(mtt__smem(at)), "r"(rank));
+    asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};"
+                 ::"r"(there), "f"(value.x), "f"(value.y) : "memory");
+}
+
+/* The two halves of a barrier of all threads of a cluster: who has waited sees what all stored before they
+   arrived. */
+MTT__DEVICE void mtt__cluster_arrive(void)
+{
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+
+MTT__DEVICE void mtt__cluster_wait(void)
+{
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+#else
+MTT__DEVICE int mtt__cluster_blocks(void) { return 1; }
+MTT__DEVICE int mtt__cluster_rank(void) { return 0; }
+MTT__DEVICE void mtt__cluster_store(float2 *at, int, float2 value) { *at = value; }
+MTT__DEVICE void mtt__cluster_arrive(void) {}
+MTT__DEVICE void mtt__cluster_wait(void) { __syncthreads(); }
+#endif
+
+/* The largest of eight logits. */
+MTT__DEVICE float mtt__vector_max(const mtt__vector<float> &x)
+{
+    float most = x.v[0];
+    MTT__UNROLL for (int k = 1; k < 8; k++) most = fmaxf(most, x.v[k]);
+    return most;
+}
+
+MTT__DEVICE float mtt__vector_max(const mtt__vector<__nv_bfloat16> &x)
+{
+    const __nv_bfloat162 *pairs = reinterpret_cast<const __nv_bfloat162 *>(&x);
+    float2 most = __bfloat1622float2(__hmax2(__hmax2(pairs[0], pairs[1]), __hmax2(pairs[2], pairs[3])));
+    return fmaxf(most.x, most.y);
+}
+
+#ifndef MTT_NO_FP16
+MTT__DEVICE float mtt__vector_max(const mtt__vector<__half> &x)
+{
+    const __half2 *pairs = reinterpret_cast<const __half2 *>(&x);
+    float2 most = __half22float2(__hmax2(__hmax2(pairs[0], pairs[1]), __hmax2(pairs[2], pairs[3])));
+    return fmaxf(most.x, most.y);
+}
+#endif
+
+/* Threads of a block, packs of 8 logits that a thread has of a row at most, rows in shared memory, and blocks
+   of a cluster at most. */
+enum { MTT__LOSS_THREADS = 640, MTT__LOSS_PACKS = 5, MTT__LOSS_STAGES = 3, MTT__CLUSTER = 8 };
+
+/* Math:        lse = log sum e^x over V classes, out = {lse - x[target], x[target] is the largest, lse}, then
+                x = (e^(x - lse) - [j = target]) factor; sums[c][j] = sum of cluster c's gradients of column
+                j, if sums are wanted
+   Shapes:      x [rows, Vp] T; targets [rows] int32; out [rows, 3] float; sums [clusters, Vp] float
+   Launch:      a cluster of 1 to 8 blocks of 640 threads has rows c, c + clusters, ... and divides them by
+                columns. A block's part of three rows is in shared memory, its columns' sums are in registers.
+                A row is copied while the two before it are computed. Blocks exchange its largest logit and
+                sum of powers while they write the gradients of the row before
+   Requires:    Vp a multiple of 8, at most 25,600 times the blocks of a cluster; more than one block from
+                sm_90 up
+   Traffic:     x read and written once
+   Determinism: rows of a cluster in order; (largest, sum) of all warps joined in a fixed order
+   Reference:   mtt__row_loss, mtt__row_gradient */
+template <class T>
+static __global__ void __launch_bounds__(MTT__LOSS_THREADS, 1)
+    mtt_k_loss_rows(T *logits, const int32_t *targets, float *out, float *sums, const mtt_control *control,
+                    const mtt_counters *counters, int classes, int width, int rows)
+{
+    enum { WARPS = MTT__LOSS_THREADS / 32 };
+    extern __shared__ uint4 staged[];
+    /* of even and odd rows: largest logit, sum of e^(logit - largest) */
+    __shared__ float2 warp_parts[2][MTT__CLUSTER * WARPS];
+    const int blocks = mtt__cluster_blocks(), rank = mtt__cluster_rank(), lane = threadIdx.x % 32;
+    const int packs_per_block = (width / 8 + blocks - 1) / blocks, first_pack = rank * packs_per_block;
+    const int packs_here = min(packs_per_block, width / 8 - first_pack); /* none or less in the last block */
+    const int clusters = gridDim.x / blocks, cluster = blockIdx.x / blocks;
+    const int count = (rows - cluster + clusters - 1) / clusters;
+    const float factor = mtt__loss_factor(control, counters);
+    const int64_t next = (int64_t)clusters * width;
+    float column[MTT__LOSS_PACKS][8] = {};
+    T *x = logits + (int64_t)cluster * width + first_pack * 8, *smem = reinterpret_cast<T *>(staged);
+    int target = targets[cluster], target_ahead = target, last_pack = -1;
+#define MTT__EACH_PACK                                                                                      \
+    _Pragma("unroll") for (int p = 0, pack = threadIdx.x; p < MTT__LOSS_PACKS && pack < packs_here;         \
+                           p++, pack += MTT__LOSS_THREADS)
+    MTT__EACH_PACK
+        if ((first_pack + pack) * 8 + 8 > classes) last_pack = pack; /* with padding: one a thread at most */
+    /* Each thread reads only its own copies, so stages need no barrier. */
+    auto copy = [&](int i) {
+        T *row = smem + i % MTT__LOSS_STAGES * packs_per_block * 8;
+        if (i < count) MTT__EACH_PACK
+            for (int part = 0; part < 8; part += 16 / sizeof(T))
+                mtt__copy_async(mtt__smem(row + pack * 8 + part), x + i * next + pack * 8 + part, true);
+        mtt__copy_commit();
+    };
+    auto measure = [&](int i) { /* this warp's part of row i, stored in all blocks */
+        T *row = smem + i % MTT__LOSS_STAGES * packs_per_block * 8;
+        float v[8], most = -3.4e38f, sum = 0;
+        for (int j = last_pack * 8; last_pack >= 0 && j < last_pack * 8 + 8; j++)
+            if (first_pack * 8 + j >= classes) row[j] = mtt__from_float<T>(-INFINITY); /* its power is 0 */
+        MTT__EACH_PACK most = fmaxf(most, mtt__vector_max(mtt__load_vector(row + pack * 8)));
+        most = mtt__reduce<mtt__maximum, 32>(most, (float *)NULL);
+        MTT__EACH_PACK {
+            mtt__read_floats(row + pack * 8, v);
+            MTT__UNROLL for (int k = 0; k < 8; k++) sum += mtt__exp_from<T>(v[k], most, 1.0f);
+        }
+        sum = mtt__reduce<mtt__plus, 32>(sum, (float *)NULL);
+        if (!(most > -3.4e38f)) sum = 0.0f; /* a warp without a class */
+        float2 *const part = &warp_parts[i % 2][rank * WARPS + threadIdx.x / 32];
+        if (lane < blocks) mtt__cluster_store(part, lane, make_float2(most, sum));
+        mtt__cluster_arrive();
+    };
+    mtt__cluster_arrive();
+    copy(0);
+    copy(1);
+    mtt__cluster_wait(); /* all blocks have begun before one stores into another */
+    mtt__copy_wait<1>();
+    measure(0);
+    for (int i = 0; i < count; i++, target = target_ahead) {
+        const T *from = smem + i % MTT__LOSS_STAGES * packs_per_block * 8;
+        const float2 *parts = warp_parts[i % 2];
+        T *to = x + i * next;
+        float most = -3.4e38f, sum = 0, lse, v[8], *row_out = out + 3 * (cluster + (int64_t)i * clusters);
+        if (i + 1 < count) target_ahead = targets[cluster + (i + 1) * clusters];
+        copy(i + 2);
+        mtt__cluster_wait(); /* warps' parts of row i are stored, those of row i - 1 have been read by all */
+        /* join the parts of row i, and measure row i + 1 */
+        for (int q = lane; q < blocks * WARPS; q += 32) most = fmaxf(most, parts[q].x);
+        most = mtt__reduce<mtt__maximum, 32>(most, (float *)NULL);
+        for (int q = lane; q < blocks * WARPS; q += 32) sum += parts[q].y * expf(parts[q].x - most);
+        lse = most + logf(mtt__reduce<mtt__plus, 32>(sum, (float *)NULL));
+        mtt__copy_wait<1>();
+        if (i + 1 < count) measure(i + 1);
+        /* store the gradients of row i */
+        if (target < 0) {
+            for (int k = 0; k < 8; k++) v[k] = 0;
+            MTT__EACH_PACK mtt__store_floats(to + pack * 8, v);
+            if (rank == 0 && threadIdx.x < 3) row_out[threadIdx.x] = 0;
+            continue;
+        }
+        MTT__EACH_PACK {
+            mtt__read_floats(from + pack * 8, v);
+            MTT__UNROLL for (int k = 0; k < 8; k++) v[k] = mtt__exp_from<T>(v[k], lse, factor);
+            if (target / 8 == first_pack + pack) {
+                const float at = mtt__to_float(from[target - first_pack * 8]);
+                const float gradient = (expf(at - lse) - 1.0f) * factor;
+                MTT__UNROLL for (int k = 0; k < 8; k++) v[k] = k == target % 8 ? gradient : v[k];
+                row_out[0] = lse - at;
+                row_out[1] = at >= most ? 1.0f : 0.0f;
+                row_out[2] = lse;
+            }
+            mtt__store_floats(to + pack * 8, v);
+            MTT__UNROLL for (int k = 0; k < 8; k++) column[p][k] += v[k];
+        }
+    }
+    if (sums) sums += (int64_t)cluster * width + first_pack * 8;
+    if (sums) MTT__EACH_PACK mtt__store_floats(sums + pack * 8, column[p]);
+#undef MTT__EACH_PACK
+}
+
+/* The least number of blocks that hold a row in mtt_k_loss_rows; 0 = the row is too long. */
+static int mtt__loss_cluster(const mtt__cuda *c, int64_t width, size_t *bytes)
+{
+    for (int blocks = 1; blocks <= c->cluster; blocks *= 2) {
+        const int64_t packs = mtt__ceil_div(width / 8, blocks);
+        const int element = c->precision == MTT_FP32 || c->precision == MTT_TF32 ? 4 : 2;
+        *bytes = MTT__LOSS_STAGES * (size_t)packs * 8 * element;
+        if (packs > MTT__LOSS_THREADS * MTT__LOSS_PACKS) continue;
+        if (*bytes + (4 << 10) <= (size_t)c->shared_bytes) return blocks;
+    }
+    return 0;
+}
+
+/* Runs as many clusters as the device holds at a time: another one would wait for these. If it holds none, or
+   the workspace holds the sums of none, the rows take two passes. */
+template <class T>
+static mtt_status mtt__fused_gradient_of(mtt__cuda *c, const mtt_op *op, const mtt__loss_rows &r,
+                                         const mtt_tensor *db, int add)
+{
+    const int64_t width = mtt__width(r.logits);
+    float *sums = db ? mtt__at<float>(op->workspace) : NULL;
+    size_t bytes = 0;
+    int blocks = mtt__loss_cluster(c, width, &bytes), clusters = c->processors;
+    cudaLaunchAttribute cluster = {};
+    cudaLaunchConfig_t launch = {};
+    const auto kernel = mtt_k_loss_rows<T>;
+    cudaError_t error;
+    mtt_status status;
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim.x = (unsigned)blocks;
+    cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+    launch.gridDim = dim3((unsigned)blocks);
+    launch.blockDim = dim3(MTT__LOSS_THREADS);
+    launch.dynamicSmemBytes = bytes;
+    launch.stream = c->stream;
+    launch.attrs = &cluster;
+    launch.numAttrs = blocks > 1;
+    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+    if (error) return mtt__checked(c, error, "cross_entropy");
+    if (blocks > 1 && cudaOccupancyMaxActiveClusters(&clusters, kernel, &launch)) clusters = 0;
+    cudaGetLastError(); /* a device may have clusters, but no room for these */
+    clusters = (int)mtt__min(clusters, r.rows);
+    if (db) clusters = (int)mtt__min(clusters, (int64_t)op->workspace->bytes / (4 * width));
+    if (!clusters) return mtt__rows_gradient(c, op, r, db, add);
+    launch.gridDim = dim3((unsigned)(clusters * blocks));
+    error = cudaLaunchKernelEx(&launch, kernel, mtt__at<T>(r.logits), r.targets, r.losses, sums,
+                               mtt__at<const mtt_control>(r.control), mtt__at<const mtt_counters>(r.counters),
+                               op->shape->vocab, (int)width, (int)r.rows);
+    status = mtt__checked(c, error, "cross_entropy");
+    if (status != MTT_OK || !db) return status;
+    return mtt__sum_slices<float>(c, sums, clusters, width, 1, clusters, mtt__at<float>(db), add);
+}
+
+static mtt_status mtt__chunk_in_one_pass(mtt__cuda *c, const mtt_op *op, const mtt__loss_rows &r,
+                                         int64_t first)
+{
+    const mtt_tensor *db = MTT_OPERANDS_OF(chunked_loss, op)->d_bias;
+    mtt_status status = mtt__by_type(c, r.logits, [&](auto zero) {
+        return mtt__fused_gradient_of<decltype(zero)>(c, op, r, db, first > 0);
+    });
+    return status == MTT_OK ? mtt__chunk_products(c, op, first, r.rows) : status;
+}
+
+static mtt_status mtt__hopper_chunked_loss(mtt__cuda *c, const mtt_op *op)
+{
+    return mtt__chunked_loss_by(c, op, mtt__chunk_in_one_pass);
+}
+
+/* ---- which operations run here ---- */
+
+/* 16 bits, head widths that fill tiles of 64 or 128 columns. */
+static bool mtt__hopper_takes_flash(const mtt_op *op, const mtt_tensor *qkv)
+{
+    const int D = op->shape->head_dim;
+    return mtt__flash_takes(op->shape) && qkv->dtype != MTT_F32 &&
+           ((D > 32 && D <= 64) || (D > 96 && D <= 128));
+}
+
+/* Not FP32, W [k, n], rows that an int counts, and a driver that makes tensor maps. */
+static bool mtt__hopper_takes_tiles(const mtt__cuda *c, const mtt_op *op, const mtt_tensor *operand)
+{
+    return operand->dtype != MTT_F32 && !op->transposed && op->shape->rows < (int64_t)1 << 31 && c->encode;
+}
+
+/* Rows that a cluster holds, or a single block on devices without clusters. */
+static bool mtt__hopper_takes_loss(const mtt__cuda *c, const mtt_chunked_loss *o)
+{
+    size_t bytes;
+    return o->dx && !o->d_logits && mtt__loss_cluster(c, mtt__width(o->logits), &bytes);
+}
+
+static mtt__function mtt__hopper_function(const mtt__cuda *c, const mtt_op *op)
+{
+    if (op->kind == MTT_OP_chunked_loss && mtt__hopper_takes_loss(c, MTT_OPERANDS_OF(chunked_loss, op)))
+        return mtt__hopper_chunked_loss;
+    if (!c->hopper) return NULL;
+    switch (op->kind) {
+    case MTT_OP_flash:
+        if (mtt__hopper_takes_flash(op, MTT_OPERANDS_OF(flash, op)->qkv)) return mtt__hopper_flash;
+        break;
+    case MTT_OP_flash_backward:
+        if (mtt__hopper_takes_flash(op, MTT_OPERANDS_OF(flash_backward, op)->qkv))
+            return mtt__hopper_flash_backward;
+        break;
+    case MTT_OP_linear_gelu:
+        if (mtt__hopper_takes_tiles(c, op, MTT_OPERANDS_OF(linear_gelu, op)->x))
+            return mtt__hopper_linear_gelu;
+        break;
+    case MTT_OP_linear_backward_gelu:
+        if (mtt__hopper_takes_tiles(c, op, MTT_OPERANDS_OF(linear_backward_gelu, op)->dy))
+            return mtt__hopper_linear_backward_gelu;
+        break;
+    default: break;
+    }
+    return NULL;
+}
+
+/* Sets c->hopper if the loaded code is for sm_90a: otherwise the warpgroups' kernels are empty and have no
+   static shared memory. Sets c->encode if the driver makes tensor maps. Sets c->cluster: clusters of several
+   blocks need a device that has them and code for sm_90 or later. */
+static mtt_status mtt__find_hopper(mtt__cuda *c)
+{
+    cudaFuncAttributes tiles = {}, loss = {};
+    int has_clusters = 0, major = 0;
+    void *function = NULL;
+    cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+    cudaError_t error = cudaFuncGetAttributes(&tiles, mtt_k_linear_gelu<__nv_bfloat16, false>);
+    if (!error) error = cudaFuncGetAttributes(&loss, mtt_k_loss_rows<__nv_bfloat16>);
+    if (!error) error = cudaDeviceGetAttribute(&has_clusters, cudaDevAttrClusterLaunch, c->device);
+    if (!error) error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, c->device);
+    if (error) return mtt__checked(c, error, "reading its code");
+    c->hopper = tiles.sharedSizeBytes > 0;
+    if (major == 9 && !c->hopper && c->backend.note)
+        c->backend.note(c->backend.user, "mtt_kernels.cu was compiled without sm_90a, so attention and GELU "
+                        "run slower: compile it with -gencode=arch=compute_90a,code=sm_90a");
+    c->cluster = has_clusters && loss.ptxVersion >= 90 ? MTT__CLUSTER : 1;
+    error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault,
+                                             &found);
+    if (!error && found == cudaDriverEntryPointSuccess)
+        c->encode = (PFN_cuTensorMapEncodeTiled_v12000)function;
+    else
+        cudaGetLastError(); /* an older driver: GELU runs after the product */
+    return MTT_OK;
+}
+
+#else
+static mtt_status mtt__find_hopper(mtt__cuda *) { return MTT_OK; }
+static mtt__function mtt__hopper_function(const mtt__cuda *, const mtt_op *) { return NULL; }
+#endif /* MTT_NO_HOPPER */
+
+/* ----------------------------------------------------------------------------------------------------------
+   >>compact state   AdamW with moments of 8 bits and 16-bit weights with a byte more
+   -------------------------------------------------------------------------------------------------------- */
+
+struct mtt__compact_update : mtt__update {
+    int64_t elements; /* of m: scales follow this many codes */
+    uint64_t site;    /* in the stream of random numbers */
+};
+
+/* The special function unit's root, good to 2 ulp like mtt__reciprocal. 8-bit codes do not show such an
+   error. In a weight it is small, because an update changes it by a small part. */
+MTT__DEVICE float mtt__root(float x)
+{
+    float y;
+    asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+/* Encodes a thread's 8 of the 32 moments of a group, which it shares with its neighbours. Second moments are
+   encoded by their roots. A second moment of 1e-60 and more gets at least one unit. */
+template <bool SECOND>
+MTT__DEVICE uint16_t mtt__encode_moments(const float *x, const uint32_t *random, uint8_t *codes)
+{
+    const float ONE = 65536.0f;
+    float largest = 0;
+    MTT__UNROLL for (int k = 0; k < 8; k++) largest = fmaxf(largest, fabsf(x[k]));
+    largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
+    largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
+    uint16_t scale = mtt__to_scale(largest, __shfl_sync(0xffffffffu, random[0], threadIdx.x & 28) & 0xffffu);
+    float unit = mtt__from_scale(scale), inverse = scale ? mtt__reciprocal(unit) : 0.0f;
+    MTT__UNROLL for (int k = 0; k < 8; k++) {
+        float y = SECOND ? x[k] * (255.0f * ONE * inverse)
+                         : 254.0f * ONE * x[k] * mtt__reciprocal(unit + fabsf(x[k]));
+        if (SECOND) y = fmaxf(y, ONE * __saturatef(1e30f * x[k]));
+        codes[k] = mtt__round_moment(y, SECOND, mtt__draw_bits(random, k));
+    }
+    return scale;
+}
+
+/* Math:        mtt__adamw_element of decoded weights and moments, which are then encoded again
+   Shapes:      all parameters: gradient float or 16-bit; m, v: codes of all groups of 32, then their 16-bit
+                scales; weight W, 16-bit with a byte of rest
+   Launch:      MTT__RANGE_BLOCKS blocks of 256 threads for each entry of ranges, 8 elements at a time: a draw
+                of Philox for each 8, a group for each 4 threads
+   Requires:    counts multiples of 8; mtt_k_grad_norm before it
+   Traffic:     12.25 bytes a parameter, 14.25 with FP32 gradients, 16.25 with FP32 weights
+   Determinism: elementwise; rounds by (seed, update, parameter, element)
+   Reference:   mtt__adamw_compact */
+template <class W>
+static __global__ void __launch_bounds__(256, 5) mtt_k_adamw_compact(const mtt__compact_update u)
+{
+    if (u.counters->skipped) return;
+    const mtt_range &r = u.ranges[blockIdx.x / MTT__RANGE_BLOCKS];
+    if (u.mine && !mtt__is_mine(r)) return;
+    const mtt_adamw_rates rates = mtt__adamw_rates(u.control, u.counters, r.group);
+    constexpr bool FP16 = std::is_same<W, __half>::value, FP32 = std::is_same<W, float>::value;
+    const int count = (int)mtt__min(mtt__range_count(r), MTT__RANGE_BLOCK);
+    const int64_t begin = mtt__range_begin(r), first = r.first + begin;
+    const uint64_t update = mtt__stream_step((uint64_t)u.counters->updates);
+    const uint64_t stream = u.site | (uint64_t)r.parameter << 40 | update;
+    uint8_t *const m_codes = (uint8_t *)u.m + first, *const v_codes = (uint8_t *)u.v + first;
+    uint8_t *const rests = (uint8_t *)u.master + first;
+    uint16_t *const m_scales = (uint16_t *)((uint8_t *)u.m + u.elements) + first / MTT__GROUP;
+    uint16_t *const v_scales = (uint16_t *)((uint8_t *)u.v + u.elements) + first / MTT__GROUP;
+    for (int i = 0; i < count; i += 2048) {
+        const int at = i + threadIdx.x * 8;
+        const bool inside = at < count; /* other lanes still take part in the group's shuffle */
+        float g[8] = {}, m[8] = {}, v[8] = {}, w[8] = {};
+        mtt__vector<uint8_t> m_code, v_code, rest;
+        mtt__vector<uint16_t> weight;
+        /* decode, and update */
+        if (inside) {
+            float m_scale = mtt__from_scale(m_scales[at / 32]);
+            float v_scale = mtt__from_scale(v_scales[at / 32]) * (1.0f / 255.0f);
+            mtt__read_gradient(r, begin + at, g);
+            m_code = mtt__load_vector(m_codes + at);
+            v_code = mtt__load_vector(v_codes + at);
+            if (FP32) mtt__read_floats((const float *)mtt__global(r.weight) + begin + at, w);
+            else {
+                weight = mtt__load_vector((const uint16_t *)mtt__global(r.weight) + begin + at);
+                rest = mtt__load_vector(rests + at);
+            }
+            MTT__UNROLL for (int k = 0; k < 8; k++) {
+                float d = g[k] * rates.scale, root = v_scale * (float)v_code.v[k];
+                float code = (float)(int8_t)m_code.v[k];
+                float old = m_scale * code * mtt__reciprocal(254.0f - fabsf(code));
+                if (!FP32) w[k] = mtt__join_weight(weight.v[k], rest.v[k], FP16);
+                m[k] = rates.b1 * old + (1.0f - rates.b1) * d;
+                v[k] = mtt__root(rates.b2 * (root * root) + (1.0f - rates.b2) * d * d); /* the stored root */
+                w[k] = rates.keep * w[k] -
+                       rates.step * m[k] * mtt__reciprocal(v[k] * rates.correction + rates.eps);
+            }
+        }
+        /* encode the moments, and store */
+        const mtt_draw draw = mtt__draw(u.control->seed, (uint64_t)(begin + at) >> 3, stream);
+        uint16_t m_scale = mtt__encode_moments<false>(m, draw.word, m_code.v);
+        uint16_t v_scale = mtt__encode_moments<true>(v, draw.word, v_code.v);
+        if (!inside) continue;
+        *(mtt__vector<uint8_t> *)(m_codes + at) = m_code;
+        *(mtt__vector<uint8_t> *)(v_codes + at) = v_code;
+        if (at % 32 == 0) {
+            m_scales[at / 32] = m_scale;
+            v_scales[at / 32] = v_scale;
+        }
+        /* store the weights */
+        if (FP32) mtt__store_floats((float *)mtt__global(r.weight) + begin + at, w);
+        else {
+            MTT__UNROLL for (int k = 0; k < 8; k++)
+                mtt__split_weight(w[k], FP16, mtt__draw_bits(draw.word, k), &weight.v[k], &rest.v[k]);
+            *(mtt__vector<uint16_t> *)((uint16_t *)mtt__global(r.weight) + begin + at) = weight;
+            *(mtt__vector<uint8_t> *)(rests + at) = rest;
+        }
+    }
+}
+
+static mtt_status mtt__compact_adamw(mtt__cuda *c, const mtt_op *op)
+{
+    mtt__compact_update u = {mtt__update_of(op)};
+    u.elements = MTT__GROUP * MTT_OPERANDS_OF(adamw, op)->m->shape[0];
+    u.site = mtt__stream(op->site, 0, 0);
+    return mtt__by_type(c, op->weights[0], [&](auto zero) {
+        return mtt__launch(c, "adamw", mtt_k_adamw_compact<decltype(zero)>, mtt__range_blocks(op), 256, u);
+    });
+}
+
+/* The function of this room that runs an operation; NULL = none. */
+static mtt__function mtt__compact_function(const mtt_op *op)
+{
+    const bool compact = op->kind == MTT_OP_adamw && MTT_OPERANDS_OF(adamw, op)->m->dtype == MTT_U8;
+    return compact ? mtt__compact_adamw : NULL;
 }
 
 /* ----------------------------------------------------------------------------------------------------------
@@ -6512,6 +8333,16 @@ static mtt_status mtt__cuda_all_gather(mtt__cuda *c, const mtt_op *op)
 #define MTT__CUDA_FUNCTION(name, inputs, operands, flops, bytes, scratch) mtt__cuda_##name,
 static const mtt__function mtt__cuda_functions[] = {MTT_OPS(MTT__CUDA_FUNCTION)};
 
+/* The function that runs an operation: that of the fastest wing that takes it, else that of the lesson. */
+static mtt__function mtt__function_of(const mtt__cuda *c, const mtt_op *op)
+{
+    mtt__function run = mtt__hopper_function(c, op);
+    if (!run) run = mtt__tensor_function(op);
+    if (!run) run = mtt__eight_function(op);
+    if (!run) run = mtt__compact_function(op);
+    return run ? run : mtt__cuda_functions[op->kind];
+}
+
 /* Waits for all that was run. The staging buffer is empty then; after a failure copies may still use it. */
 static mtt_status mtt__wait(mtt__cuda *c)
 {
@@ -6571,6 +8402,11 @@ static mtt_status mtt__open_device(mtt__cuda *c)
         return mtt__cuda_fail(c->env, MTT_E_ARGUMENT,
                               "precision fp8 needs compute capability 8.9 (Ada, Hopper) or later, CUDA "
                               "device %d has %d.%d: take bf16", c->device, major, minor);
+#ifdef MTT_NO_FP16
+    if (c->precision == MTT_FP16)
+        return mtt__cuda_fail(c->env, MTT_E_ARGUMENT, "mtt_kernels.cu was compiled with -DMTT_NO_FP16: "
+                              "compile it without, or take bf16");
+#endif
     if (!error && !c->stream) error = cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking);
     if (!error) error = cudaMallocHost((void **)&c->staging, MTT__STAGING_BYTES);
     return mtt__checked(c, error, "opening it");
@@ -6590,6 +8426,9 @@ static mtt_status mtt__cuda_open(mtt_env *env, const mtt_backend *backend, const
     c->device = backend->index;
     c->stream = (cudaStream_t)backend->stream;
     c->precision = policy->precision;
+    c->types[MTT_F32] = CUDA_R_32F;
+    c->types[MTT_BF16_BITS] = CUDA_R_16BF, c->types[MTT_F16_BITS] = CUDA_R_16F;
+    c->types[MTT_F8_E4M3] = CUDA_R_8F_E4M3, c->types[MTT_F8_E5M2] = CUDA_R_8F_E5M2;
     c->plans = (mtt__product_plan *)mtt__host_alloc(env, MTT__PLANS * sizeof(*c->plans));
     if (!c->plans)
         status = mtt__cuda_fail(env, MTT_E_MEMORY, "out of host memory: no room for plans of products");
@@ -6692,14 +8531,13 @@ static mtt_status mtt__run_each(mtt__cuda *c, const mtt_op *ops, int count)
     mtt_status status = MTT_OK, joined;
     int late = 0;
     for (int i = 0; i < count && status == MTT_OK; i++) {
-        mtt__function run = mtt__hopper_function(c, &ops[i]);
         if (mtt__gathers_late(c, &ops[i])) {
             late = 1;
             continue;
         }
         status = mtt__await_weights(c, &ops[i]);
         if (status == MTT_OK && mtt__needs_transfers(&ops[i])) status = mtt__join_transfers(c);
-        if (status == MTT_OK) status = run ? run(c, &ops[i]) : mtt__cuda_functions[ops[i].kind](c, &ops[i]);
+        if (status == MTT_OK) status = mtt__function_of(c, &ops[i])(c, &ops[i]);
     }
     if (status == MTT_OK && late) status = mtt__gather_weights(c, ops, count);
     joined = mtt__join_transfers(c); /* after a failure, too: mtt__wait must see transfers that have begun */
@@ -6807,1519 +8645,3 @@ extern "C" mtt_status mtt_cuda_backend(mtt_env *env, int device, mtt_backend *ba
     backend->run = mtt__cuda_run;
     return MTT_OK;
 }
-
-/* ----------------------------------------------------------------------------------------------------------
-   >>hopper   kernels for the H100 and H200: warpgroup products (wgmma), tensor copies (TMA), clusters
-   -----------------------------------------------------------------------------------------------------------
-   Each operation here has an equal in the rooms above, which other devices run. The code is for
-   sm_90a alone, but for the loss in one pass: other devices run it with clusters, or with single blocks. */
-#ifndef MTT_NO_HOPPER
-
-/* ---- products of warpgroups ---- */
-#if MTT__HOPPER
-
-/* A warpgroup is four warps. wgmma multiplies 64 rows of A by 32, 64, 128 or 256 columns of B, 16 of k at a
-   time, while the warps go on. Operands come from shared memory, by descriptors (PTX, asynchronous warpgroup
-   level matrix instructions); A also from registers. Warp w has rows 16 w to 16 w + 15 of C, in its lanes as
-   those of mtt__mma. From mtt__wgmma_begin to mtt__wgmma_wait accumulators, and A in registers, belong to the
-   tensor cores. */
-MTT__DEVICE void mtt__wgmma_begin(void) { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-MTT__DEVICE void mtt__wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-
-template <int PENDING = 0> MTT__DEVICE void mtt__wgmma_wait(void)
-{
-    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
-}
-
-/* After a wait: keeps the compiler from reading C before. */
-template <int N> MTT__DEVICE void mtt__wgmma_hold(float (&c)[N][4])
-{
-    MTT__UNROLL for (int n = 0; n < N * 4; n++) asm volatile("" : "+f"(c[n / 4][n % 4])::"memory");
-}
-
-/* Before a barrier: makes the thread's writes to shared memory visible to wgmma and to tensor copies. */
-MTT__DEVICE void mtt__wgmma_publish(void) { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-
-/* The lower half of the descriptor of a tile at a multiple of 1024 bytes: rows of 64 elements as
-   mtt__copy_tile writes them, which is wgmma's swizzle of 128 bytes. For a transposed operand, `wide` is the
-   distance in bytes to the tile of its next 64 columns. */
-MTT__DEVICE uint32_t mtt__wgmma_tile(uint32_t smem, uint32_t wide)
-{
-    return wide / 16 << 16 | (smem & 0x3ffffu) / 16;
-}
-
-/* The descriptor `bytes` into a tile: 16 columns are 32 bytes, 16 rows 2048. The upper half says that 8 rows
-   are 1024 bytes. */
-MTT__DEVICE uint64_t mtt__wgmma_at(uint32_t tile, uint32_t bytes)
-{
-    return (uint64_t)(1u << 30 | 1024 / 16) << 32 | (tile + bytes / 16);
-}
-
-/* The lists of 16 to 128 accumulators that the instructions take. */
-#define MTT__FOUR(c, n) "+f"(c[n][0]), "+f"(c[n][1]), "+f"(c[n][2]), "+f"(c[n][3])
-#define MTT__16(c, n) MTT__FOUR(c, n), MTT__FOUR(c, n + 1), MTT__FOUR(c, n + 2), MTT__FOUR(c, n + 3)
-#define MTT__32(c, n) MTT__16(c, n), MTT__16(c, n + 4)
-#define MTT__64(c, n) MTT__32(c, n), MTT__32(c, n + 8)
-#define MTT__128(c, n) MTT__64(c, n), MTT__64(c, n + 16)
-#define MTT__NAMES_16 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
-#define MTT__NAMES_32 \
-    MTT__NAMES_16 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
-#define MTT__NAMES_64                                                                       \
-    MTT__NAMES_32                                                                           \
-    ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52," \
-    "%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
-#define MTT__NAMES_128                                                                      \
-    MTT__NAMES_64                                                                           \
-    ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84," \
-    "%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95,%96,%97,%98,%99,%100,%101,%102,%103,%104," \
-    "%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%118,%119,%120,%121," \
-    "%122,%123,%124,%125,%126,%127"
-
-/* C = A B, or C += A B if `more`, over 16 of k. Transposed: the rows in shared memory are those of k. */
-#define MTT__WGMMA(E, TYPE, N, COUNT, A, B, MORE, TEXT_A, TEXT_B)                                            \
-    template <bool TRANS_A, bool TRANS_B>                                                                    \
-    MTT__DEVICE void mtt__wgmma(float (&c)[N / 8][4], uint64_t a, uint64_t b, int more, E)                   \
-    {                                                                                                        \
-        asm volatile("{ .reg .pred more; setp.ne.b32 more, " MORE ", 0; "                                    \
-                     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" MTT__NAMES_##COUNT \
-                     "}, " A ", " B ", more, 1, 1, " TEXT_A ", " TEXT_B "; }"                                \
-                     : MTT__##COUNT(c, 0)                                                                    \
-                     : "l"(a), "l"(b), "r"(more), "n"(TRANS_A), "n"(TRANS_B) : "memory");                    \
-    }
-/* C += A B with A in registers, B transposed */
-#define MTT__WGMMA_REGISTERS(E, TYPE, N, COUNT, R1, R2, R3, R4, B)                                           \
-    MTT__DEVICE void mtt__wgmma(float (&c)[N / 8][4], const uint32_t (&a)[4], uint64_t b, E)                 \
-    {                                                                                                        \
-        asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" MTT__NAMES_##COUNT \
-                     "}, {" R1 "," R2 "," R3 "," R4 "}, " B ", 1, 1, 1, 1;"                                  \
-                     : MTT__##COUNT(c, 0)                                                                    \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b) : "memory");                       \
-    }
-#define MTT__WGMMA_ALL(E, TYPE)                                              \
-    MTT__WGMMA(E, TYPE, 32, 16, "%16", "%17", "%18", "%19", "%20")           \
-    MTT__WGMMA(E, TYPE, 64, 32, "%32", "%33", "%34", "%35", "%36")           \
-    MTT__WGMMA(E, TYPE, 128, 64, "%64", "%65", "%66", "%67", "%68")          \
-    MTT__WGMMA(E, TYPE, 256, 128, "%128", "%129", "%130", "%131", "%132")    \
-    MTT__WGMMA_REGISTERS(E, TYPE, 64, 32, "%32", "%33", "%34", "%35", "%36") \
-    MTT__WGMMA_REGISTERS(E, TYPE, 128, 64, "%64", "%65", "%66", "%67", "%68")
-MTT__WGMMA_ALL(__nv_bfloat16, "bf16")
-MTT__WGMMA_ALL(__half, "f16")
-
-/* The same in 8 bits, 32 of k, A in e5m2 and B in e4m3; both have their rows in shared memory. */
-MTT__DEVICE void mtt__wgmma_eight(float (&c)[16][4], uint64_t a, uint64_t b, int more)
-{
-    asm volatile("{ .reg .pred more; setp.ne.b32 more, %66, 0; "
-                 "wgmma.mma_async.sync.aligned.m64n128k32.f32.e5m2.e4m3 {" MTT__NAMES_64
-                 "}, %64, %65, more, 1, 1; }"
-                 : MTT__64(c, 0) : "l"(a), "l"(b), "r"(more) : "memory");
-}
-
-/* C = A B over D of k, A and B of rows of D elements: tiles of A_ROWS and B_ROWS rows for each 64 of k. */
-template <int D, int A_ROWS, int B_ROWS, int N, typename E>
-MTT__DEVICE void mtt__wgmma_k_major(float (&c)[N][4], uint32_t a_tile, uint32_t b_tile, E)
-{
-    MTT__UNROLL for (int k = 0; k < D / 16; k++)
-        mtt__wgmma<false, false>(c, mtt__wgmma_at(a_tile, k / 4 * A_ROWS * 128 + k % 4 * 32),
-                                 mtt__wgmma_at(b_tile, k / 4 * B_ROWS * 128 + k % 4 * 32), k > 0, E());
-}
-
-/* C += A B over 16 STEPS of k, A in registers, B of rows of k. */
-template <int STEPS, int N, typename E>
-MTT__DEVICE void mtt__wgmma_mn_major(float (&c)[N][4], const uint32_t (&a)[STEPS][4], uint32_t b_tile, E)
-{
-    MTT__UNROLL for (int k = 0; k < STEPS; k++) mtt__wgmma(c, a[k], mtt__wgmma_at(b_tile, k * 2048), E());
-}
-
-/* ROWS rows of head_dim elements as tiles of 64 columns, each ROWS * 128 bytes. */
-template <int ROWS, int D, int THREADS, typename E>
-MTT__DEVICE void mtt__wgmma_copy(uint32_t tiles_smem, const E *from_gmem, int stride, int rows_left,
-                                 int head_dim)
-{
-    MTT__UNROLL for (int column = 0; column < D; column += 64)
-        mtt__copy_tile<ROWS, 64, THREADS>(tiles_smem + column * ROWS * 2, from_gmem + column, stride,
-                                          rows_left, head_dim - column, threadIdx.x);
-}
-
-/* Dropout of tiles. The random bytes of 512 elements wait in shared memory: lane l stores its draw, for 16
-   neighbouring keys of one query, as row l % 8 of the 8 x 8 matrix l / 8. A pair of bytes, of keys k and k +
-   8, is an element of that matrix. ldmatrix takes from each lane the address of the row it wrote, and gives
-   it the bytes of its accumulators. */
-MTT__DEVICE void mtt__store_draw(uint32_t to_smem, const mtt_draw &draw)
-{
-    const uint32_t *w = draw.word;
-    asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};"
-                 ::"r"(to_smem), "r"(__byte_perm(w[0], w[2], 0x5140)), "r"(__byte_perm(w[0], w[2], 0x7362)),
-                 "r"(__byte_perm(w[1], w[3], 0x5140)), "r"(__byte_perm(w[1], w[3], 0x7362)) : "memory");
-}
-
-/* The lane's COUNT draws, TOGETHER at a time so that their rounds overlap. */
-template <int COUNT, int TOGETHER>
-MTT__DEVICE void mtt__draw_tiles(const mtt__random &random, uint64_t element, uint64_t step,
-                                 uint32_t row_smem)
-{
-#pragma unroll 1
-    for (int k = 0; k < COUNT; k += TOGETHER) {
-        mtt_draw draws[TOGETHER];
-        mtt__draw_rows(draws, random, element + k * step, step);
-        MTT__UNROLL for (int i = 0; i < TOGETHER; i++) mtt__store_draw(row_smem + (k + i) * 512, draws[i]);
-    }
-    __syncwarp(); /* all rows are written before ldmatrix reads them */
-}
-
-/* A mask of the kept of two elements: of bytes 0 and 2, or 1 and 3. `threshold` is in both halves. As FP16
-   numbers, bytes have the order of integers. */
-MTT__DEVICE uint32_t mtt__keep_pair(uint32_t bytes, int odd, uint32_t threshold)
-{
-    const uint32_t pair = odd ? __byte_perm(bytes, 0, 0x4341) : bytes & 0x00ff00ffu;
-    return __hge2_mask(*(const __half2 *)&pair, *(const __half2 *)&threshold);
-}
-
-/* 1 if the element of a byte is kept, else 0. 2^23 + byte is a float whose lowest byte is that byte. */
-MTT__DEVICE float mtt__keep_factor(uint32_t bytes, int byte, float threshold)
-{
-    const float number = __uint_as_float(__byte_perm(bytes, 0x4b000000u, 0x7440 | byte));
-    return __saturatef(number - (8388607.0f + threshold));
-}
-
-/* The view's row, computed: then ptxas keeps it, and the addresses made of it, in uniform registers. */
-MTT__DEVICE int mtt__uniform_row(const mtt_qkv &v) { return (v.heads + 2 * v.heads_kv) * v.head_dim; }
-
-#endif
-
-/* ---- flash attention, forward ---- */
-
-/* Math:        as mtt_k_flash_forward
-   Shapes:      as mtt_k_flash_forward; S::D 64 or 128
-   Launch:      as mtt_k_flash_forward, a warpgroup for each 64 queries. Shared memory: also the random bits
-                of a tile, which are drawn under the scores' product if D is 64; it is used from a multiple
-                of 1,024 bytes, at most 896 from its start. Two blocks a processor: one makes exponentials
-                while the other multiplies
-   Requires:    code for sm_90a (the kernel is empty otherwise)
-   Traffic:     as mtt_k_flash_forward
-   Determinism: as mtt_k_flash_forward
-   Reference:   mtt_k_flash_forward */
-template <class S>
-static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS)
-    mtt_k_flash_forward_wgmma(const mtt__flash f)
-{
-#if MTT__HOPPER
-    typedef typename S::E E;
-    constexpr int D = S::D, BLOCK_Q = S::BLOCK_Q, BLOCK_KV = S::BLOCK_KV;
-    extern __shared__ __align__(128) unsigned char shared[];
-    __shared__ mtt__forward_block block;
-    const uint32_t q_smem = (mtt__smem(shared) + 1023) & ~1023u, kv_smem = q_smem + S::Q_BYTES;
-    const int lane = threadIdx.x & 31, warpgroup = mtt__uniform((int)threadIdx.x / 128);
-    const int T = (int)f.seq_len, stride = mtt__uniform_row(f.view);
-    const mtt__forward_place place = mtt__forward_place_of<S>(f);
-    const int q0 = place.q0, group0 = q0 + warpgroup * 64, row0 = q0 + threadIdx.x / 32 * 16;
-    const int last_key = (min(q0 + BLOCK_Q, T) - 1) / BLOCK_KV * BLOCK_KV;
-    const int first_key = f.window ? max(0, q0 - f.window + 1) / BLOCK_KV * BLOCK_KV : 0;
-    if (threadIdx.x == 0) mtt__flash_head_set(block.head, f, place.head);
-    __syncthreads(); /* the block's work is known to all */
-    const E *q_gmem = (const E *)f.qkv + mtt__flash_row(block.head, 0, stride);
-    const E *first_key_gmem = (const E *)f.qkv + mtt__key_row(block.head, 0, stride);
-    const int head_dim = f.view.head_dim;
-    const auto copy = [&](int k0, uint32_t to_smem) {
-        const E *k_gmem = first_key_gmem + (int64_t)k0 * stride;
-        const E *v_gmem = k_gmem + (int64_t)f.view.heads_kv * f.view.head_dim;
-        mtt__wgmma_copy<BLOCK_KV, D, S::THREADS>(to_smem, k_gmem, stride, T - k0, head_dim);
-        mtt__wgmma_copy<BLOCK_KV, D, S::THREADS>(to_smem + S::KV_BYTES, v_gmem, stride, T - k0, head_dim);
-        mtt__copy_commit();
-    };
-    const uint32_t q_tile = mtt__wgmma_tile(q_smem + warpgroup * 64 * 128, 0);
-    float o_rmem[1][D / 8][4] = {}, row_max[1][2] = {{-CUDART_INF_F, -CUDART_INF_F}}, row_sum[1][2] = {};
-    const auto bits_smem = [&] {
-        const uint32_t thread = mtt__opaque(threadIdx.x);
-        return q_smem + S::BLOCK_AT + thread / 32 * (BLOCK_KV * 16) + thread % 32 * 16;
-    };
-    mtt__random random = {};
-    int64_t draws_at = 0; /* the lane's first element in the columns of key 0 */
-    bool drawn = false;   /* the tile's random bits are there */
-    if (S::DROPOUT) {
-        random = mtt__random_of(f.dropout);
-        draws_at = ((int64_t)block.head.head * T + row0 + (lane & 15)) * T + lane / 16 * 16;
-    }
-
-    mtt__wgmma_copy<BLOCK_Q, D, S::THREADS>(q_smem, q_gmem + (int64_t)q0 * stride, stride, T - q0, head_dim);
-    copy(last_key, kv_smem);
-    for (int k0 = last_key, stage = 0; k0 >= first_key; k0 -= BLOCK_KV, stage ^= 1) {
-        const uint32_t k_tile = mtt__wgmma_tile(kv_smem + stage * 2 * S::KV_BYTES, 0);
-        const uint32_t v_tile = mtt__wgmma_tile(kv_smem + (stage * 2 + 1) * S::KV_BYTES, BLOCK_KV * 128);
-        mtt__copy_wait();
-        mtt__wgmma_publish();
-        __syncthreads(); /* this stage is in shared memory, and no warp still reads the other one */
-        if (k0 > first_key) copy(k0 - BLOCK_KV, kv_smem + (stage ^ 1) * 2 * S::KV_BYTES);
-        if (k0 > group0 + 63 || (f.window && k0 + BLOCK_KV <= group0 - f.window + 1))
-            continue; /* the warpgroup's queries attend no key of this tile */
-        float s_rmem[1][S::KEY_TILES][4];
-        if (S::DROPOUT && D > 64 && !drawn)
-            mtt__draw_tiles<BLOCK_KV / 32, 1>(random, draws_at + k0, 32, bits_smem());
-        mtt__wgmma_begin();
-        mtt__wgmma_k_major<D, BLOCK_Q, BLOCK_KV>(s_rmem[0], q_tile, k_tile, E());
-        mtt__wgmma_commit();
-        if (S::DROPOUT && D == 64) /* while the tensor cores work */
-            mtt__draw_tiles<BLOCK_KV / 32, 2>(random, draws_at + k0, 32, bits_smem());
-        mtt__wgmma_wait();
-        mtt__wgmma_hold(s_rmem[0]);
-        if (k0 + BLOCK_KV - 1 > row0 || (f.window && k0 <= row0 + 15 - f.window))
-            mtt__flash_mask(s_rmem, row0 + lane / 4 - k0 - (lane & 3) * 2, 1, f.window);
-        mtt__forward_rescale<S>(row_max, row_sum, o_rmem, s_rmem, f.scale_log2);
-        mtt__forward_softmax(s_rmem, row_sum, row_max, f.scale_log2);
-        uint32_t p_rmem[BLOCK_KV / 16][4], bytes[4];
-        MTT__UNROLL for (int n = 0; n < BLOCK_KV / 4; n++) {
-            const float *p = s_rmem[0][n / 2] + n % 2 * 2;
-            p_rmem[n / 4][n % 4] = mtt__pack_pair(p[0], p[1], E());
-            if (S::DROPOUT && n % 8 == 0) mtt__load_matrices(bytes, bits_smem() + n / 8 * 512);
-            if (S::DROPOUT)
-                p_rmem[n / 4][n % 4] &= mtt__keep_pair(bytes[n % 8 / 4 * 2 + n % 2], n % 4 / 2,
-                                                       f.dropout.threshold * 0x10001u);
-        }
-        mtt__wgmma_begin();
-        mtt__wgmma_mn_major(o_rmem[0], p_rmem, v_tile, E());
-        mtt__wgmma_commit();
-        if (S::DROPOUT && D > 64) /* the next tile's: under the scores' product there are no registers */
-            mtt__draw_tiles<BLOCK_KV / 32, 1>(random, draws_at + k0 - BLOCK_KV, 32, bits_smem());
-        drawn = true;
-        mtt__wgmma_wait();
-        mtt__wgmma_hold(o_rmem[0]);
-    }
-    mtt__forward_store<S>(f, block.head, row0, o_rmem, row_max, row_sum);
-#endif
-}
-
-/* ---- flash attention, backward ---- */
-
-/* The sizes of mtt_k_flash_backward_wgmma. Each of two warpgroups has 64 of every 128 keys, dK and dV of
-   which fill its registers, and DQ_COLUMNS of the columns of dQ. GROUPS: heads may share the keys. With
-   dropout, 256 keys leave no registers for that. */
-template <typename ELEMENT, int WIDTH, bool WITH_DROPOUT, bool WITH_GROUPS = true>
-struct mtt__backward_wgmma_sizes {
-    typedef ELEMENT E;
-    static constexpr bool DROPOUT = WITH_DROPOUT, GROUPS = WITH_GROUPS;
-    static constexpr int D = WIDTH, KEY_ROWS = DROPOUT && GROUPS ? 1 : 128 / D;
-    static constexpr int BLOCK_Q = 64, BLOCK_KV = 128 * KEY_ROWS;
-    static constexpr int THREADS = 256, MIN_BLOCKS = 1, DQ_COLUMNS = D / 2, SUMS = DQ_COLUMNS / 8;
-    /* shared memory: K, V; two stages of Q, dO, stats; dS^T; random bits of each 128 keys */
-    static constexpr int KV_BYTES = BLOCK_KV * D * 2, Q_BYTES = BLOCK_Q * D * 2, STAGE = 2 * Q_BYTES + 1024;
-    static constexpr int S_AT = 2 * KV_BYTES + 2 * STAGE, BITS_AT = S_AT + BLOCK_KV * BLOCK_Q * 2;
-    static constexpr int BITS_BYTES = 128 * BLOCK_Q;
-    static constexpr int SHARED = BITS_AT + (DROPOUT ? KEY_ROWS * BITS_BYTES : 0) + 1024;
-};
-
-#if MTT__HOPPER
-/* P = 2^(S scale_log2 - lse), keys by queries, in place of S; lse of the lane's queries is 32 bytes apart. */
-template <int N> MTT__DEVICE void mtt__backward_p(float (&s)[N][4], uint32_t lse_smem, float scale_log2)
-{
-    float lse[2];
-    MTT__UNROLL for (int n = 0; n < N; n++) {
-        asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];"
-                     : "=f"(lse[0]), "=f"(lse[1]) : "r"(lse_smem + n * 32) : "memory");
-        MTT__UNROLL for (int e = 0; e < 4; e++) s[n][e] = mtt__exp2(fmaf(s[n][e], scale_log2, -lse[e & 1]));
-    }
-}
-
-/* P and dS = P (dP - delta) as A of dV and dK. The dropped of P and dP are zeros. */
-template <bool DROPOUT, int N, typename E>
-MTT__DEVICE void mtt__backward_ds(uint32_t (&p_packed)[N / 2][4], uint32_t (&ds_packed)[N / 2][4],
-                                  const float (&p)[N][4], const float (&dp)[N][4], uint32_t delta_smem, E,
-                                  uint32_t bits_smem, uint32_t threshold)
-{
-    float delta[2];
-    uint32_t bytes[4];
-    MTT__UNROLL for (int n = 0; n < N; n++) {
-        if (DROPOUT && n % 4 == 0) mtt__load_transposed(bytes, bits_smem + n / 4 * 512);
-        asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];"
-                     : "=f"(delta[0]), "=f"(delta[1]) : "r"(delta_smem + n * 32) : "memory");
-        MTT__UNROLL for (int h = 0; h < 2; h++) {
-            const float *x = p[n] + 2 * h, *y = dp[n] + 2 * h;
-            float kept[2] = {x[0], x[1]}, ds[2] = {y[0] - delta[0], y[1] - delta[1]};
-            if (DROPOUT)
-                MTT__UNROLL for (int e = 0; e < 2; e++) {
-                    const float z = mtt__keep_factor(bytes[n % 4], 2 * e + h, (float)threshold);
-                    kept[e] *= z, ds[e] = fmaf(y[e], z, -delta[e]);
-                }
-            p_packed[n / 2][n % 2 * 2 + h] = mtt__pack_pair(kept[0], kept[1], E());
-            ds_packed[n / 2][n % 2 * 2 + h] = mtt__pack_pair(x[0] * ds[0], x[1] * ds[1], E());
-        }
-    }
-}
-
-/* Heads in blocks of their own: adds the sums of dK and dV of the heads before and stores them, or hands them
-   over. Through shared memory: beside dK and dV there are no registers for the sums before. */
-template <class S>
-MTT__DEVICE void mtt__backward_hand_over(const mtt__flash &f, const mtt__backward_at &at,
-                                         const float (&dk)[S::KEY_ROWS][1][S::D / 8][4],
-                                         const float (&dv)[S::KEY_ROWS][1][S::D / 8][4],
-                                         unsigned char *shared)
-{
-    constexpr int SUMS = S::D / 8;
-    static_assert(2 * S::KEY_ROWS * SUMS * 16 * S::THREADS <= S::SHARED, "there is room for dK and dV");
-    float4 *const own = (float4 *)shared + threadIdx.x;
-    __syncthreads(); /* all have read what is there */
-    MTT__UNROLL for (int m = 0; m < S::KEY_ROWS; m++)
-        MTT__UNROLL for (int n = 0; n < SUMS; n++) {
-            const float *k = dk[m][0][n], *v = dv[m][0][n];
-            own[(2 * m * SUMS + n) * S::THREADS] = make_float4(k[0], k[1], k[2], k[3]);
-            own[((2 * m + 1) * SUMS + n) * S::THREADS] = make_float4(v[0], v[1], v[2], v[3]);
-        }
-#pragma unroll 1
-    for (int piece = 0; piece < 2 * S::KEY_ROWS; piece++) {
-        const int key = at.k0 + piece / 2 * 128 + mtt__backward_warp() * 16;
-        float sums[1][SUMS][4];
-        MTT__UNROLL for (int n = 0; n < SUMS; n++) {
-            const float4 unit = own[(piece * SUMS + n) * S::THREADS];
-            float *sum = sums[0][n];
-            sum[0] = unit.x, sum[1] = unit.y, sum[2] = unit.z, sum[3] = unit.w;
-        }
-        if (!mtt__members_add<S, SUMS>(f, at, sums[0], piece)) continue;
-        if (piece % 2) mtt__backward_store<S, MTT__PART_V, 1, S::D>(f, at, sums, key, 0, f.dropout.scale);
-        else mtt__backward_store<S, MTT__PART_K, 1, S::D>(f, at, sums, key, 0, f.gradient_scale);
-    }
-}
-#endif
-
-/* Math:        as mtt_k_flash_backward. dS^T is, transposed and in shared memory, A of dQ
-   Shapes:      as mtt_k_flash_backward; S::D 64 or 128
-   Launch:      as mtt_k_flash_backward, one block of two warpgroups a processor. A block has as many keys as
-                its registers hold dK and dV of, 256 at S::D 64, so that fewer sums of dQ pass between blocks.
-                Draws and exponentials run under dP's product, the next scores under the wait for dQ's sums.
-                Shared memory, from a multiple of 1,024 bytes: K, V, two stages of Q, dO, lse and delta, dS^T,
-                random bits
-   Requires:    as mtt_k_flash_backward, and code for sm_90a (the kernel is empty otherwise)
-   Traffic:     as mtt_k_flash_backward
-   Determinism: as mtt_k_flash_backward: dQ passes through the same ring
-   Reference:   mtt_k_flash_backward */
-template <class S>
-static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS)
-    mtt_k_flash_backward_wgmma(const mtt__flash f)
-{
-#if MTT__HOPPER
-    typedef typename S::E E;
-    constexpr int D = S::D, BLOCK_Q = S::BLOCK_Q, BLOCK_KV = S::BLOCK_KV, KEY_ROWS = S::KEY_ROWS;
-    extern __shared__ __align__(128) unsigned char shared[];
-    __shared__ mtt__backward_block block;
-    const uint32_t smem = (mtt__smem(shared) + 1023) & ~1023u, s_smem = smem + S::S_AT;
-    const int lane = threadIdx.x & 31, warp = mtt__uniform((int)threadIdx.x / 32), warpgroup = warp / 4;
-    const int T = (int)f.seq_len, stride = mtt__uniform_row(f.view), head_dim = f.view.head_dim;
-    if (threadIdx.x == 0) mtt__backward_take<S>(f, &block);
-    __syncthreads(); /* the block's work is known to all */
-    mtt__backward_at at = {};
-    at.block = &block, at.k0 = mtt__uniform(block.k0);
-    const int first_tile = mtt__uniform(block.first_tile);
-    const E *k_gmem = (const E *)f.qkv + mtt__key_row(block.head, at.k0, stride);
-    const E *v_gmem = k_gmem + (int64_t)f.view.heads_kv * head_dim;
-    const auto stage_of = [&](int tile) { return smem + 2 * S::KV_BYTES + (tile & 1) * S::STAGE; };
-    const auto copy = [&](int tile) {
-        const int row = tile * BLOCK_Q, left = T - row, thread = threadIdx.x;
-        const uint32_t to = stage_of(tile);
-        const E *q_gmem = (const E *)block.q_gmem + (int64_t)row * stride;
-        const E *do_gmem = (const E *)block.do_gmem + (int64_t)row * f.width;
-        mtt__wgmma_copy<BLOCK_Q, D, S::THREADS>(to, q_gmem, stride, left, head_dim);
-        mtt__wgmma_copy<BLOCK_Q, D, S::THREADS>(to + S::Q_BYTES, do_gmem, (int)f.width, left, head_dim);
-        if (thread < 2 * BLOCK_Q) { /* lse, then delta; zeros past the end, as the rows of Q and dO */
-            const float2 *stats = f.stats + block.local * f.seq_len + row + thread % BLOCK_Q;
-            mtt__copy_async<4>(to + 2 * S::Q_BYTES + thread * 4, (const float *)stats + thread / BLOCK_Q,
-                               thread % BLOCK_Q < left);
-        }
-        mtt__copy_commit();
-    };
-    mtt__wgmma_copy<BLOCK_KV, D, S::THREADS>(smem, k_gmem, stride, T - at.k0, head_dim);
-    mtt__wgmma_copy<BLOCK_KV, D, S::THREADS>(smem + S::KV_BYTES, v_gmem, stride, T - at.k0, head_dim);
-    copy(mtt__uniform(block.last_tile));
-
-    const int column = warpgroup * S::DQ_COLUMNS;
-    const uint32_t k_columns = mtt__wgmma_tile(smem + column / 64 * BLOCK_KV * 128 + column % 64 * 2, 0);
-    const uint32_t ds_columns = mtt__wgmma_tile(s_smem, 0);
-    uint32_t k_tile = mtt__wgmma_tile(smem + warpgroup * 64 * 128, 0); /* the warpgroup's first 64 keys */
-    float dk_rmem[KEY_ROWS][1][D / 8][4] = {}, dv_rmem[KEY_ROWS][1][D / 8][4] = {};
-    float s_rmem[1][BLOCK_Q / 8][4], dp_rmem[BLOCK_Q / 8][4];
-    const auto score = [&](int tile, int m) { /* S of its m-th 64 keys */
-        mtt__wgmma_begin();
-        const uint32_t keys = k_tile + m * 128 * 128 / 16, queries = mtt__wgmma_tile(stage_of(tile), 0);
-        mtt__wgmma_k_major<D, BLOCK_KV, BLOCK_Q>(s_rmem[0], keys, queries, E());
-        mtt__wgmma_commit();
-    };
-    const auto score_gradient = [&](int tile, int m) { /* dP of these */
-        mtt__wgmma_begin();
-        const uint32_t values = k_tile + (S::KV_BYTES + m * 128 * 128) / 16;
-        const uint32_t gradients = mtt__wgmma_tile(stage_of(tile) + S::Q_BYTES, 0);
-        mtt__wgmma_k_major<D, BLOCK_KV, BLOCK_Q>(dp_rmem, values, gradients, E());
-        mtt__wgmma_commit();
-    };
-    mtt__random random = {};
-    if (S::DROPOUT) random = mtt__random_of(f.dropout);
-    const uint32_t bits_smem = smem + S::BITS_AT + warp * (BLOCK_Q * 16) + lane * 16;
-    const auto draw = [&](int tile, int rows) { /* for the warp's 16 of each 128 keys, transposed */
-        const int64_t row = (int64_t)block.head.head * T + tile * BLOCK_Q + lane;
-#pragma unroll 1
-        for (int m = 0; m < rows; m++)
-            mtt__draw_tiles<BLOCK_Q / 32, 2>(random, row * T + at.k0 + m * 128 + warp * 16, 32 * (int64_t)T,
-                                             bits_smem + m * S::BITS_BYTES);
-    };
-    /* A tile of queries by the block's first 128 ROWS keys. */
-    const auto pass = [&](int tile, auto rows_of_128) {
-        constexpr int ROWS = decltype(rows_of_128)::value;
-        const int q0 = tile * BLOCK_Q;
-        k_tile = mtt__opaque(k_tile); /* its descriptors are computed where they are used */
-        const uint32_t q_columns = mtt__wgmma_tile(stage_of(tile), BLOCK_Q * 128);
-        const uint32_t do_columns = q_columns + S::Q_BYTES / 16;
-        const uint32_t lse_smem = stage_of(tile) + 2 * S::Q_BYTES + (lane & 3) * 8;
-        uint32_t p_packed[ROWS][BLOCK_Q / 16][4], ds_packed[ROWS][BLOCK_Q / 16][4];
-        score_gradient(tile, 0);
-        __syncthreads(); /* the last tile's Q, dO and dS have been read */
-        if (tile > first_tile) copy(tile - 1);
-        if (S::DROPOUT) draw(tile, ROWS);
-        MTT__UNROLL for (int m = 0; m < ROWS; m++) {
-            const int k0 = at.k0 + m * 128;
-            if (k0 + 127 > q0 || (f.window && k0 <= q0 + BLOCK_Q - 1 - f.window))
-                mtt__flash_mask(s_rmem, q0 - k0 - warp * 16 - (lane / 4 - (lane & 3) * 2), -1, f.window);
-            mtt__backward_p(s_rmem[0], lse_smem, f.scale_log2);
-            if (m) mtt__wgmma_wait<1>(); /* dV and dK of the keys before may go on */
-            else mtt__wgmma_wait();
-            mtt__wgmma_hold(dp_rmem);
-            mtt__backward_ds<S::DROPOUT>(p_packed[m], ds_packed[m], s_rmem[0], dp_rmem,
-                                         lse_smem + BLOCK_Q * 4, E(), bits_smem + m * S::BITS_BYTES,
-                                         f.dropout.threshold);
-            if (m + 1 < ROWS) {
-                score(tile, m + 1);
-                score_gradient(tile, m + 1);
-            }
-            mtt__wgmma_begin();
-            mtt__wgmma_mn_major(dv_rmem[m][0], p_packed[m], do_columns, E());
-            mtt__wgmma_mn_major(dk_rmem[m][0], ds_packed[m], q_columns, E());
-            mtt__wgmma_commit();
-            MTT__UNROLL for (int n = 0; n < BLOCK_Q / 8; n += 2) {
-                const uint32_t to = s_smem + (m * 128 + warp * 16) * 128 + mtt__lane_a<64>(lane);
-                mtt__store_matrices(mtt__advance<64>(to, n), &ds_packed[m][n / 2][0],
-                                    &ds_packed[m][n / 2][2]);
-            }
-            if (m + 1 < ROWS) {
-                mtt__wgmma_wait<2>();
-                mtt__wgmma_hold(s_rmem[0]);
-            }
-        }
-        mtt__copy_wait();
-        mtt__wgmma_publish();
-        __syncthreads(); /* all of dS is written before any of it is read; the next tile has arrived */
-
-        const mtt__dq_order order = mtt__dq_order_of<S>(f, at, q0);
-        float dq_rmem[1][S::SUMS][4], sums[S::SUMS][4] = {};
-        if (order.waits) mtt__sums_load<S::SUMS, S::THREADS>(sums, mtt__dq_sums<S>(f, at, tile));
-        mtt__wgmma_begin();
-        MTT__UNROLL for (int k = 0; k < ROWS * 8; k++)
-            mtt__wgmma<true, true>(dq_rmem[0], mtt__wgmma_at(ds_columns, k * 2048),
-                                   mtt__wgmma_at(k_columns, k * 2048), k > 0, E());
-        mtt__wgmma_commit();
-        mtt__wgmma_wait<1>();
-        MTT__UNROLL for (int m = 0; m < KEY_ROWS; m++) {
-            mtt__wgmma_hold(dv_rmem[m][0]);
-            mtt__wgmma_hold(dk_rmem[m][0]);
-        }
-        score(tile > first_tile ? tile - 1 : tile, 0);
-        if (order.waits) mtt__dq_await<S>(sums, f, at, tile, order);
-        mtt__wgmma_wait<1>();
-        mtt__wgmma_hold(dq_rmem[0]);
-        MTT__UNROLL for (int n = 0; n < S::SUMS * 4; n++) dq_rmem[0][n / 4][n % 4] += sums[n / 4][n % 4];
-        if (order.place == order.contributors - 1)
-            mtt__backward_store<S, MTT__PART_Q, 1, S::DQ_COLUMNS>(f, at, dq_rmem, q0 + warp % 4 * 16, column,
-                                                                  f.gradient_scale);
-        if (order.hands_over)
-            mtt__sums_store<S::SUMS, S::THREADS>(mtt__dq_sums<S>(f, at, tile), dq_rmem[0], order.number + 1);
-        mtt__wgmma_wait();
-        mtt__wgmma_hold(s_rmem[0]);
-    };
-    for (;;) { /* for each head that shares the keys */
-        int tile = mtt__uniform(block.last_tile); /* the last tiles attend only the first 128 keys */
-        mtt__copy_wait();
-        mtt__wgmma_publish();
-        __syncthreads(); /* K, V and the first tile are in shared memory */
-        score(tile, 0);
-        mtt__wgmma_wait();
-        mtt__wgmma_hold(s_rmem[0]);
-        for (; tile >= first_tile + KEY_ROWS * 2 - 2; tile--)
-            pass(tile, std::integral_constant<int, KEY_ROWS>());
-        for (; tile >= first_tile; tile--) pass(tile, std::integral_constant<int, 1>());
-        if (!S::GROUPS || !mtt__backward_next(f, &block)) break;
-        copy(mtt__uniform(block.last_tile));
-    }
-    if (S::GROUPS && f.share < f.members) {
-        mtt__backward_hand_over<S>(f, at, dk_rmem, dv_rmem, shared);
-        return;
-    }
-    MTT__UNROLL for (int m = 0; m < KEY_ROWS; m++) {
-        const int key = at.k0 + m * 128 + warp * 16;
-        mtt__backward_store<S, MTT__PART_K, 1, D>(f, at, dk_rmem[m], key, 0, f.gradient_scale);
-        mtt__backward_store<S, MTT__PART_V, 1, D>(f, at, dv_rmem[m], key, 0, f.dropout.scale);
-    }
-#endif
-}
-
-/* ---- flash attention, launches ---- */
-
-template <class S> static mtt_status mtt__hopper_forward_of(mtt__cuda *c, mtt__flash f)
-{
-    f.group = mtt__forward_group(f);
-    return mtt__launch_shared(c, "flash", mtt_k_flash_forward_wgmma<S>,
-                              mtt__blocks(f.seq_len, S::BLOCK_Q) * f.head_count, S::THREADS,
-                              S::BLOCK_AT + (S::DROPOUT ? S::BLOCK_Q * S::BLOCK_KV : 0) + 896, f);
-}
-
-/* With a window, or a short sequence, blocks are short and mostly wait for their first tiles: more and
-   smaller blocks are faster then. For long sequences they would read K and V from L2 twice as often, but with
-   dropout the larger tiles need more registers. */
-template <typename E> static mtt_status mtt__hopper_forward(mtt__cuda *c, const mtt__flash &f)
-{
-#define MTT__RUN(...) return mtt__hopper_forward_of<mtt__forward_sizes<E, __VA_ARGS__>>(c, f)
-    const bool small = f.window || f.seq_len <= 4096, keep = f.dropout.threshold == 0 /* all */;
-    const int D = f.view.head_dim;
-    /*                              D BLOCK_Q BLOCK_KV ROW_TILES Q_HELD MIN_BLOCKS DROPOUT */
-    if (D > 64 && keep)    MTT__RUN(128,    128,      64,        1, false,         2,   false);
-    if (D > 64)            MTT__RUN(128,    128,      64,        1, false,         2,    true);
-    if (!keep)             MTT__RUN( 64,     64,      64,        1, false,         4,    true);
-    if (small)             MTT__RUN( 64,     64,      64,        1, false,         5,   false);
-                           MTT__RUN( 64,    128,     128,        1, false,         2,   false);
-#undef MTT__RUN
-}
-
-template <typename E, bool DROPOUT>
-static mtt_status mtt__hopper_backward_of(mtt__cuda *c, const mtt_op *op, const mtt__flash &f)
-{
-    typedef mtt__backward_wgmma_sizes<E, 64, DROPOUT> D_64;
-    typedef mtt__backward_wgmma_sizes<E, 128, DROPOUT> D_128;
-    if (f.view.head_dim > 64) return mtt__launch_backward<D_128>(c, op, mtt_k_flash_backward_wgmma<D_128>, f);
-    if constexpr (DROPOUT)
-        if (f.members == 1) {
-            typedef mtt__backward_wgmma_sizes<E, 64, DROPOUT, false> ALONE;
-            return mtt__launch_backward<ALONE>(c, op, mtt_k_flash_backward_wgmma<ALONE>, f);
-        }
-    return mtt__launch_backward<D_64>(c, op, mtt_k_flash_backward_wgmma<D_64>, f);
-}
-
-template <typename E>
-static mtt_status mtt__hopper_backward(mtt__cuda *c, const mtt_op *op, const mtt__flash &f)
-{
-    if (f.dropout.threshold) return mtt__hopper_backward_of<E, true>(c, op, f);
-    return mtt__hopper_backward_of<E, false>(c, op, f);
-}
-
-static mtt_status mtt__hopper_flash(mtt__cuda *c, const mtt_op *op)
-{
-    const mtt__flash f = mtt__flash_forward_arguments(op);
-    if (MTT_OPERANDS_OF(flash, op)->qkv->dtype == MTT_F16_BITS) return mtt__hopper_forward<__half>(c, f);
-    return mtt__hopper_forward<__nv_bfloat16>(c, f);
-}
-
-static mtt_status mtt__hopper_flash_backward(mtt__cuda *c, const mtt_op *op)
-{
-    const mtt__flash f = mtt__flash_backward_arguments(op);
-    if (MTT_OPERANDS_OF(flash_backward, op)->qkv->dtype == MTT_F16_BITS)
-        return mtt__hopper_backward<__half>(c, op, f);
-    return mtt__hopper_backward<__nv_bfloat16>(c, op, f);
-}
-
-/* ---- linear and GELU in one kernel ---- */
-
-/* A product with GELU or its gradient as its epilogue. A tensor map describes a matrix to the copy engine
-   (PTX, tensor copies). The engine loads tiles into shared memory in wgmma's swizzle, with zeros outside the
-   matrix, and stores tiles without what is outside. */
-struct mtt__tile_arguments {
-    CUtensorMap a, w, pre, out; /* x or dy [rows, k]; W [k, n], backward [n, k]; pre, and y or dx [rows, n] */
-    const void *bias;           /* forward: [n] */
-    int has_y;                  /* forward: 0 = makes only pre */
-    float *sums;                /* backward: [rows / 64 rounded up, n], dx summed over 64 rows; or NULL */
-    int rows, n, k;
-    /* backward with operands in 8 bits: their scales; dx; transposes [n, padded] */
-    const float *a_scale, *w_scale;
-    mtt__eight dx, dx_t, gelu_t;
-    int64_t padded;
-};
-
-/* Stages of 128 bytes of k in a ring. What the epilogue reads or writes passes through a ring of slots of 32
-   columns, 64 rows for each warpgroup. */
-enum { MTT__TILE_STAGES = 4, MTT__SIDE_SLOTS = 4, MTT__SIDE_PART = 64 * 32 * 2 };
-
-/* In the place of a 16-bit type, backward: operands in 8 bits, pre in BF16. */
-struct mtt__eights {};
-
-/* GROUPS: warpgroups that multiply, 64 rows each. M, N: size of a tile. K: columns of a stage, 128 bytes.
-   PARTS: of a tile's epilogue. R: type of pre. In 8 bits the epilogue takes longer than the product.
-   So three warpgroups share a processor, to hide latencies, and a tile has half the columns, so that each
-   thread has enough registers. */
-template <typename E> struct mtt__tile_types {
-    static constexpr bool EIGHT = std::is_same<E, mtt__eights>::value;
-    static constexpr int GROUPS = EIGHT ? 3 : 2, THREADS = 128 * (GROUPS + 1), REGISTERS = EIGHT ? 160 : 240;
-    static constexpr int M = 64 * GROUPS, N = EIGHT ? 128 : 256, K = EIGHT ? 128 : 64;
-    static constexpr int PARTS = N / (EIGHT ? 64 : 32);
-    /* shared memory: stages of A and W; slots; two parts of the bias; room to align it to 1,024 bytes */
-    static constexpr int A_BYTES = M * 128, STAGE = A_BYTES + N * 128, SLOT = GROUPS * MTT__SIDE_PART;
-    static constexpr int SIDE_AT = MTT__TILE_STAGES * STAGE, BIAS_AT = SIDE_AT + MTT__SIDE_SLOTS * SLOT;
-    static constexpr int BIAS_BYTES = N * 2, SHARED = BIAS_AT + 2 * BIAS_BYTES + 1024;
-    typedef typename std::conditional<EIGHT, __nv_bfloat16, E>::type R;
-    typedef float sums[N / 8][4];    /* a lane's part of a tile */
-    typedef uint32_t held[N / 8][2]; /* the same in 16 bits */
-};
-
-#if MTT__HOPPER
-
-/* Barriers in shared memory count arrivals, and bytes that the copy engine has written. A wait names the
-   parity of a barrier phase; the phase before the first one counts as done. */
-struct mtt__tile_barriers {
-    uint64_t full[MTT__TILE_STAGES], empty[MTT__TILE_STAGES];
-    uint64_t side_full[MTT__SIDE_SLOTS], side_empty[MTT__SIDE_SLOTS];
-};
-
-MTT__DEVICE void mtt__barrier_init(uint64_t *barrier, int arrivals)
-{
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;"
-                 ::"r"(mtt__smem(barrier)), "r"(arrivals) : "memory");
-}
-
-MTT__DEVICE void mtt__barrier_arrive(uint64_t *barrier)
-{
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(mtt__smem(barrier)) : "memory");
-}
-
-MTT__DEVICE void mtt__barrier_expect(uint64_t *barrier, int bytes)
-{
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
-                 ::"r"(mtt__smem(barrier)), "r"(bytes) : "memory");
-}
-
-MTT__DEVICE void mtt__barrier_wait(uint64_t *barrier, int parity)
-{
-    asm volatile("{ .reg .pred done;"
-                 " again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1; @!done bra again; }"
-                 ::"r"(mtt__smem(barrier)), "r"(parity) : "memory");
-}
-
-/* Loads a box of elements that begins at (column, row); `barrier` counts its bytes. */
-MTT__DEVICE void mtt__tensor_load(uint32_t to_smem, const CUtensorMap *map, uint64_t *barrier, int column,
-                                  int row)
-{
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
-                 " [%0], [%1, {%3, %4}], [%2];"
-                 ::"r"(to_smem), "l"(map), "r"(mtt__smem(barrier)), "r"(column), "r"(row) : "memory");
-}
-
-/* Stores a box. One thread calls this, after mtt__wgmma_publish and a barrier of the threads that wrote. */
-MTT__DEVICE void mtt__tensor_store(const CUtensorMap *map, uint32_t from_smem, int column, int row)
-{
-    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];"
-                 ::"l"(map), "r"(from_smem), "r"(column), "r"(row) : "memory");
-}
-
-MTT__DEVICE void mtt__tensor_commit(void)
-{
-    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-}
-
-/* Waits until shared memory has been read for all but PENDING of the thread's groups of stores. */
-template <int PENDING> MTT__DEVICE void mtt__tensor_wait(void)
-{
-    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
-}
-
-/* Where a tile begins. Tiles are ordered in groups of 16 rows of tiles: those worked on at the same time
-   share rows of A and columns of W in L2. */
-template <typename S> MTT__DEVICE int2 mtt__tile_place(const mtt__tile_arguments &o, int tile)
-{
-    const int rows = (o.rows + S::M - 1) / S::M;
-    const int columns = (o.n + S::N - 1) / S::N;
-    const int group = tile / (16 * columns), in_group = tile % (16 * columns);
-    const int high = min(16, rows - 16 * group);
-    return make_int2((16 * group + in_group % high) * S::M, in_group / high * S::N);
-}
-
-template <typename S> MTT__DEVICE int mtt__tile_count(const mtt__tile_arguments &o)
-{
-    return (o.rows + S::M - 1) / S::M * ((o.n + S::N - 1) / S::N);
-}
-
-/* Producer thread 1: loads A and W of all of the block's tiles, as far ahead as there are stages. */
-template <typename E, bool BACKWARD>
-MTT__DEVICE void mtt__tile_feed(const mtt__tile_arguments &o, mtt__tile_barriers *barriers, uint32_t smem)
-{
-    typedef mtt__tile_types<E> S;
-    int step = 0;
-    for (int tile = blockIdx.x; tile < mtt__tile_count<S>(o); tile += gridDim.x) {
-        const int2 at = mtt__tile_place<S>(o, tile);
-        for (int k = 0; k < o.k; k += S::K, step++) {
-            const int stage = step % MTT__TILE_STAGES;
-            const uint32_t a_smem = smem + stage * S::STAGE, w_smem = a_smem + S::A_BYTES;
-            mtt__barrier_wait(&barriers->empty[stage], (step / MTT__TILE_STAGES & 1) ^ 1);
-            mtt__barrier_expect(&barriers->full[stage], S::STAGE);
-            mtt__tensor_load(a_smem, &o.a, &barriers->full[stage], k, at.x);
-            if (BACKWARD) mtt__tensor_load(w_smem, &o.w, &barriers->full[stage], k, at.y);
-            else
-                for (int n = 0; n < S::N; n += 64)
-                    mtt__tensor_load(w_smem + n * 128, &o.w, &barriers->full[stage], at.y + n, k);
-        }
-    }
-}
-
-/* Producer thread 2, forward: loads the tile's part of the bias. */
-template <typename S>
-MTT__DEVICE void mtt__tile_feed_bias(const mtt__tile_arguments &o, mtt__tile_barriers *barriers,
-                                     uint32_t smem)
-{
-    int step = 0;
-    for (int tile = blockIdx.x; tile < mtt__tile_count<S>(o); tile += gridDim.x, step++) {
-        const int slot = step % 2, column = mtt__tile_place<S>(o, tile).y;
-        const int bytes = min(S::N, o.n - column) * 2;
-        mtt__barrier_wait(&barriers->side_empty[slot], (step / 2 & 1) ^ 1);
-        mtt__barrier_expect(&barriers->side_full[slot], bytes);
-        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-                     ::"r"(smem + S::BIAS_AT + slot * S::BIAS_BYTES),
-                     "l"((const char *)o.bias + column * 2), "r"(bytes),
-                     "r"(mtt__smem(&barriers->side_full[slot])) : "memory");
-    }
-}
-
-/* Producer thread 2, backward: loads the tile's part of pre. */
-template <typename S>
-MTT__DEVICE void mtt__tile_feed_pre(const mtt__tile_arguments &o, mtt__tile_barriers *barriers, uint32_t side)
-{
-    int step = 0;
-    for (int tile = blockIdx.x; tile < mtt__tile_count<S>(o); tile += gridDim.x) {
-        const int2 at = mtt__tile_place<S>(o, tile);
-        for (int n = 0; n < S::N; n += 32, step++) {
-            const int slot = step % MTT__SIDE_SLOTS;
-            mtt__barrier_wait(&barriers->side_empty[slot], (step / MTT__SIDE_SLOTS & 1) ^ 1);
-            mtt__barrier_expect(&barriers->side_full[slot], S::SLOT);
-            for (int group = 0; group < S::GROUPS; group++)
-                mtt__tensor_load(side + slot * S::SLOT + group * MTT__SIDE_PART, &o.pre,
-                                 &barriers->side_full[slot], at.y + n, at.x + 64 * group);
-        }
-    }
-}
-
-/* C += A W over the tile's k-th stage, for the warpgroup's 64 rows. Returns while the product runs. `step`
-   counts stages over all tiles. */
-template <typename E, bool BACKWARD>
-MTT__DEVICE void mtt__tile_multiply(typename mtt__tile_types<E>::sums &c, mtt__tile_barriers *barriers,
-                                    uint32_t smem, int warpgroup, int k, int &step)
-{
-    typedef mtt__tile_types<E> S;
-    const int stage = step % MTT__TILE_STAGES;
-    const uint32_t a_smem = smem + stage * S::STAGE;
-    const uint32_t a = mtt__wgmma_tile(a_smem + warpgroup * 64 * 128, 0);
-    const uint32_t w = mtt__wgmma_tile(a_smem + S::A_BYTES, 64 * 128);
-    mtt__barrier_wait(&barriers->full[stage], step / MTT__TILE_STAGES & 1);
-    mtt__wgmma_begin();
-    MTT__UNROLL for (int j = 0; j < 4; j++)
-        if constexpr (S::EIGHT)
-            mtt__wgmma_eight(c, mtt__wgmma_at(a, j * 32), mtt__wgmma_at(w, j * 32), k > 0 || j > 0);
-        else
-            mtt__wgmma<false, !BACKWARD>(c, mtt__wgmma_at(a, j * 32),
-                                         mtt__wgmma_at(w, BACKWARD ? j * 32 : j * 2048), k > 0 || j > 0, E());
-    mtt__wgmma_commit();
-    mtt__wgmma_wait<1>(); /* the stage before has been read */
-    if (k > 0 && threadIdx.x % 128 == 0) mtt__barrier_arrive(&barriers->empty[(step - 1) % MTT__TILE_STAGES]);
-    step++;
-}
-
-/* Rounds a tile's results to 16 bits, with the scales of 8-bit operands, forward with the bias. This frees
-   the accumulators for the next tile. `tiles`: number of tiles before it. */
-template <typename E, bool BACKWARD>
-MTT__DEVICE void mtt__tile_hold(typename mtt__tile_types<E>::held &held,
-                                const typename mtt__tile_types<E>::sums &c,
-                                const mtt__tile_arguments &o, mtt__tile_barriers *barriers, uint32_t smem,
-                                int tiles)
-{
-    typedef mtt__tile_types<E> S;
-    typedef typename S::R R;
-    const float scale = S::EIGHT ? (o.a_scale ? *o.a_scale : 1.0f) * *o.w_scale : 1.0f;
-    const int lane = threadIdx.x & 31, slot = tiles % 2;
-    const uint32_t bias_smem = smem + S::BIAS_AT + slot * S::BIAS_BYTES + (lane & 3) * 4;
-    if (!BACKWARD) mtt__barrier_wait(&barriers->side_full[slot], tiles / 2 & 1);
-    MTT__UNROLL for (int n = 0; n < S::N / 8; n++) {
-        float2 b = make_float2(0.0f, 0.0f);
-        if (!BACKWARD) {
-            uint32_t bias;
-            asm volatile("ld.shared.b32 %0, [%1];" : "=r"(bias) : "r"(bias_smem + n * 16) : "memory");
-            b = mtt__unpack_pair(bias, R());
-        }
-        held[n][0] = mtt__pack_pair(fmaf(c[n][0], scale, b.x), fmaf(c[n][1], scale, b.y), R());
-        held[n][1] = mtt__pack_pair(fmaf(c[n][2], scale, b.x), fmaf(c[n][3], scale, b.y), R());
-    }
-    __syncwarp(); /* the warp has read the bias */
-    if (!BACKWARD && lane == 0) mtt__barrier_arrive(&barriers->side_empty[slot]);
-}
-
-/* Stores a part, 32 columns, of pre, which is held, and of y = GELU(pre). Each warp stores its own 16
-   rows. */
-template <typename E>
-MTT__DEVICE void mtt__tile_gelu(const typename mtt__tile_types<E>::held &held, const mtt__tile_arguments &o,
-                                uint32_t side, int warp, int2 at, int part)
-{
-    const int lane = threadIdx.x & 31;
-    const uint32_t pre_smem = side + warp * 4096 + part % 2 * 2048, y_smem = pre_smem + 1024;
-    const uint32_t lane_at = mtt__lane_a<32>(lane);
-    if (lane == 0) mtt__tensor_wait<1>();
-    __syncwarp(); /* two of the four buffers are free */
-    MTT__UNROLL for (int n = 0; n < 4; n += 2) {
-        const uint32_t(*pre)[2] = held + part * 4 + n;
-        mtt__store_matrices(mtt__advance<32>(pre_smem + lane_at, n), pre[0], pre[1]);
-        if (!o.has_y) continue;
-        uint32_t y[4];
-        MTT__UNROLL for (int e = 0; e < 4; e++) {
-            const float2 x = mtt__unpack_pair(pre[e / 2][e % 2], E());
-            y[e] = mtt__pack_pair(x.x * mtt__gelu_gate<E>(x.x), x.y * mtt__gelu_gate<E>(x.y), E());
-        }
-        mtt__store_matrices(mtt__advance<32>(y_smem + lane_at, n), &y[0], &y[2]);
-    }
-    mtt__wgmma_publish();
-    __syncwarp(); /* all of the warp's rows are written before one lane stores them */
-    if (lane == 0) {
-        mtt__tensor_store(&o.pre, pre_smem, at.y + part * 32, at.x + warp * 16);
-        if (o.has_y) mtt__tensor_store(&o.out, y_smem, at.y + part * 32, at.x + warp * 16);
-        mtt__tensor_commit();
-    }
-}
-
-/* A part of dx = dy W^T, which is held, times GELU'(pre), in the place of pre in shared memory. Sums of its
-   columns over the warpgroup's 64 rows are the product of ones and dx on tensor cores, 8 columns a warp.
-   `step` counts parts over all tiles. */
-template <typename E>
-MTT__DEVICE void mtt__tile_gelu_backward(const typename mtt__tile_types<E>::held &held,
-                                         const mtt__tile_arguments &o, mtt__tile_barriers *barriers,
-                                         uint32_t side, int warpgroup, int2 at, int part, int &step)
-{
-    typedef mtt__tile_types<E> S;
-    const int lane = threadIdx.x & 31, warp = mtt__uniform((int)threadIdx.x / 32) % 4;
-    const int row0 = at.x + warpgroup * 64;
-    const int slot = step % MTT__SIDE_SLOTS, column = at.y + part * 32 + warp * 8 + lane * 2;
-    const uint32_t one = mtt__pack_pair(1.0f, 1.0f, E()), ones[4] = {one, one, one, one};
-    const uint32_t dx_smem = side + slot * S::SLOT + warpgroup * MTT__SIDE_PART;
-    const uint32_t lane_smem = dx_smem + warp * 16 * 64 + mtt__lane_a<32>(lane);
-    float sum[4] = {};
-    mtt__barrier_wait(&barriers->side_full[slot], step / MTT__SIDE_SLOTS & 1);
-    MTT__UNROLL for (int n = 0; n < 4; n += 2) {
-        uint32_t pre[4], dx[4];
-        mtt__load_matrices(pre, mtt__advance<32>(lane_smem, n));
-        MTT__UNROLL for (int e = 0; e < 4; e++) {
-            const float2 x = mtt__unpack_pair(pre[e], E());
-            const float2 dy = mtt__unpack_pair(held[part * 4 + n + e / 2][e % 2], E());
-            dx[e] = mtt__pack_pair(dy.x * mtt__gelu_slope<E>(x.x), dy.y * mtt__gelu_slope<E>(x.y), E());
-        }
-        mtt__store_matrices(mtt__advance<32>(lane_smem, n), &dx[0], &dx[2]);
-    }
-    mtt__wgmma_publish();
-    /* the warpgroup's dx is written before it is stored and summed */
-    asm volatile("bar.sync %0, 128;" ::"r"(1 + warpgroup) : "memory");
-    if (threadIdx.x % 128 == 0) {
-        mtt__tensor_store(&o.out, dx_smem, at.y + part * 32, row0);
-        mtt__tensor_commit();
-    }
-    MTT__UNROLL for (int row = 0; row < 64; row += 32) {
-        uint32_t b[4];
-        mtt__load_transposed(b, dx_smem + mtt__chunk<32>(row + lane, warp));
-        mtt__mma(sum, ones, b[0], b[1], E());
-        mtt__mma(sum, ones, b[2], b[3], E());
-    }
-    if (o.sums && lane < 4 && column < o.n && row0 < o.rows)
-        *(float2 *)(o.sums + (int64_t)(row0 / 64) * o.n + column) = make_float2(sum[0], sum[1]);
-    if (threadIdx.x % 128 == 0) mtt__tensor_wait<0>();
-    __syncwarp(); /* the warp and its store have read dx */
-    if (lane == 0) mtt__barrier_arrive(&barriers->side_empty[slot]);
-    step++;
-}
-/* ---- the same with operands in 8 bits: parts of 64 columns ---- */
-
-/* Stores a warp's 16 rows of 32 columns in 8 bits. Of each 8 columns the lane has a word: two of one row,
-   then the same two of the eighth row after it. A quad's words make 32 bytes of both rows. */
-MTT__DEVICE void mtt__tile_store_eight(const uint32_t words[4], const mtt__tile_arguments &o, int row0,
-                                       int column)
-{
-    const int lane = threadIdx.x & 31, quad = lane & 3, row = row0 + lane / 4;
-    uint32_t v[4] = {words[0], words[1], words[2], words[3]};
-    uint8_t *const to = (uint8_t *)o.dx.data + (int64_t)row * o.n + column + quad * 8;
-    mtt__transpose_quad(v, quad);
-    if (column + quad * 8 >= o.n) return;
-    if (row < o.rows)
-        *(uint2 *)to = make_uint2(__byte_perm(v[0], v[1], 0x5410), __byte_perm(v[2], v[3], 0x5410));
-    if (row + 8 < o.rows)
-        *(uint2 *)(to + 8 * (int64_t)o.n) =
-            make_uint2(__byte_perm(v[0], v[1], 0x7632), __byte_perm(v[2], v[3], 0x7632));
-}
-
-/* Four matrices of 8 x 8 16-bit elements, each transposed. */
-MTT__DEVICE void mtt__store_transposed(uint32_t to_smem, const uint32_t r[4])
-{
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};"
-                 ::"r"(to_smem), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");
-}
-
-/* A part of dx in e5m2 and of GELU(pre) in e4m3, both transposed, dx also as it is. Transposes pass through
-   the two slots of pre: 64 bytes for each of 64 columns, in the first slot of dx, in the other one of GELU. A
-   warp's 16 rows are 16 bytes of a column. They come in pairs of a row and the eighth after it, which the
-   reader puts in order. */
-MTT__DEVICE void mtt__tile_gelu_backward_eight(const mtt__tile_types<mtt__eights>::held &held,
-                                               const mtt__tile_arguments &o, mtt__tile_barriers *barriers,
-                                               uint32_t side, int warpgroup, int2 at, int part, int &step)
-{
-    typedef mtt__tile_types<mtt__eights> S;
-    typedef S::R R;
-    const int lane = threadIdx.x & 31, warp = mtt__uniform((int)threadIdx.x / 32) % 4;
-    const int row0 = at.x + warpgroup * 64, column = at.y + part * 64, slot = step % MTT__SIDE_SLOTS;
-    const uint32_t smem = side + slot * S::SLOT + warpgroup * MTT__SIDE_PART;
-    const float scale = mtt__scale_of(o.gelu_t);
-    uint32_t words[2][8]; /* of dx, of GELU */
-    MTT__UNROLL for (int n = 0; n < 8; n += 2) {
-        const uint32_t from = smem + n / 4 * S::SLOT + warp * 16 * 64 + mtt__lane_a<32>(lane);
-        uint32_t pre[4];
-        float v[8], u[8];
-        if (n % 4 == 0)
-            mtt__barrier_wait(&barriers->side_full[slot + n / 4], step / MTT__SIDE_SLOTS & 1);
-        mtt__load_matrices(pre, mtt__advance<32>(from, n % 4));
-        MTT__UNROLL for (int e = 0; e < 4; e++) {
-            const float2 x = mtt__unpack_pair(pre[e], R());
-            const float2 dy = mtt__unpack_pair(held[part * 8 + n + e / 2][e % 2], R());
-            const float s = mtt__gelu_gate<R>(x.x), t = mtt__gelu_gate<R>(x.y);
-            v[2 * e] = dy.x * mtt__gelu_slope_of(x.x, s);
-            v[2 * e + 1] = dy.y * mtt__gelu_slope_of(x.y, t);
-            u[2 * e] = x.x * s;
-            u[2 * e + 1] = x.y * t;
-        }
-        const uint2 dx = mtt__pack_eight<mtt__e5m2>(v, 1.0f), gelu = mtt__pack_eight<mtt__e4m3>(u, scale);
-        words[0][n] = dx.x, words[0][n + 1] = dx.y;
-        words[1][n] = gelu.x, words[1][n + 1] = gelu.y;
-    }
-    mtt__tile_store_eight(words[0], o, row0 + warp * 16, column);
-    mtt__tile_store_eight(words[0] + 4, o, row0 + warp * 16, column + 32);
-    MTT__UNROLL for (int n = 0; n < 16; n++)
-        words[n / 8][n % 8] = __byte_perm(words[n / 8][n % 8], 0, 0x3120);
-    asm volatile("bar.sync %0, 128;" ::"r"(1 + warpgroup) : "memory"); /* all warps have read pre */
-    MTT__UNROLL for (int i = 0; i < 4; i++)
-        mtt__store_transposed(smem + i / 2 * S::SLOT + (lane + i % 2 * 32) * 64 +
-                                  (warp ^ (lane >> 1 & 3)) * 16, words[i / 2] + i % 2 * 4);
-    asm volatile("bar.sync %0, 128;" ::"r"(1 + warpgroup) : "memory"); /* both transposes are there */
-    const int chunk = threadIdx.x & 3, row = row0 + chunk * 16;
-    MTT__UNROLL for (int i = 0; i < 4; i++) {
-        const int j = threadIdx.x % 128 / 4 + i % 2 * 32;
-        const uint32_t from = smem + i / 2 * S::SLOT + j * 64 + (chunk ^ (j >> 1 & 3)) * 16;
-        uint8_t *const out = (uint8_t *)(i / 2 ? o.gelu_t : o.dx_t).data;
-        uint32_t w[4];
-        asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
-                     : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "r"(from) : "memory");
-        if (out && column + j < o.n && row < o.padded)
-            *(uint4 *)(out + (int64_t)(column + j) * o.padded + row) =
-                make_uint4(__byte_perm(w[0], w[1], 0x6420), __byte_perm(w[2], w[3], 0x6420),
-                           __byte_perm(w[0], w[1], 0x7531), __byte_perm(w[2], w[3], 0x7531));
-    }
-    mtt__wgmma_publish(); /* before the copy engine writes the slots again */
-    __syncwarp(); /* the warp has read its part */
-    if (lane == 0) {
-        mtt__barrier_arrive(&barriers->side_empty[slot]);
-        mtt__barrier_arrive(&barriers->side_empty[slot + 1]);
-    }
-    step += 2;
-}
-
-#endif
-
-/* Math:        forward: pre = x W + b, y = GELU(pre) if wanted. Backward: dx = (dy W^T) GELU'(pre), sums_i =
-                sum of dx over 64 rows from row 64 i. Backward with operands in 8 bits: dx in e5m2, and dx and
-                GELU(pre), in e4m3, transposed; no sums
-   Shapes:      x [rows, k], W [k, n], b [n], pre, y [rows, n]; dy [rows, k], W [n, k], dx [rows, n], sums
-                [rows / 64 rounded up, n] float; transposes [n, padded]
-   Launch:      a block of three warpgroups a processor, which works on tile after tile. Two warpgroups,
-                in 8 bits three, multiply 64 rows each, while they compute the epilogue of the tile before.
-                Two threads of another one feed them. mtt__tile_types::SHARED bytes
-   Requires:    code for sm_90a (otherwise the kernel is empty and has no static shared memory); n and k
-                multiples of 8, in 8 bits of 16, 16-byte aligned matrices; results do not overlap operands
-   Traffic:     A and W once a tile from L2; pre and y written once, or pre read and dx written once
-   Determinism: k in order, one writer of each result, sums in a fixed order
-   Reference:   mtt__cpu_linear_gelu, mtt__cpu_linear_backward_gelu */
-template <typename E, bool BACKWARD>
-static __global__ void __launch_bounds__(mtt__tile_types<E>::THREADS, 1)
-    mtt_k_linear_gelu(const __grid_constant__ mtt__tile_arguments o)
-{
-#if MTT__HOPPER
-    typedef mtt__tile_types<E> S;
-    extern __shared__ __align__(128) unsigned char shared[];
-    __shared__ mtt__tile_barriers barriers;
-    const uint32_t smem = (mtt__smem(shared) + 1023) & ~1023u, side = smem + S::SIDE_AT;
-    const int warpgroup = mtt__uniform((int)threadIdx.x / 128), warp = mtt__uniform((int)threadIdx.x / 32);
-    int step = 0, side_step = 0;
-    int2 at = make_int2(0, 0);
-    typename S::held held;
-    if (threadIdx.x == 0) {
-        for (int i = 0; i < MTT__TILE_STAGES; i++) {
-            mtt__barrier_init(&barriers.full[i], 1);
-            mtt__barrier_init(&barriers.empty[i], S::GROUPS); /* a thread of each warpgroup */
-        }
-        for (int i = 0; i < MTT__SIDE_SLOTS; i++) {
-            mtt__barrier_init(&barriers.side_full[i], 1);
-            mtt__barrier_init(&barriers.side_empty[i], 4 * S::GROUPS); /* a thread of each warp */
-        }
-        asm volatile("fence.mbarrier_init.release.cluster; fence.proxy.async;" ::: "memory");
-    }
-    __syncthreads(); /* barriers are ready */
-    if (warpgroup == S::GROUPS) {
-        /* 24 registers leave most to the others, which need 128 for a tile and 64 for the one before, or 64
-           and 32 */
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
-        if (threadIdx.x == S::GROUPS * 128) mtt__tile_feed<E, BACKWARD>(o, &barriers, smem);
-        if (threadIdx.x == S::GROUPS * 128 + 32) {
-            if (BACKWARD) mtt__tile_feed_pre<S>(o, &barriers, side);
-            else mtt__tile_feed_bias<S>(o, &barriers, smem);
-        }
-        return;
-    }
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(S::REGISTERS));
-    for (int tile = blockIdx.x, tiles = 0;; tile += gridDim.x, tiles++) {
-        const int stages = tile < mtt__tile_count<S>(o) ? (o.k + S::K - 1) / S::K : 0;
-        typename S::sums c;
-        int k = 0;
-        MTT__UNROLL for (int part = 0; part < S::PARTS; part++) { /* of the tile before */
-            #pragma unroll 1
-            for (; k * S::PARTS < stages * (part + 1); k++)
-                mtt__tile_multiply<E, BACKWARD>(c, &barriers, smem, warpgroup, k, step);
-            if (tiles == 0) continue;
-            if constexpr (BACKWARD && S::EIGHT)
-                mtt__tile_gelu_backward_eight(held, o, &barriers, side, warpgroup, at, part, side_step);
-            else if constexpr (BACKWARD)
-                mtt__tile_gelu_backward<E>(held, o, &barriers, side, warpgroup, at, part, side_step);
-            else mtt__tile_gelu<E>(held, o, side, warp, at, part);
-        }
-        mtt__wgmma_wait();
-        mtt__wgmma_hold(c);
-        if (stages == 0) break;
-        if (threadIdx.x % 128 == 0) mtt__barrier_arrive(&barriers.empty[(step - 1) % MTT__TILE_STAGES]);
-        mtt__tile_hold<E, BACKWARD>(held, c, o, &barriers, smem, tiles);
-        at = mtt__tile_place<S>(o, tile);
-    }
-    if ((threadIdx.x & 31) == 0) mtt__tensor_wait<0>(); /* shared memory stays until it is read */
-#endif
-}
-
-/* The tensor map of a row-major matrix in boxes of 128 bytes, for wgmma, or of 64. */
-static mtt_status mtt__tile_map(mtt__cuda *c, CUtensorMap *map, const mtt_tensor *t, int64_t first_row,
-                                int64_t rows, int box_columns, int box_rows)
-{
-    const int bytes = mtt__element_bytes(t->dtype);
-    const cuuint64_t shape[2] = {(cuuint64_t)mtt__width(t), (cuuint64_t)rows};
-    const cuuint64_t stride[1] = {shape[0] * (cuuint64_t)bytes};
-    const cuuint32_t box[2] = {(cuuint32_t)box_columns, (cuuint32_t)box_rows}, steps[2] = {1, 1};
-    char *const data = (char *)t->data + (size_t)first_row * stride[0];
-    const CUtensorMapDataType type = bytes == 1                 ? CU_TENSOR_MAP_DATA_TYPE_UINT8
-                                     : t->dtype == MTT_F16_BITS ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
-                                                                : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-    const CUtensorMapSwizzle swizzle =
-        box_columns * bytes == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B;
-    const CUresult error =
-        c->encode(map, type, 2, data, shape, stride, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
-                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    if (error == CUDA_SUCCESS) return MTT_OK;
-    return mtt__cuda_fail(c->env, MTT_E_DEVICE, "CUDA device %d: no tensor map of %s (error %d)", c->device,
-                          t->name, (int)error);
-}
-
-/* `rows` rows from `first_row`; sums of 64 rows each. */
-template <typename E, bool BACKWARD>
-static mtt_status mtt__launch_tiles(mtt__cuda *c, const mtt_tensor *a, const mtt_tensor *w,
-                                    const mtt_tensor *bias, const mtt_tensor *pre, const mtt_tensor *y,
-                                    int64_t first_row, int64_t rows, float *sums,
-                                    const mtt_tensor *dx_t = NULL, const mtt_tensor *gelu_t = NULL)
-{
-    typedef mtt__tile_types<E> S;
-    const mtt_tensor *out = y ? y : pre;
-    mtt__tile_arguments o;
-    mtt_status status;
-    int64_t tiles;
-    memset(&o, 0, sizeof(o));
-    if (S::EIGHT) {
-        o.a_scale = mtt__inverse_of(a), o.w_scale = mtt__inverse_of(w);
-        o.dx = mtt__eight_of(y), o.dx_t = mtt__eight_of(dx_t), o.gelu_t = mtt__eight_of(gelu_t);
-        o.padded = dx_t ? mtt__width(dx_t) : 0;
-    }
-    o.bias = bias ? bias->data : NULL;
-    o.has_y = y != NULL;
-    o.sums = sums;
-    o.rows = (int)rows;
-    o.n = (int)mtt__width(out);
-    o.k = (int)mtt__width(a);
-    tiles = (int64_t)mtt__blocks(rows, S::M) * mtt__blocks(o.n, S::N);
-    status = mtt__tile_map(c, &o.a, a, first_row, rows, S::K, S::M);
-    if (status == MTT_OK)
-        status = mtt__tile_map(c, &o.w, w, 0, mtt__rows(w), S::K, BACKWARD ? S::N : S::K);
-    if (status == MTT_OK) status = mtt__tile_map(c, &o.pre, pre, first_row, rows, 32, BACKWARD ? 64 : 16);
-    if (status == MTT_OK && !S::EIGHT)
-        status = mtt__tile_map(c, &o.out, out, first_row, rows, 32, BACKWARD ? 64 : 16);
-    if (status != MTT_OK) return status;
-    return mtt__launch_shared(c, BACKWARD ? "linear_backward_gelu" : "linear_gelu",
-                              mtt_k_linear_gelu<E, BACKWARD>, (unsigned)mtt__min(tiles, c->processors),
-                              S::THREADS, S::SHARED, o);
-}
-
-/* In slabs of rows whose sums the workspace holds. */
-template <typename E> static mtt_status mtt__linear_backward_gelu(mtt__cuda *c, const mtt_op *op)
-{
-    const mtt_linear_backward_gelu *o = MTT_OPERANDS_OF(linear_backward_gelu, op);
-    const int64_t n = mtt__width(o->dx), rows = mtt__rows(o->dx), pair = (int64_t)mtt__op_scratch(op);
-    const int64_t fit = pair ? (int64_t)op->workspace->bytes / pair * mtt__tile_types<E>::M : rows;
-    const int64_t slab = mtt__min(rows, fit);
-    void *scratch = NULL;
-    mtt_status status = pair ? mtt__scratch(c, op, (size_t)pair, &scratch) : MTT_OK;
-    for (int64_t first = 0; first < rows && status == MTT_OK; first += slab) {
-        const int64_t count = mtt__min(slab, rows - first), slices = (count + 63) / 64;
-        status = mtt__launch_tiles<E, true>(c, o->dy, o->weight, NULL, o->pre, o->dx, first, count,
-                                            (float *)scratch);
-        if (status == MTT_OK && o->d_bias)
-            status = mtt__sum_slices<float>(c, scratch, slices, n, 1, slices, mtt__at<float>(o->d_bias),
-                                            first > 0);
-    }
-    return status;
-}
-
-/* The kernel always adds a bias. For models without one it gets zeros. */
-static mtt_status mtt__hopper_linear_gelu(mtt__cuda *c, const mtt_op *op)
-{
-    const mtt_linear_gelu *o = MTT_OPERANDS_OF(linear_gelu, op);
-    const int64_t rows = mtt__rows(o->pre);
-    mtt_tensor bias = o->bias ? *o->bias : *op->workspace;
-    if (!o->bias) {
-        mtt_status status = mtt__scratch(c, op, mtt__op_scratch(op), &bias.data);
-        if (status == MTT_OK)
-            status = mtt__checked(c, cudaMemsetAsync(bias.data, 0, mtt__op_scratch(op), c->stream), "memset");
-        if (status != MTT_OK) return status;
-    }
-    if (o->x->dtype == MTT_F16_BITS)
-        return mtt__launch_tiles<__half, false>(c, o->x, o->weight, &bias, o->pre, o->y, 0, rows, NULL);
-    return mtt__launch_tiles<__nv_bfloat16, false>(c, o->x, o->weight, &bias, o->pre, o->y, 0, rows, NULL);
-}
-
-static mtt_status mtt__hopper_linear_backward_gelu(mtt__cuda *c, const mtt_op *op)
-{
-    const mtt_linear_backward_gelu *o = MTT_OPERANDS_OF(linear_backward_gelu, op);
-    if (o->dx_t)
-        return mtt__launch_tiles<mtt__eights, true>(c, o->dy, o->weight, NULL, o->pre, o->dx, 0,
-                                                    mtt__rows(o->dx), NULL, o->dx_t, o->y_t);
-    if (o->dy->dtype == MTT_F16_BITS) return mtt__linear_backward_gelu<__half>(c, op);
-    return mtt__linear_backward_gelu<__nv_bfloat16>(c, op);
-}
-
-/* ---- the loss in one pass: a row of logits in the shared memory of a cluster ---- */
-
-/* Blocks of a cluster read and write each other's shared memory. Before sm_90 a block is alone. */
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-MTT__DEVICE int mtt__cluster_blocks(void)
-{
-    int blocks;
-    asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(blocks));
-    return blocks;
-}
-
-MTT__DEVICE int mtt__cluster_rank(void)
-{
-    int rank;
-    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    return rank;
-}
-
-/* Stores into block `rank`, at the place that `at` has here. */
-MTT__DEVICE void mtt__cluster_store(float2 *at, int rank, float2 value)
-{
-    uint32_t there;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(mtt__smem(at)), "r"(rank));
-    asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};"
-                 ::"r"(there), "f"(value.x), "f"(value.y) : "memory");
-}
-
-/* The two halves of a barrier of all threads of a cluster: who has waited sees what all stored before they
-   arrived. */
-MTT__DEVICE void mtt__cluster_arrive(void)
-{
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-}
-
-MTT__DEVICE void mtt__cluster_wait(void)
-{
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-#else
-MTT__DEVICE int mtt__cluster_blocks(void) { return 1; }
-MTT__DEVICE int mtt__cluster_rank(void) { return 0; }
-MTT__DEVICE void mtt__cluster_store(float2 *at, int, float2 value) { *at = value; }
-MTT__DEVICE void mtt__cluster_arrive(void) {}
-MTT__DEVICE void mtt__cluster_wait(void) { __syncthreads(); }
-#endif
-
-/* The largest of eight logits. */
-MTT__DEVICE float mtt__vector_max(const mtt__vector<float> &x)
-{
-    float most = x.v[0];
-    MTT__UNROLL for (int k = 1; k < 8; k++) most = fmaxf(most, x.v[k]);
-    return most;
-}
-
-MTT__DEVICE float mtt__vector_max(const mtt__vector<__nv_bfloat16> &x)
-{
-    const __nv_bfloat162 *pairs = reinterpret_cast<const __nv_bfloat162 *>(&x);
-    float2 most = __bfloat1622float2(__hmax2(__hmax2(pairs[0], pairs[1]), __hmax2(pairs[2], pairs[3])));
-    return fmaxf(most.x, most.y);
-}
-
-MTT__DEVICE float mtt__vector_max(const mtt__vector<__half> &x)
-{
-    const __half2 *pairs = reinterpret_cast<const __half2 *>(&x);
-    float2 most = __half22float2(__hmax2(__hmax2(pairs[0], pairs[1]), __hmax2(pairs[2], pairs[3])));
-    return fmaxf(most.x, most.y);
-}
-
-/* Threads of a block, packs of 8 logits that a thread has of a row at most, rows in shared memory, and blocks
-   of a cluster at most. */
-enum { MTT__LOSS_THREADS = 640, MTT__LOSS_PACKS = 5, MTT__LOSS_STAGES = 3, MTT__CLUSTER = 8 };
-
-/* Math:        as mtt_k_cross_entropy, loss and gradient in one pass; sums[c][j] = sum of cluster c's
-                gradients of column j, if sums are wanted
-   Shapes:      x [rows, Vp] T; targets [rows] int32; out [rows, 3] float; sums [clusters, Vp] float
-   Launch:      a cluster of 1 to 8 blocks of 640 threads has rows c, c + clusters, ... and divides them by
-                columns. A block's part of three rows is in shared memory, its columns' sums are in registers.
-                A row is copied while the two before it are computed. Blocks exchange its largest logit and
-                sum of powers while they write the gradients of the row before
-   Requires:    Vp a multiple of 8, at most 25,600 times the blocks of a cluster; more than one block from
-                sm_90 up
-   Traffic:     x read and written once
-   Determinism: rows of a cluster in order; (largest, sum) of all warps joined in a fixed order
-   Reference:   mtt__row_loss, mtt__row_gradient */
-template <class T>
-static __global__ void __launch_bounds__(MTT__LOSS_THREADS, 1)
-    mtt_k_loss_rows(T *logits, const int32_t *targets, float *out, float *sums, const mtt_control *control,
-                    const mtt_counters *counters, int classes, int width, int rows)
-{
-    enum { WARPS = MTT__LOSS_THREADS / 32 };
-    extern __shared__ uint4 staged[];
-    /* of even and odd rows: largest logit, sum of e^(logit - largest) */
-    __shared__ float2 warp_parts[2][MTT__CLUSTER * WARPS];
-    const int blocks = mtt__cluster_blocks(), rank = mtt__cluster_rank(), lane = threadIdx.x % 32;
-    const int packs_per_block = (width / 8 + blocks - 1) / blocks, first_pack = rank * packs_per_block;
-    const int packs_here = min(packs_per_block, width / 8 - first_pack); /* none or less in the last block */
-    const int clusters = gridDim.x / blocks, cluster = blockIdx.x / blocks;
-    const int count = (rows - cluster + clusters - 1) / clusters;
-    const float factor = mtt__loss_factor(control, counters);
-    const int64_t next = (int64_t)clusters * width;
-    float column[MTT__LOSS_PACKS][8] = {};
-    T *x = logits + (int64_t)cluster * width + first_pack * 8, *smem = reinterpret_cast<T *>(staged);
-    int target = targets[cluster], target_ahead = target, last_pack = -1;
-#define MTT__EACH_PACK                                                                                      \
-    _Pragma("unroll") for (int p = 0, pack = threadIdx.x; p < MTT__LOSS_PACKS && pack < packs_here;         \
-                           p++, pack += MTT__LOSS_THREADS)
-    MTT__EACH_PACK
-        if ((first_pack + pack) * 8 + 8 > classes) last_pack = pack; /* with padding: one a thread at most */
-    /* Each thread reads only its own copies, so stages need no barrier. */
-    auto copy = [&](int i) {
-        T *row = smem + i % MTT__LOSS_STAGES * packs_per_block * 8;
-        if (i < count) MTT__EACH_PACK
-            for (int part = 0; part < 8; part += 16 / sizeof(T))
-                mtt__copy_async(mtt__smem(row + pack * 8 + part), x + i * next + pack * 8 + part, true);
-        mtt__copy_commit();
-    };
-    auto measure = [&](int i) { /* this warp's part of row i, stored in all blocks */
-        T *row = smem + i % MTT__LOSS_STAGES * packs_per_block * 8;
-        float v[8], most = -3.4e38f, sum = 0;
-        for (int j = last_pack * 8; last_pack >= 0 && j < last_pack * 8 + 8; j++)
-            if (first_pack * 8 + j >= classes) row[j] = mtt__from_float<T>(-INFINITY); /* its power is 0 */
-        MTT__EACH_PACK most = fmaxf(most, mtt__vector_max(mtt__load_vector(row + pack * 8)));
-        most = mtt__reduce<mtt__maximum, 32>(most, (float *)NULL);
-        MTT__EACH_PACK {
-            mtt__read_floats(row + pack * 8, v);
-            MTT__UNROLL for (int k = 0; k < 8; k++) sum += mtt__exp_from<T>(v[k], most, 1.0f);
-        }
-        sum = mtt__reduce<mtt__plus, 32>(sum, (float *)NULL);
-        if (!(most > -3.4e38f)) sum = 0.0f; /* a warp without a class */
-        float2 *const part = &warp_parts[i % 2][rank * WARPS + threadIdx.x / 32];
-        if (lane < blocks) mtt__cluster_store(part, lane, make_float2(most, sum));
-        mtt__cluster_arrive();
-    };
-    mtt__cluster_arrive();
-    copy(0);
-    copy(1);
-    mtt__cluster_wait(); /* all blocks have begun before one stores into another */
-    mtt__copy_wait<1>();
-    measure(0);
-    for (int i = 0; i < count; i++, target = target_ahead) {
-        const T *from = smem + i % MTT__LOSS_STAGES * packs_per_block * 8;
-        const float2 *parts = warp_parts[i % 2];
-        T *to = x + i * next;
-        float most = -3.4e38f, sum = 0, lse, v[8], *row_out = out + 3 * (cluster + (int64_t)i * clusters);
-        if (i + 1 < count) target_ahead = targets[cluster + (i + 1) * clusters];
-        copy(i + 2);
-        mtt__cluster_wait(); /* warps' parts of row i are stored, those of row i - 1 have been read by all */
-        for (int q = lane; q < blocks * WARPS; q += 32) most = fmaxf(most, parts[q].x);
-        most = mtt__reduce<mtt__maximum, 32>(most, (float *)NULL);
-        for (int q = lane; q < blocks * WARPS; q += 32) sum += parts[q].y * expf(parts[q].x - most);
-        lse = most + logf(mtt__reduce<mtt__plus, 32>(sum, (float *)NULL));
-        mtt__copy_wait<1>();
-        if (i + 1 < count) measure(i + 1);
-        if (target < 0) {
-            for (int k = 0; k < 8; k++) v[k] = 0;
-            MTT__EACH_PACK mtt__store_floats(to + pack * 8, v);
-            if (rank == 0 && threadIdx.x < 3) row_out[threadIdx.x] = 0;
-            continue;
-        }
-        MTT__EACH_PACK {
-            mtt__read_floats(from + pack * 8, v);
-            MTT__UNROLL for (int k = 0; k < 8; k++) v[k] = mtt__exp_from<T>(v[k], lse, factor);
-            if (target / 8 == first_pack + pack) {
-                const float at = mtt__to_float(from[target - first_pack * 8]);
-                const float gradient = (expf(at - lse) - 1.0f) * factor;
-                MTT__UNROLL for (int k = 0; k < 8; k++) v[k] = k == target % 8 ? gradient : v[k];
-                row_out[0] = lse - at;
-                row_out[1] = at >= most ? 1.0f : 0.0f;
-                row_out[2] = lse;
-            }
-            mtt__store_floats(to + pack * 8, v);
-            MTT__UNROLL for (int k = 0; k < 8; k++) column[p][k] += v[k];
-        }
-    }
-    if (sums) sums += (int64_t)cluster * width + first_pack * 8;
-    if (sums) MTT__EACH_PACK mtt__store_floats(sums + pack * 8, column[p]);
-#undef MTT__EACH_PACK
-}
-
-/* The least number of blocks that hold a row in mtt_k_loss_rows; 0 = the row is too long. */
-static int mtt__loss_cluster(const mtt__cuda *c, int64_t width, size_t *bytes)
-{
-    for (int blocks = 1; blocks <= c->cluster; blocks *= 2) {
-        const int64_t packs = mtt__ceil_div(width / 8, blocks);
-        const int element = c->precision == MTT_FP32 || c->precision == MTT_TF32 ? 4 : 2;
-        *bytes = MTT__LOSS_STAGES * (size_t)packs * 8 * element;
-        if (packs > MTT__LOSS_THREADS * MTT__LOSS_PACKS) continue;
-        if (*bytes + (4 << 10) <= (size_t)c->shared_bytes) return blocks;
-    }
-    return 0;
-}
-
-/* Runs as many clusters as the device holds at a time: another one would wait for these. If it holds none, or
-   the workspace holds the sums of none, the rows take two passes. */
-template <class T>
-static mtt_status mtt__fused_gradient_of(mtt__cuda *c, const mtt_op *op, const mtt__loss_rows &r,
-                                         const mtt_tensor *db, int add)
-{
-    const int64_t width = mtt__width(r.logits);
-    float *sums = db ? mtt__at<float>(op->workspace) : NULL;
-    size_t bytes = 0;
-    int blocks = mtt__loss_cluster(c, width, &bytes), clusters = c->processors;
-    cudaLaunchAttribute cluster = {};
-    cudaLaunchConfig_t launch = {};
-    const auto kernel = mtt_k_loss_rows<T>;
-    cudaError_t error;
-    mtt_status status;
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim.x = (unsigned)blocks;
-    cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
-    launch.gridDim = dim3((unsigned)blocks);
-    launch.blockDim = dim3(MTT__LOSS_THREADS);
-    launch.dynamicSmemBytes = bytes;
-    launch.stream = c->stream;
-    launch.attrs = &cluster;
-    launch.numAttrs = blocks > 1;
-    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
-    if (error) return mtt__checked(c, error, "cross_entropy");
-    if (blocks > 1 && cudaOccupancyMaxActiveClusters(&clusters, kernel, &launch)) clusters = 0;
-    cudaGetLastError(); /* a device may have clusters, but no room for these */
-    clusters = (int)mtt__min(clusters, r.rows);
-    if (db) clusters = (int)mtt__min(clusters, (int64_t)op->workspace->bytes / (4 * width));
-    if (!clusters) return mtt__rows_gradient(c, op, r, db, add);
-    launch.gridDim = dim3((unsigned)(clusters * blocks));
-    error = cudaLaunchKernelEx(&launch, kernel, mtt__at<T>(r.logits), r.targets, r.losses, sums,
-                               mtt__at<const mtt_control>(r.control), mtt__at<const mtt_counters>(r.counters),
-                               op->shape->vocab, (int)width, (int)r.rows);
-    status = mtt__checked(c, error, "cross_entropy");
-    if (status != MTT_OK || !db) return status;
-    return mtt__sum_slices<float>(c, sums, clusters, width, 1, clusters, mtt__at<float>(db), add);
-}
-
-static mtt_status mtt__fused_gradient(mtt__cuda *c, const mtt_op *op, const mtt__loss_rows &r,
-                                      const mtt_tensor *db, int add)
-{
-    return mtt__by_type(c, r.logits, [&](auto zero) {
-        return mtt__fused_gradient_of<decltype(zero)>(c, op, r, db, add);
-    });
-}
-
-static mtt_status mtt__hopper_chunked_loss(mtt__cuda *c, const mtt_op *op)
-{
-    return mtt__chunked_loss_by(c, op, mtt__fused_gradient);
-}
-
-/* ---- which operations run here ---- */
-
-/* 16 bits, head widths that fill tiles of 64 or 128 columns. */
-static bool mtt__hopper_takes_flash(const mtt_op *op, const mtt_tensor *qkv)
-{
-    const int D = op->shape->head_dim;
-    return mtt__flash_takes(op->shape) && qkv->dtype != MTT_F32 &&
-           ((D > 32 && D <= 64) || (D > 96 && D <= 128));
-}
-
-/* Not FP32, W [k, n], rows that an int counts, and a driver that makes tensor maps. */
-static bool mtt__hopper_takes_tiles(const mtt__cuda *c, const mtt_op *op, const mtt_tensor *operand)
-{
-    return operand->dtype != MTT_F32 && !op->transposed && op->shape->rows < (int64_t)1 << 31 && c->encode;
-}
-
-/* Rows that a cluster holds, or a single block on devices without clusters. */
-static bool mtt__hopper_takes_loss(const mtt__cuda *c, const mtt_chunked_loss *o)
-{
-    size_t bytes;
-    return o->dx && !o->d_logits && mtt__loss_cluster(c, mtt__width(o->logits), &bytes);
-}
-
-static mtt__function mtt__hopper_function(const mtt__cuda *c, const mtt_op *op)
-{
-    if (op->kind == MTT_OP_chunked_loss && mtt__hopper_takes_loss(c, MTT_OPERANDS_OF(chunked_loss, op)))
-        return mtt__hopper_chunked_loss;
-    if (!c->hopper) return NULL;
-    switch (op->kind) {
-    case MTT_OP_flash:
-        if (mtt__hopper_takes_flash(op, MTT_OPERANDS_OF(flash, op)->qkv)) return mtt__hopper_flash;
-        break;
-    case MTT_OP_flash_backward:
-        if (mtt__hopper_takes_flash(op, MTT_OPERANDS_OF(flash_backward, op)->qkv))
-            return mtt__hopper_flash_backward;
-        break;
-    case MTT_OP_linear_gelu:
-        if (mtt__hopper_takes_tiles(c, op, MTT_OPERANDS_OF(linear_gelu, op)->x))
-            return mtt__hopper_linear_gelu;
-        break;
-    case MTT_OP_linear_backward_gelu:
-        if (mtt__hopper_takes_tiles(c, op, MTT_OPERANDS_OF(linear_backward_gelu, op)->dy))
-            return mtt__hopper_linear_backward_gelu;
-        break;
-    default: break;
-    }
-    return NULL;
-}
-
-/* Sets c->hopper if the loaded code is for sm_90a: otherwise the warpgroups' kernels are empty and have no
-   static shared memory. Sets c->encode if the driver makes tensor maps. Sets c->cluster: clusters of several
-   blocks need a device that has them and code for sm_90 or later. */
-static mtt_status mtt__find_hopper(mtt__cuda *c)
-{
-    cudaFuncAttributes tiles = {}, loss = {};
-    int has_clusters = 0, major = 0;
-    void *function = NULL;
-    cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
-    cudaError_t error = cudaFuncGetAttributes(&tiles, mtt_k_linear_gelu<__nv_bfloat16, false>);
-    if (!error) error = cudaFuncGetAttributes(&loss, mtt_k_loss_rows<__nv_bfloat16>);
-    if (!error) error = cudaDeviceGetAttribute(&has_clusters, cudaDevAttrClusterLaunch, c->device);
-    if (!error) error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, c->device);
-    if (error) return mtt__checked(c, error, "reading its code");
-    c->hopper = tiles.sharedSizeBytes > 0;
-    if (major == 9 && !c->hopper && c->backend.note)
-        c->backend.note(c->backend.user, "mtt_kernels.cu was compiled without sm_90a, so attention and GELU "
-                        "run slower: compile it with -gencode=arch=compute_90a,code=sm_90a");
-    c->cluster = has_clusters && loss.ptxVersion >= 90 ? MTT__CLUSTER : 1;
-    error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault,
-                                             &found);
-    if (!error && found == cudaDriverEntryPointSuccess)
-        c->encode = (PFN_cuTensorMapEncodeTiled_v12000)function;
-    else
-        cudaGetLastError(); /* an older driver: GELU runs after the product */
-    return MTT_OK;
-}
-
-#endif /* MTT_NO_HOPPER */

@@ -1,6 +1,6 @@
 /* emulate.h - runs the kernels of mtt_kernels.cu on the CPU. tests/emulate.py makes C++ of that file;
    tests/emulate.sh compiles it with this header in front. CUDA's own headers give the types. emulate_hopper.h
-   has what only the last room needs.
+   has what only the room >>hopper needs.
 
    A thread of a block is a fiber, a block's fibers share one thread of the CPU, and blocks run one after
    another, those of a cluster together. A fiber runs until it waits: at a barrier, or at a warp's collective
