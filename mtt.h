@@ -157,8 +157,9 @@
       MTT_NO_GENERATOR      everywhere  sampling and generation
       MTT_DOCUMENT_BYTES    here        least bytes of a document cut from plain text, default 4096
       MTT_DOCUMENT_LIMIT    here        most bytes of a line of JSONL, default 2^30
-   The implementation takes 10 s to compile. A program of your own need not wait for it at each change: put
-   the two lines above into mtt.c, compile it once (cc -O3 -march=native -fopenmp -c mtt.c), and link mtt.o.
+   The implementation takes 15 s to compile at -O3. A program of your own need not wait for it at each change:
+   put the two lines above into mtt.c, compile it once (cc -O3 -march=native -fopenmp -c mtt.c), and link
+   mtt.o.
    -fopenmp makes it parallel, with OMP_NUM_THREADS threads, else all; omp_set_num_threads changes that. They,
    and threads that call mtt, need a stack of 128 KB. An object is for one thread at a time, and so is an
    mtt_env; different objects with environments of their own are independent. Begin main with
@@ -1159,7 +1160,7 @@ MTTDEF void mtt_ranks_close(mtt_ranks *ranks);
 #ifdef MTT_NO_TEXT
 #define MTT__TEXT_STRUCTS(X)
 #else
-#define MTT__TEXT_STRUCTS(X) X(mtt_pattern) X(mtt_tokenizer_kind) X(mtt_bpe_options) \
+#define MTT__TEXT_STRUCTS(X) X(mtt_tokenizer_kind) X(mtt_bpe_options) \
     X(mtt_prepare_desc) X(mtt_prepare_report) X(mtt_dataset) X(mtt_batches) X(mtt_quality)
 #endif
 #ifdef MTT_NO_GENERATOR

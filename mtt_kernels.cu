@@ -1553,7 +1553,7 @@ struct mtt__blas_product {
     float alpha = 1.0f;
 };
 
-/* All that distinguishes one product from another; compared bytewise. */
+/* Tells products apart: two with the same bytes share a plan. */
 struct mtt__product_key {
     int64_t m, n, k, lda, ldb, ldc, stride_a, stride_b, stride_c;
     int batch, transpose_a, transpose_b, in_a, in_b, out, bias, align_a, align_b, align_c, fast, padding;
@@ -4789,7 +4789,7 @@ template <int WIDTH> MTT__DEVICE auto mtt__a_of_k(uint32_t lane)
     };
 }
 
-/* Of B, part `part` of SPAN chunks of columns. */
+/* Loads one of SPAN parts of the columns of B, number `part`. */
 template <int WIDTH, int SPAN = 1> MTT__DEVICE auto mtt__b_of_k(uint32_t lane, int offset = 0, int part = 0)
 {
     return [=](uint32_t *b, int k, int n) {

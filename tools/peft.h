@@ -85,13 +85,13 @@ static inline void peft_config(mtt_writer *w, const mtt_trainer *t, const mtt_mo
              "\"base_model_name_or_path\":null,\"bias\":\"none\",\"lora_dropout\":0.0,\"r\":%d,"
              "\"lora_alpha\":%.9g,\"fan_in_fan_out\":%s,\"target_modules\":[", rank, (double)alpha,
              model->positions == MTT_POSITIONS_ROTARY ? "false" : "true");
-    for (; peft_next(t, model, &cursor, &x);)
+    while (peft_next(t, model, &cursor, &x))
         if (!x.is_b) peft_put(w, "%s\"%.*s\"", comma, peft_stem(&x), x.weight.name), comma = ",";
     peft_put(w, "]}\n");
 }
 
-/* Writes the header of adapter_model.safetensors. `text` has room for 320 bytes a tensor. Returns its
-   size, a multiple of 8: the size of the rest in 8 bytes, then where each tensor is. */
+/* Writes the header of adapter_model.safetensors. `text` has room for 320 bytes a tensor. Returns the
+   size of the header, a multiple of 8: the size of the rest in 8 bytes, then where each tensor is. */
 static inline size_t peft_header(const mtt_trainer *t, const mtt_model_desc *model, char *text)
 {
     peft_tensor x = {.is_b = 0};
@@ -146,6 +146,15 @@ static inline mtt_status peft_open(mtt_env *env, const char *folder, mtt_writer 
     return status ? status : mtt_writer_open(env, path, 0, config);
 }
 
+/* Fails on all ranks where it has failed on one. */
+static inline mtt_status peft_agree(mtt_env *env, mtt_ranks *ranks, mtt_status status)
+{
+    int failed = status != MTT_OK;
+    mtt_status told = mtt_ranks_any(ranks, &failed);
+    if (status || told) return status ? status : told;
+    return failed ? peft_fail(env, MTT_E_STOPPED, "another rank cannot write the adapters") : MTT_OK;
+}
+
 /* Writes both files. All ranks of the trainer call it, and rank 0 writes. MTT_E_ARGUMENT: PEFT has no such
    model. */
 static inline mtt_status peft_save(mtt_env *env, mtt_ranks *ranks, mtt_trainer *t, const char *folder)
@@ -157,8 +166,7 @@ static inline mtt_status peft_save(mtt_env *env, mtt_ranks *ranks, mtt_trainer *
     mtt_writer *weights = NULL, *config = NULL;
     char *header;
     float *values;
-    int failed;
-    mtt_status status = MTT_OK, told;
+    mtt_status status = MTT_OK;
     if (!policy->lora_rank) return peft_fail(env, MTT_E_ARGUMENT, "the model has no adapters: set lora_rank");
     if (!peft_has(model))
         return peft_fail(env, MTT_E_ARGUMENT, "PEFT has adapters for GPT-2, Llama and Qwen3, and this model "
@@ -171,10 +179,7 @@ static inline mtt_status peft_save(mtt_env *env, mtt_ranks *ranks, mtt_trainer *
     header = malloc((size_t)(count + 1) * 320);
     if (!values || !header) status = peft_fail(env, MTT_E_MEMORY, "no memory to write the adapters");
     else if (!policy->rank) status = peft_open(env, folder, &weights, &config);
-    failed = status != MTT_OK;
-    told = mtt_ranks_any(ranks, &failed);
-    if (!status) status = told;
-    if (!status && failed) status = peft_fail(env, MTT_E_STOPPED, "another rank cannot write the adapters");
+    status = peft_agree(env, ranks, status);
     if (!status && weights) mtt_writer_put(weights, header, peft_header(t, model, header));
     if (!status) status = peft_data(weights, t, model, values, values + most);
     if (!status && weights) {
@@ -186,6 +191,7 @@ static inline mtt_status peft_save(mtt_env *env, mtt_ranks *ranks, mtt_trainer *
     }
     mtt_writer_close(weights);
     mtt_writer_close(config);
+    status = peft_agree(env, ranks, status);
     free(header);
     free(values);
     return status;
