@@ -4128,10 +4128,15 @@ enum { MTT__NORM_TILE = 32 };
 
 /* The block of norm_backward with results in 8 bits. It has one stage, since codes take 64 bytes a column.
    Where warps share a row, it has a processor to itself, which lets its threads have more than 128
-   registers. */
+   registers. So it has on sm_120, whose 99 KB hold one block of most widths, and whose compiler would spill
+   20 bytes. */
 template <int ROW_THREADS, bool OF_RMS>
 struct mtt__norm_block_eight : mtt__norm_block<__nv_bfloat16, ROW_THREADS, 256, OF_RMS> {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
+    enum { AT_ONCE = 1, STAGES = 1 };
+#else
     enum { AT_ONCE = ROW_THREADS ? 2 : 1, STAGES = 1 };
+#endif
 };
 
 /* The results of norm_backward in 8 bits. */
