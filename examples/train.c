@@ -168,6 +168,7 @@ static mtt_status evaluate(mtt_trainer *t, const mtt_batches *batches, const mtt
     if (status || files.stopped) return status;
     if (mtt_trainer_step(t) < set.steps) speak_quality(q); /* after the last step the summary has it */
     if (better && set.save_every >= 0) run_tell(&files, run_save_best(&files, t, batches));
+    run_log_quality(&files, mtt_trainer_step(t), q); /* after the save: who dies between does both again */
     return MTT_OK;
 }
 

@@ -79,6 +79,7 @@ CALL_FD(ssize_t, pwrite, (int fd, const void *data, size_t n, off_t at), (fd, da
 CALL_FD(int, fsync, (int fd), (fd), EIO)
 CALL_FD(int, ftruncate, (int fd, off_t size), (fd, size), EIO)
 CALL_PATH(rename, (const char *path, const char *to), (path, to), EIO)
+CALL_PATH(link, (const char *path, const char *to), (path, to), EIO)
 CALL_PATH(unlink, (const char *path), (path), EIO)
 CALL_PATH(remove, (const char *path), (path), EIO)
 CALL_PATH(mkdir, (const char *path, mode_t mode), (path, mode), ENOSPC)

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # faults.sh BUILD_DIR [SCENARIO] - each call of train, prepare and report on a file fails once: open, read,
 # write, fsync, close, rename, unlink, mmap, mkdir. After each failure there must be an exit code and a
-# message, nothing may be lost, and the next run must give what a run without failures gives.
+# message, nothing may be lost, and the next run must give what a run without failures gives. Then a run dies
+# at each call, continues, and must end with every file of one that did not, to the bit.
 . tests/lib.sh
 build=$(mkdir -p "$1/faults" && cd "$1/faults" && pwd) || exit 1
 room=$(mktemp -d -p /dev/shm 2> /dev/null || mktemp -d)
@@ -27,12 +28,18 @@ train() { # in a folder of its own, which takes the last checkpoint where that o
 prepare() { "$build/prepare" --input "$1" --output "$run/d" --vocab-size 280 --seed "$2"; }
 
 before_first() { :; }
-command_first() { train --steps 4 --save-every 2; }
-again_first() { train --steps 4 --save-every 2; }
+command_first() { train --steps 4 --save-every 2 --eval-every 2; }
+again_first() { command_first; }
+continue_first() { # from the newest checkpoint, if there is one
+  local resume=
+  ! ls "$run"/*_step*.safetensors > /dev/null 2>&1 || resume=--resume
+  train --steps 4 --save-every 2 --eval-every 2 $resume
+}
 
 before_resume() { train --steps 3; }
-command_resume() { train --steps 6 --save-every 2 --resume; }
+command_resume() { train --steps 6 --save-every 2 --eval-every 2 --resume; }
 again_resume() { command_resume; }
+continue_resume() { command_resume; }
 kept_resume() { grep -q '"step": 3' "$run"/*.jsonl; }
 
 before_anew() { train --steps 3; }
@@ -118,6 +125,17 @@ try() { # N: fails the Nth call; 1 = there is none
   else pass; fi
   kept "by the next run"
 }
+die() { # N: the process dies at the Nth call; 1 = there is none
+  rm -f "$FAULT_MARK"
+  put_back "$start"
+  { FAULT_KILL=1 FAULT_AT=$1 LD_PRELOAD=$build/faults.so "command_$scenario"; } > "$room/out" 2> "$room/err"
+  [ -e "$FAULT_MARK" ] || return 1
+  deaths=$((deaths + 1))
+  kept "by death"
+  if ! "continue_$scenario" > "$room/out" 2> "$room/err"; then wrong "continued: $(tail -1 "$room/err")"
+  elif ! has_all || ! is_clean; then wrong "continued after death: $odd"
+  else pass; fi
+}
 ready() { # makes the folders before and after the command
   rm -rf "$run" "$start" "$want"
   mkdir "$run" && "before_$scenario" && cp -r "$run" "$start" && "command_$scenario" && cp -r "$run" "$want"
@@ -128,5 +146,10 @@ for scenario in ${2:-first resume anew prepare piped report}; do
   for ((n = 1; n < 2000; n++)); do try $n || break; done
   printf '%-8s %d calls failed, %d wrong outcomes\n' "$scenario" $sites $((failed - before))
   [ $sites -gt 20 ] || fail "$scenario: only $sites calls"
+  [ "$(type -t "continue_$scenario")" = function ] || continue
+  deaths=0 before=$failed
+  for ((n = 1; n < 2000; n++)); do die $n || break; done
+  printf '%-8s died at %d calls, %d wrong outcomes\n' "$scenario" $deaths $((failed - before))
+  [ $deaths -gt 20 ] || fail "$scenario: only $deaths deaths"
 done
 closing_line

@@ -887,8 +887,8 @@ static mtt_status run_count_steps(run *r, const mtt_batches *batches, int accumu
                     (unsigned long long)in_step);
 }
 
-/* The validation split's quality, to the log, too. `better`: it is the best so far. A signal ends it and sets
-   r->stopped; then nothing is evaluated. */
+/* The validation split's quality. `better`: it is the best so far. A signal ends it and sets r->stopped; then
+   nothing is evaluated. */
 static mtt_status run_evaluate(run *r, mtt_trainer *t, const mtt_dataset *data, int batches, mtt_quality *q,
                                int *better)
 {
@@ -896,7 +896,6 @@ static mtt_status run_evaluate(run *r, mtt_trainer *t, const mtt_dataset *data, 
     r->stopped = status == MTT_END;
     *better = !status && q->loss < r->best;
     if (status) return r->stopped ? MTT_OK : status;
-    run_log_quality(r, mtt_trainer_step(t), q);
     return run_decide(r, better);
 }
 #endif
