@@ -97,7 +97,6 @@
                    P (2 + 3.125) compact
       activations  R L s (8C + 2F) with nothing recomputed; selective and FP8 keep 6C + F, layer C alone.
                    SwiGLU has F more. With K heads of keys, D wide, 4C + 2 (H + K) D takes the place of 8C.
-                   kept_inputs = MTT_KEPT_FP8 takes 1 byte, not s, for 2C + F of these, or for layer's C
       scores       L batch H seq_len^2 s, or 0 with flash attention
       logits       R V s, or a chunk of 1024 rows, 2048 on CUDA
    A generator holds P s bytes of weights, and for each token of its contexts a cache of 2 L K D s bytes.
@@ -114,11 +113,10 @@
    `rank` and `ranks` are set. GPUs of one host copy from each other's memory (CUDA IPC) if they can. Others
    exchange by NCCL 2.7 or later, which is loaded at run time.
    Losses, weights and checkpoints are, bit for bit, those of one rank with N times as many micro-batches, for
-   every N and shard. So a run can go on with another number of ranks. There are three exceptions:
+   every N and shard. So a run can go on with another number of ranks. There are two exceptions:
    - Ranks that do not divide gradients first add up their own micro-batches, if they have several.
    - 16-bit gradients (compact state, 16-bit precision, one micro-batch a rank) are rounded before they are
      added. All shards then have the same bits.
-   - With kept_inputs in 8 bits, gradients depend on which layers the plan recomputes.
    The policy's `shard` says what ranks divide. The plan says what a rank holds, and what it sends. The
    gradients of a layer are sent while the backward pass goes on through the layer before it, and weights of a
    layer while the next one's are updated, or, by copies, while the next forward pass runs. A rank that waits
@@ -335,9 +333,8 @@ typedef struct mtt_model_desc {
    multiples of 16, on CUDA for compute capability 8.9 and later. */
 typedef enum mtt_precision { MTT_FP32, MTT_TF32, MTT_BF16, MTT_FP16, MTT_FP8 } mtt_precision;
 
-/* The products of FP8 that are in 8 bits: all, which implies the chunked loss; all but the head; the forward
-   products of the layers. */
-typedef enum mtt_fp8_products { MTT_FP8_ALL, MTT_FP8_LAYERS, MTT_FP8_FORWARD } mtt_fp8_products;
+/* The products of FP8 that are in 8 bits: all, which implies the chunked loss; all but the head. */
+typedef enum mtt_fp8_products { MTT_FP8_ALL, MTT_FP8_LAYERS } mtt_fp8_products;
 
 /* Plain: scores and probabilities are in memory, T x T each. Flash: tiles and an online softmax (Dao et al.
    2022). */
@@ -352,7 +349,7 @@ typedef enum mtt_attention { MTT_ATTENTION_PLAIN, MTT_ATTENTION_FLASH } mtt_atte
       budget      layer for the first layers, selective for the next, none for the rest: the cheapest such
                   choice that fits `budget_bytes`
    Layer and segments keep more in the last layers, which the backward pass needs first, as far as that takes
-   at most 0.1 % more memory. Recomputation never changes a bit of the result, but under MTT_KEPT_FP8. */
+   at most 0.1 % more memory. Recomputation never changes a bit of the result. */
 typedef enum mtt_recompute {
     MTT_RECOMPUTE_NONE,
     MTT_RECOMPUTE_SELECTIVE,
@@ -360,12 +357,6 @@ typedef enum mtt_recompute {
     MTT_RECOMPUTE_SEGMENTS,
     MTT_RECOMPUTE_BUDGET
 } mtt_recompute;
-
-/* The inputs of norms and of the MLP's activation (GELU or another) that are kept for the backward pass:
-   as they are, or in 8 bits, e4m3 with a power of two as the scale of each 128 elements (Xi et al. 2024,
-   arXiv 2410.19313). That is 1.01 bytes an element in place of 2 or 4. The loss is the same; gradients,
-   and what is recomputed, are made from rounded inputs. So gradients also depend on what is recomputed. */
-typedef enum mtt_kept_inputs { MTT_KEPT_FULL, MTT_KEPT_FP8 } mtt_kept_inputs;
 
 /* Full: the logits of all tokens are in memory. Chunked: those of a few rows at a time; their gradients are
    made at once. */
@@ -397,7 +388,6 @@ typedef struct mtt_policy {
                                 memory and time with flash attention alone: plain attention keeps T x T */
     mtt_recompute recompute; /* default none */
     int segment;             /* layers per segment, 1..1024, default the square root of layers, rounded up */
-    mtt_kept_inputs kept_inputs; /* of norms and GELU, default full */
     mtt_loss loss;           /* default full */
     int loss_chunk_rows;     /* tokens of a chunk of logits, 1..2^24, default 1024, on CUDA 2048; for FP8 a
                                 multiple of 16, on CUDA doubled until a quarter of the tokens fits */
@@ -483,9 +473,9 @@ MTTDEF mtt_status mtt_optim_resolve(mtt_env *env, const mtt_optim_desc *optim, m
 MTTDEF float mtt_learning_rate(const mtt_optim_desc *resolved, int64_t step);
 
 /* A technique in words joined by _, for example bf16_flash_window16. The words: fp32 tf32 bf16 fp16 fp8,
-   layers8 forward8 (FP8 products of the layers alone, or of their forward pass alone), flash, windowN (which
-   implies flash), selective checkpointing segments budget, kept8, chunked, compact, early, split, zero1 zero2
-   (shards of the optimizer, and of gradients, too). Of words for one field the last counts.
+   layers8 (FP8 products of the layers alone), flash, windowN (which implies flash), selective checkpointing
+   segments budget, chunked, compact, early, split, zero1 zero2 (shards of the optimizer, and of gradients,
+   too). Of words for one field the last counts.
    mtt_policy_parse sets what the words say and leaves the rest of `policy`; bsN sets *batch, and is refused
    where `batch` is NULL. mtt_policy_name writes the words of a policy and a 0, cut at the capacity. It
    returns the length of what it wrote, without the 0. */
@@ -1327,19 +1317,13 @@ typedef struct mtt_shape {
    cached_attention takes rows of any sequences: row i is the token of sequence sequences[i] at place
    places[i], or none if that is negative; its output is then zeros. It writes k and v of its rows to the
    cache, [batch * heads_kv, context, head_dim], and then attends to places up to each row's own. To all other
-   operations of such a program, its rows are one sequence.
-
-   quantize_groups rounds x to e4m3 in groups of MTT_KEPT_GROUP elements: all codes, and then for each group
-   the exponent bits of the float that its codes are multiplied by. dequantize_groups makes x of them. */
-enum { MTT_KEPT_GROUP = 128 };
+   operations of such a program, its rows are one sequence. */
 #define MTT_OPERANDS(...) mtt_tensor __VA_ARGS__;
 #define MTT_LOCAL_OPS(X)                                                                                     \
     X(embed, 4, MTT_OPERANDS(*tokens, *wte, *positions, *control, *x),                                       \
       N(o->x), 3 * B(o->x), 0)                                                                               \
     X(norm, 3, MTT_OPERANDS(*x, *gain, *shift, *y, *stats),                                                  \
       8 * N(o->x), MOVED, 0)                                                                                 \
-    X(quantize_groups, 1, MTT_OPERANDS(*x, *codes),                                                          \
-      3 * N(o->x), MOVED, 0)                                                                                 \
     X(linear, 3, MTT_OPERANDS(*x, *weight, *bias, *y),                                                       \
       2 * N(o->y) * W(o->x), MOVED, 0)                                                                       \
     X(linear_adapted, 5, MTT_OPERANDS(*x, *weight, *bias, *xa, *lora_b, *y),                                 \
@@ -1392,8 +1376,6 @@ enum { MTT_KEPT_GROUP = 128 };
       o->d_weight ? 2 * N(o->d_weight) * (double)d->rows : N(o->dy), MOVED, 0)                               \
     X(linear_backward_input, 2, MTT_OPERANDS(*dy, *weight, *dx),                                             \
       2 * N(o->dx) * W(o->dy), MOVED, 0)                                                                     \
-    X(dequantize_groups, 1, MTT_OPERANDS(*codes, *x),                                                        \
-      N(o->x), MOVED, 0)                                                                                     \
     X(norm_backward, 6, MTT_OPERANDS(*dy, *x, *stats, *gain, *shift, *joined, *dx, *dx_8, *dx_t, *y_t,       \
       *d_gain, *d_shift),                                                                                    \
       14 * N(o->dx) + (o->dx_t ? N(o->dx) : 0) + (o->y_t ? 5 * N(o->x) : 0), MOVED, 8 * mtt__width(o->dx))   \
@@ -1841,12 +1823,6 @@ MTT__BOTH float mtt__power_of_two(float x)
 {
     float low = 8.6736174e-19f, high = 1.1529215e18f;
     return mtt__bits_float(mtt__float_bits(x < low ? low : x > high ? high : x) & 0x7f800000u);
-}
-
-/* The scale of a group of kept inputs: it uses all of e4m3's range, 448, without clipping. */
-MTT__BOTH float mtt__group_scale(float largest)
-{
-    return largest > 0 ? mtt__power_of_two(448.0f / largest) : 1.0f;
 }
 
 /* Takes the scale for the next step: half of e4m3's range, 448, is left for growth. The scale stays without a
@@ -2904,13 +2880,12 @@ static const mtt_field mtt__model_field[] = {
 static const mtt_field mtt__policy_field[] = {
 #define MTT__DESC mtt_policy
     MTT__FIELD(precision, CHOICE, 0, 0, MTT_FP8, "fp32|tf32|bf16|fp16|fp8", "precision")
-    MTT__FIELD(fp8_products, CHOICE, 0, 0, MTT_FP8_FORWARD, "all|layers|forward", "products in 8 bits")
+    MTT__FIELD(fp8_products, CHOICE, 0, 0, MTT_FP8_LAYERS, "all|layers", "products in 8 bits")
     MTT__FIELD(attention, CHOICE, 0, 0, MTT_ATTENTION_FLASH, "plain|flash", "attention")
     MTT__FIELD(window, INT, 0, 0, INT_MAX, NULL, "keys that a query attends to, its own included; 0: all")
     MTT__FIELD(recompute, CHOICE, 0, 0, MTT_RECOMPUTE_BUDGET, "none|selective|layer|segments|budget",
                "what the backward pass recomputes")
     MTT__FIELD(segment, INT, 0, 1, 1024, NULL, "layers in a segment (default the square root of layers)")
-    MTT__FIELD(kept_inputs, CHOICE, 0, 0, MTT_KEPT_FP8, "full|fp8", "inputs of norms and GELU that are kept")
     MTT__FIELD(loss, CHOICE, 0, 0, MTT_LOSS_CHUNKED, "full|chunked", "logits of all tokens or of a chunk")
     MTT__FIELD(loss_chunk_rows, INT, 0, 1, 1 << 24, NULL, "rows of logits in a chunk (1024, on CUDA 2048)")
     MTT__FIELD(state, CHOICE, 0, 0, MTT_STATE_COMPACT, "full|compact", "optimizer state")
@@ -3206,13 +3181,11 @@ static const struct {
     {"fp16", offsetof(mtt_policy, precision), MTT_FP16},
     {"fp8", offsetof(mtt_policy, precision), MTT_FP8},
     {"layers8", offsetof(mtt_policy, fp8_products), MTT_FP8_LAYERS},
-    {"forward8", offsetof(mtt_policy, fp8_products), MTT_FP8_FORWARD},
     {"flash", offsetof(mtt_policy, attention), MTT_ATTENTION_FLASH},
     {"selective", offsetof(mtt_policy, recompute), MTT_RECOMPUTE_SELECTIVE},
     {"checkpointing", offsetof(mtt_policy, recompute), MTT_RECOMPUTE_LAYER},
     {"segments", offsetof(mtt_policy, recompute), MTT_RECOMPUTE_SEGMENTS},
     {"budget", offsetof(mtt_policy, recompute), MTT_RECOMPUTE_BUDGET},
-    {"kept8", offsetof(mtt_policy, kept_inputs), MTT_KEPT_FP8},
     {"chunked", offsetof(mtt_policy, loss), MTT_LOSS_CHUNKED},
     {"compact", offsetof(mtt_policy, state), MTT_STATE_COMPACT},
     {"early", offsetof(mtt_policy, early_update), 1},
@@ -3220,6 +3193,10 @@ static const struct {
     {"zero1", offsetof(mtt_policy, shard), MTT_SHARD_OPTIMIZER},
     {"zero2", offsetof(mtt_policy, shard), MTT_SHARD_GRADIENTS},
 };
+
+/* Words that were techniques once, and what serves in their place. */
+static const struct { const char *word, *instead; } mtt__retired[] = {{"kept8", "selective"},
+                                                                      {"forward8", "layers8"}};
 
 /* Returns the number behind `prefix` if that is all of the word, 1 to 2^30; otherwise 0. */
 static int mtt__word_number(const char *word, size_t size, const char *prefix)
@@ -3249,12 +3226,17 @@ MTTDEF mtt_status mtt_policy_parse(mtt_env *env, const char *words, mtt_policy *
             p.attention = MTT_ATTENTION_FLASH;
             p.window = number;
         } else if (batch && (number = mtt__word_number(at, size, "bs")) != 0) new_batch = number;
-        else
+        else {
+            for (k = 0; k < MTT__LENGTH(mtt__retired); k++)
+                if (strlen(mtt__retired[k].word) == size && memcmp(at, mtt__retired[k].word, size) == 0)
+                    return mtt__fail(env, MTT_E_ARGUMENT, "\"%s\" in \"%.200s\" is no technique any more: "
+                                     "take %s", mtt__retired[k].word, words, mtt__retired[k].instead);
             return mtt__fail(env, MTT_E_ARGUMENT,
                              "\"%.*s\" in \"%.200s\" is no technique: fp32 tf32 bf16 fp16 fp8 layers8 "
-                             "forward8 flash windowN selective checkpointing segments budget kept8 chunked "
-                             "compact early split zero1 zero2%s, joined by _",
+                             "flash windowN selective checkpointing segments budget chunked compact early "
+                             "split zero1 zero2%s, joined by _",
                              (int)(size < 60 ? size : 60), at, words, batch ? " bsN" : "");
+        }
         at += size;
         if (!*at) break;
     }
@@ -3522,7 +3504,6 @@ MTTDEF const char *mtt_op_name(mtt_op_kind kind)
 /* An activation of a layer while a program is built. */
 typedef struct mtt__activation {
     mtt_tensor *current;  /* the tensor that holds it; NULL = dropped or not made yet */
-    mtt_tensor *codes;    /* the tensor that keeps it in 8 bits for the backward pass; NULL = none */
     mtt_tensor *gradient; /* the tensor that holds its gradient */
     mtt_tensor *gradient_8, *gradient_t; /* the gradient in 8 bits and its transpose, if they are made */
     int maker;            /* the operation that made it in the forward pass */
@@ -3563,8 +3544,8 @@ static mtt_dtype mtt__dtype(const mtt__builder *b)
     return mtt__precisions[b->policy->precision].dtype;
 }
 
-/* 1 = products are in 8 bits: of the layers forward, of the layers backward, of the head. Evaluations and
-   generation have theirs in 16, for the weights as they are saved. */
+/* 1 = products are in 8 bits: of the layers, of the head (`least` is MTT_FP8_ALL). Evaluations and generation
+   have theirs in 16, for the weights as they are saved. */
 static int mtt__in_eight(const mtt__builder *b, mtt_fp8_products least)
 {
     return b->policy->precision == MTT_FP8 && b->policy->fp8_products <= least &&
@@ -3576,7 +3557,7 @@ static mtt_dtype mtt__role_dtype(const mtt__builder *b, int role)
     switch (mtt__role[role].type) {
     case MTT__WIDE: return MTT_F32;
     case MTT__EIGHT: return MTT_F8_E4M3;
-    case MTT__INPUT: return mtt__in_eight(b, MTT_FP8_FORWARD) ? MTT_F8_E4M3 : mtt__dtype(b);
+    case MTT__INPUT: return mtt__in_eight(b, MTT_FP8_LAYERS) ? MTT_F8_E4M3 : mtt__dtype(b);
     case MTT__HEAD_INPUT: return mtt__in_eight(b, MTT_FP8_ALL) ? MTT_F8_E4M3 : mtt__dtype(b);
     default: return mtt__dtype(b);
     }
@@ -3749,20 +3730,15 @@ static int mtt__recompute_level(const mtt_schedule *s, int layer)
     return MTT__BY_LAYER;
 }
 
-/* The tensor that holds an activation. If it was dropped, it is made again: of its codes, or by the operation
-   that made it, after what that operation needs in its turn. This is all there is to recomputation. */
+/* The tensor that holds an activation. If it was dropped, it is made again by the operation that made it, after
+   what that operation needs in its turn. This is all there is to recomputation. */
 static mtt_tensor *mtt__need(mtt__builder *b, mtt_tensor *t)
 {
-    mtt_tensor *operands[MTT__MOST_OPERANDS], *codes;
+    mtt_tensor *operands[MTT__MOST_OPERANDS];
     mtt_op source, *again;
     int k, count;
     if (!t || t->role < 0 || b->status) return t;
     if (mtt__activation_of(b, t)->current) return mtt__activation_of(b, t)->current;
-    codes = mtt__activation_of(b, t)->codes;
-    if (codes) {
-        MTT__EMIT(b, t->layer, 0, dequantize_groups, codes, mtt__make(b, t->role, t->layer));
-        return mtt__activation_of(b, t)->current;
-    }
     source = b->program->ops[mtt__activation_of(b, t)->maker];
     count = source.inputs + source.outputs;
     for (k = 0; k < source.inputs; k++) mtt__need(b, source.operands[k]);
@@ -3793,25 +3769,8 @@ static int mtt__is_dropped(const mtt_schedule *s, int role, int layer)
     return mtt__role[role].dropped_by <= level;
 }
 
-/* Keeps an input of a norm or of GELU in 8 bits, if the policy says so, it is not recomputed, and there is a
-   backward pass in its layer. */
-static void mtt__keep(mtt__builder *b, mtt_tensor *t)
-{
-    const mtt_schedule *s = b->schedule;
-    const mtt__parameter *next;
-    mtt_tensor *codes;
-    if (b->policy->kept_inputs != MTT_KEPT_FP8 || b->program != &s->programs[MTT__TRAIN] || b->status) return;
-    if (mtt__is_dropped(s, t->role, t->layer)) return;
-    next = b->parameters[mtt__slot(b, MTT__QKV_WEIGHT, t->layer + 1)];
-    if (t->layer + 1 < s->model.layers && !next->first_range) return;
-    codes = mtt__add_tensor(b, MTT_U8, t->category, t->layer, mtt__role[t->role].name, ".kept",
-                            mtt__ceil_div(mtt__elements(t), MTT_KEPT_GROUP), MTT_KEPT_GROUP + 1, 0);
-    mtt__activation_of(b, t)->codes = codes;
-    MTT__EMIT(b, t->layer, 0, quantize_groups, t, codes);
-}
-
-/* What the backward pass makes again, of codes or by recomputation, is not kept as it is. Nor is a product's
-   8-bit input: the backward pass makes its transpose again. */
+/* What the backward pass makes again is not kept. Nor is a product's 8-bit input: the backward pass makes its
+   transpose again. */
 static void mtt__drop_activations(mtt__builder *b)
 {
     int layer, role;
@@ -3819,7 +3778,7 @@ static void mtt__drop_activations(mtt__builder *b)
         for (role = 0; role < MTT__ROLES; role++) {
             mtt__activation *a = &b->activations[mtt__slot(b, role, layer)];
             int eight = a->current && a->current->dtype == MTT_F8_E4M3;
-            if (mtt__is_dropped(b->schedule, role, layer) || eight || a->codes) a->current = NULL;
+            if (mtt__is_dropped(b->schedule, role, layer) || eight) a->current = NULL;
         }
 }
 
@@ -3880,7 +3839,7 @@ static mtt_tensor *mtt__linear(mtt__builder *b, int layer, mtt_tensor *x, int we
                                int adapter, int xa_role, int y_role)
 {
     mtt_tensor *w = mtt__weight(b, weight, layer), *lora_a = mtt__weight(b, adapter, layer), *xa, *y;
-    int in_eight = mtt__in_eight(b, MTT_FP8_FORWARD);
+    int in_eight = mtt__in_eight(b, MTT_FP8_LAYERS);
     if (lora_a) {
         xa = mtt__make(b, xa_role, layer);
         MTT__EMIT(b, layer, 0, linear, x, lora_a, NULL, xa);
@@ -3921,11 +3880,8 @@ static mtt_tensor *mtt__product_input(mtt__builder *b, int layer, int which, mtt
 {
     int role = mtt__norms[which].y, at = which == MTT__FINAL_NORM ? -1 : layer;
     mtt_tensor *y;
-    if (b->schedule->model.norm_place == MTT_NORM_PRE) {
-        y = mtt__norm(b, layer, which, x, mtt__make(b, role, layer));
-        if (at >= 0) mtt__keep(b, x);
-        return y;
-    }
+    if (b->schedule->model.norm_place == MTT_NORM_PRE)
+        return mtt__norm(b, layer, which, x, mtt__make(b, role, layer));
     if (mtt__role_dtype(b, role) != MTT_F8_E4M3) return x;
     y = mtt__make(b, role, layer);
     MTT__EMIT(b, at, 0, quantize, x, NULL, NULL, NULL, y, NULL);
@@ -3947,7 +3903,7 @@ static mtt_tensor *mtt__qkv(mtt__builder *b, int layer, mtt_tensor *x)
 static mtt_tensor *mtt__attention(mtt__builder *b, int layer, mtt_tensor *qkv)
 {
     mtt_tensor *control = b->program->control, *scores, *probs, *dropped, *out, *out_8 = NULL, *lse;
-    int in_eight = mtt__in_eight(b, MTT_FP8_FORWARD);
+    int in_eight = mtt__in_eight(b, MTT_FP8_LAYERS);
     if (b->schedule->chunk) {
         mtt__program *p = b->program;
         out = mtt__make(b, MTT__A_ATTENDED, layer);
@@ -3988,9 +3944,7 @@ static mtt_tensor *mtt__residual(mtt__builder *b, int layer, int which, mtt_tens
     mtt_tensor *sum = post ? mtt__make(b, mtt__norms[which].sum, layer) : mtt__make(b, role, to);
     MTT__EMIT(b, layer, site, residual, x, branch, b->program->control, sum);
     if (!post) return sum;
-    x = mtt__norm(b, layer, which, sum, mtt__make(b, role, to));
-    mtt__keep(b, sum);
-    return x;
+    return mtt__norm(b, layer, which, sum, mtt__make(b, role, to));
 }
 
 /* GELU is an operation of its own, since products have it as their epilogue. It has the same operands. */
@@ -3999,7 +3953,6 @@ static mtt_tensor *mtt__activate(mtt__builder *b, int layer, mtt_tensor *x)
     mtt_activation row = {x, mtt__make(b, MTT__A_GELU, layer)};
     int gelu = b->schedule->model.mlp == MTT_MLP_GELU;
     mtt__emit(b, gelu ? MTT_OP_gelu : MTT_OP_activation, layer, 0, &row);
-    mtt__keep(b, x);
     return row.y;
 }
 
@@ -4017,7 +3970,7 @@ static mtt_tensor *mtt__emit_layers(mtt__builder *b)
     MTT__EMIT(b, -1, MTT__SITE_EMBED, embed, p->tokens, wte, b->positions, p->control, x);
     for (i = 0; i < p->shape.layers; i++) {
         h = mtt__product_input(b, i, MTT__FIRST_NORM, x);
-        if (mtt__in_eight(b, MTT_FP8_FORWARD)) mtt__emit_weights(b, i, 1);
+        if (mtt__in_eight(b, MTT_FP8_LAYERS)) mtt__emit_weights(b, i, 1);
         h = mtt__attention(b, i, mtt__qkv(b, i, h));
         h = MTT__LINEAR(b, i, h, PROJ, MTT__A_PROJ);
         x = mtt__residual(b, i, MTT__FIRST_NORM, x, h, MTT__SITE_PROJ, MTT__A_MIDDLE, i);
@@ -4035,23 +3988,21 @@ static mtt_tensor *mtt__head_weight(mtt__builder *b)
     return mtt__weight(b, b->schedule->model.tied_head ? MTT__WTE : MTT__HEAD_WEIGHT, -1);
 }
 
-/* The head's weight in 8 bits, as it is for the forward product, and transposed if `both`. */
-static mtt_tensor *mtt__head_eight(mtt__builder *b, int both, mtt_tensor **transposed)
+/* The head's weight in 8 bits, as it is and transposed. */
+static mtt_tensor *mtt__head_eight(mtt__builder *b, mtt_tensor **transposed)
 {
     int entry = MTT__LAYER_SCALES * b->program->shape.layers + MTT__SCALE_HEAD;
     mtt_tensor *w = mtt__head_weight(b), *eight = mtt__add_eight(b, w, entry, 0);
-    *transposed = both ? mtt__add_eight(b, w, entry, 1) : NULL;
-    eight->recorded = both;
+    *transposed = mtt__add_eight(b, w, entry, 1);
+    eight->recorded = 1;
     MTT__EMIT(b, -1, 0, quantize, w, NULL, NULL, NULL, eight, *transposed);
     return eight;
 }
 
 static mtt_tensor *mtt__emit_logits(mtt__builder *b, mtt_tensor *normed)
 {
-    mtt_tensor *logits, *weight = mtt__head_weight(b), *unused;
-    if (normed->dtype == MTT_F8_E4M3) weight = mtt__head_eight(b, 0, &unused);
-    logits = mtt__make(b, MTT__A_LOGITS, b->program->shape.layers);
-    MTT__EMIT(b, -1, 0, linear, normed, weight, mtt__weight(b, MTT__HEAD_BIAS, -1), logits);
+    mtt_tensor *logits = mtt__make(b, MTT__A_LOGITS, b->program->shape.layers);
+    MTT__EMIT(b, -1, 0, linear, normed, mtt__head_weight(b), mtt__weight(b, MTT__HEAD_BIAS, -1), logits);
     b->op->transposed = 1;
     return logits;
 }
@@ -4320,27 +4271,22 @@ static void mtt__linear_gradients(mtt__builder *b, const mtt_op *op, mtt_tensor 
 
 /* ---- 8 bits ---- */
 
-/* A product's input, made again from what was kept: in 8 bits and transposed, or in 16 bits as it is. */
-static mtt_tensor *mtt__input_again(mtt__builder *b, int layer, const mtt_tensor *x, int transposed)
+/* A product's input, made again from what was kept: in 8 bits and transposed. */
+static mtt_tensor *mtt__input_again(mtt__builder *b, int layer, const mtt_tensor *x)
 {
     mtt_op maker = mtt__maker(b, x);
     const mtt_norm *n = MTT_OPERANDS_OF(norm, &maker);
     int attention = maker.kind == MTT_OP_flash; /* its output is there in 16 bits */
-    int activation = mtt__is_activation(maker.kind);
     mtt_tensor *from, *stats = NULL, *gain = NULL, *shift = NULL, *again;
     from = mtt__need(b, maker.operands[attention ? maker.inputs : 0]);
     if (maker.kind == MTT_OP_norm) stats = mtt__need(b, n->stats), gain = n->gain, shift = n->shift;
-    if (!transposed && (attention || maker.kind == MTT_OP_quantize)) return from;
-    if (!transposed || activation) { /* quantize normalizes, but has no activations */
+    if (mtt__is_activation(maker.kind)) { /* quantize normalizes, but has no activations */
         mtt_activation row = {from, mtt__add_tensor(b, mtt__dtype(b), x->category, -1, x->name, ".16",
                                                     mtt__rows(x), mtt__width(x), 0)};
-        again = row.y;
         b->recomputing = 1;
-        if (stats) MTT__EMIT(b, layer, 0, norm, from, gain, shift, again, stats);
-        else mtt__emit(b, maker.kind, layer, 0, &row);
+        mtt__emit(b, maker.kind, layer, 0, &row);
         b->recomputing = 0;
-        if (!transposed) return again;
-        from = again;
+        from = row.y;
     }
     again = mtt__add_eight(b, x, x->entry, 1);
     MTT__EMIT(b, layer, 0, quantize, from, stats, gain, shift, NULL, again);
@@ -4375,7 +4321,7 @@ static void mtt__adjoint_linear_eight(mtt__builder *b, const mtt_op *op)
     mtt_op maker = mtt__maker(b, f->x);
     int trains = mtt__trains(b, f->x), activation = mtt__is_activation(maker.kind);
     int waits = trains && mtt__trains(b, weight) && (maker.kind == MTT_OP_norm || activation);
-    if (!waits && mtt__trains(b, weight)) x_t = mtt__input_again(b, op->layer, f->x, 1);
+    if (!waits && mtt__trains(b, weight)) x_t = mtt__input_again(b, op->layer, f->x);
     if (trains && activation) mtt__need(b, maker.operands[0]);
     b->waiting.d_weight = mtt__parameter_gradient(b, weight);
     b->waiting.d_bias = mtt__parameter_gradient(b, f->bias);
@@ -4390,25 +4336,18 @@ static void mtt__adjoint_linear_eight(mtt__builder *b, const mtt_op *op)
 static void mtt__adjoint_linear(mtt__builder *b, const mtt_op *op)
 {
     const mtt_linear *f = MTT_OPERANDS_OF(linear, op);
-    mtt_tensor *weight = f->weight, *x, *dy;
-    int transposed = op->transposed;
+    mtt_tensor *x;
+    mtt_op maker;
     if (b->status) return;
     if (f->x->dtype == MTT_F8_E4M3) {
-        if (mtt__in_eight(b, MTT_FP8_LAYERS)) {
-            mtt__adjoint_linear_eight(b, op);
-            return;
-        }
-        x = mtt__trains(b, weight) ? mtt__input_again(b, op->layer, f->x, 0) : NULL;
-        weight = b->program->parameters[weight->parameter].weight;
-        transposed = 0;
-    } else {
-        mtt_op maker = mtt__maker(b, f->x);
-        x = mtt__trains(b, weight) ? mtt__need(b, f->x) : NULL;
-        if (mtt__is_activation(maker.kind) && mtt__trains(b, f->x))
-            mtt__need(b, maker.operands[0]); /* now: GELU's can be fused */
+        mtt__adjoint_linear_eight(b, op);
+        return;
     }
-    dy = *mtt__gradient(b, f->y);
-    mtt__linear_gradients(b, op, x, weight, dy, transposed);
+    maker = mtt__maker(b, f->x);
+    x = mtt__trains(b, f->weight) ? mtt__need(b, f->x) : NULL;
+    if (mtt__is_activation(maker.kind) && mtt__trains(b, f->x))
+        mtt__need(b, maker.operands[0]); /* now: GELU's can be fused */
+    mtt__linear_gradients(b, op, x, f->weight, *mtt__gradient(b, f->y), op->transposed);
 }
 
 /* Of B and x A; then those of the layer itself. */
@@ -4587,9 +4526,9 @@ static void mtt__emit_chunked_loss(mtt__builder *b, mtt_tensor *x, mtt_tensor *l
         d_weight = mtt__parameter_gradient(b, weight);
         d_bias = mtt__parameter_gradient(b, bias);
     }
-    if (eight) weight = mtt__head_eight(b, gradients, &weight_t);
+    if (eight) weight = mtt__head_eight(b, &weight_t);
     if (eight && gradients) {
-        if (d_weight) x_t = mtt__input_again(b, -1, x, 1);
+        if (d_weight) x_t = mtt__input_again(b, -1, x);
         d_logits = mtt__add_tensor(b, MTT_F8_E5M2, MTT_LOGITS, -1, "", "d_logits.8", rows, vocab, 0);
         d_logits_t = mtt__add_tensor(b, MTT_F8_E5M2, MTT_LOGITS, -1, "", "d_logits.t8", vocab,
                                      mtt__round_up(rows, 16), 0);
@@ -4935,41 +4874,43 @@ static void mtt__fuse(mtt__builder *b)
 
 /* ---- programs ---- */
 
-static void mtt__use(mtt_tensor *t, int op)
+/* Notes that an operation uses a tensor: the first use gives it its place in the table. */
+static void mtt__use(mtt__program *p, mtt_tensor *t, int op)
 {
-    if (!t) return;
-    if (t->first < 0) t->first = op;
+    if (!t || t->persistent) return;
+    if (t->first < 0) t->first = op, t->index = p->tensor_count, p->tensors[p->tensor_count++] = t;
     t->last = op;
 }
 
-/* Sizes the workspace, finds out when each tensor lives, and copies the list for later micro-batches. */
+/* Sizes the workspace, finds out when each tensor lives, and copies the list for later micro-batches. The table
+   of tensors is made again: what lives from step to step, in the order of creation, then the others by first
+   use. What a pass has left without a use goes. */
 static void mtt__close_program(mtt__builder *b)
 {
     const mtt__program *first = b->schedule->programs;
     mtt__program *p = b->program;
     size_t scratch = b->policy->workspace_bytes;
-    int i, k;
+    int count = p->tensor_count, i, k;
+    for (i = p->tensor_count = 0; i < count; i++) {
+        mtt_tensor *t = p->tensors[i];
+        if (!t->persistent) continue;
+        t->first = 0, t->last = p->op_count - 1;
+        t->index = p->tensor_count;
+        p->tensors[p->tensor_count++] = t;
+    }
     for (i = 0; i < p->op_count; i++) {
         mtt_op *op = &p->ops[i];
         op->shape = &p->shape;
         op->workspace = p->workspace;
-        for (k = 0; k < op->inputs + op->outputs; k++) mtt__use(op->operands[k], i);
-        for (k = 0; k < op->parameters && op->gradients; k++) mtt__use(op->gradients[k], i);
-        for (k = 0; k < op->parameters && op->sums; k++) mtt__use(op->sums[k], i);
+        for (k = 0; k < op->inputs + op->outputs; k++) mtt__use(p, op->operands[k], i);
+        for (k = 0; k < op->parameters && op->gradients; k++) mtt__use(p, op->gradients[k], i);
+        for (k = 0; k < op->parameters && op->sums; k++) mtt__use(p, op->sums[k], i);
         if (p->workspace && mtt__op_scratch(op) > scratch) scratch = mtt__op_scratch(op);
     }
     if (p->workspace) {
         p->workspace->bytes = p == first ? scratch : first->workspace->bytes;
         p->workspace->shape[0] = (int64_t)p->workspace->bytes;
     }
-    for (i = k = 0; i < p->tensor_count; i++) { /* what a fusion has left without a use goes */
-        mtt_tensor *t = p->tensors[i];
-        if (t->persistent) t->first = 0, t->last = p->op_count - 1;
-        if (t->first < 0) continue;
-        t->index = k;
-        p->tensors[k++] = t;
-    }
-    p->tensor_count = k;
     if (b->policy->accumulate == 1) return;
     p->later_ops = (mtt_op *)mtt__take(b, (size_t)p->step_begin * sizeof(mtt_op));
     for (i = 0; i < p->step_begin && !b->status; i++) {
@@ -5091,7 +5032,7 @@ static size_t mtt__slot_bytes(const mtt_tensor *t)
 
 /* ---- packing ---- */
 
-/* A tensor that waits for its place. They are in the order of creation. */
+/* A tensor that waits for its place. They are in the order of first use. */
 typedef struct mtt__waiting {
     size_t bytes, offset, best; /* of its slot; offsets in this try and in the best one */
     int first, last;            /* operations between which it lives */
@@ -5266,7 +5207,7 @@ static void mtt__place_all(mtt__packer *p, const int *order, size_t state)
 }
 
 /* Orders the tensors by a rule: most bytes times life (after Sekiyama et al. 2018), made first, last used
-   last. Equals go in the order of creation. Positive doubles are in the order of their bits. */
+   last. Equals go in the order of first use. Positive doubles are in the order of their bits. */
 static void mtt__order_by_rule(mtt__packer *p, int rule)
 {
     mtt__ranked top;
@@ -6964,38 +6905,6 @@ static void mtt__cpu_quantize(const mtt_op *op, const mtt_quantize *o)
     }
 }
 
-static void mtt__cpu_quantize_groups(const mtt_op *op, const mtt_quantize_groups *o)
-{
-    enum { GROUP = MTT_KEPT_GROUP };
-    int64_t count = mtt__elements(o->x), groups = o->codes->shape[0], i;
-    uint8_t *codes = (uint8_t *)o->codes->data;
-    (void)op;
-    MTT__THREADS(count)
-    for (i = 0; i < groups; i++) {
-        int64_t n = mtt__min(GROUP, count - i * GROUP), k;
-        float buffer[GROUP], scale;
-        const float *x = mtt__read(o->x, i * GROUP, n, buffer);
-        scale = mtt__group_scale(mtt__largest_magnitude(x, n));
-        for (k = 0; k < GROUP; k++) codes[i * GROUP + k] = k < n ? mtt__to_e4m3(x[k] * scale) : 0;
-        codes[groups * GROUP + i] = (uint8_t)(mtt__float_bits(1.0f / scale) >> 23);
-    }
-}
-
-static void mtt__cpu_dequantize_groups(const mtt_op *op, const mtt_dequantize_groups *o)
-{
-    enum { GROUP = MTT_KEPT_GROUP };
-    int64_t count = mtt__elements(o->x), groups = o->codes->shape[0], i;
-    const uint8_t *codes = (const uint8_t *)o->codes->data;
-    (void)op;
-    MTT__THREADS(count)
-    for (i = 0; i < groups; i++) {
-        int64_t n = mtt__min(GROUP, count - i * GROUP), k;
-        float x[GROUP], inverse = mtt__bits_float((uint32_t)codes[groups * GROUP + i] << 23);
-        for (k = 0; k < n; k++) x[k] = mtt__from_e4m3(codes[i * GROUP + k]) * inverse;
-        mtt__store(o->x, i * GROUP, n, x);
-    }
-}
-
 static void mtt__cpu_quantize_weights(const mtt_op *op, const mtt_quantize_weights *o)
 {
     int i;
@@ -7988,7 +7897,7 @@ static mtt_status mtt__cpu_open(mtt_env *env, const mtt_backend *backend, const 
     volatile float least = 1.17549435e-38f, half = least * 0.5f; /* half is subnormal */
     mtt__cpu *c;
     *context = NULL;
-    if (half == 0 && (policy->precision >= MTT_FP16 || policy->kept_inputs == MTT_KEPT_FP8))
+    if (half == 0 && policy->precision >= MTT_FP16)
         return mtt__fail(env, MTT_E_DEVICE, "this thread takes subnormal numbers for 0, and FP16 and FP8 "
                          "need them: link without -ffast-math, -Ofast and -funsafe-math-optimizations");
     c = (mtt__cpu *)mtt__alloc(env, 1, sizeof(*c));

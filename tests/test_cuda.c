@@ -2313,7 +2313,7 @@ static void compare_output(lock_step *l, const mtt_op *op, int operand, const mt
 {
     const mtt_tensor *host = op->operands[operand];
     mtt_tensor copy = downloaded(l, device);
-    if (host->dtype == MTT_U8 && op->kind != MTT_OP_quantize_groups)
+    if (host->dtype == MTT_U8)
         compare_counters(&l->s, op, (const mtt_counters *)copy.data, (const mtt_counters *)host->data,
                          exact->gradients);
     else if (TEXTBOOK[op->kind])
@@ -2798,7 +2798,6 @@ static setup small_setup(int number)
         below(3) ? 0 : (size_t)2 << 20; /* the CPU's need; less of it than usual means more turns */
     s.policy.recompute = pair % 8 == 5 ? MTT_RECOMPUTE_SEGMENTS
                                        : MTT_RECOMPUTE_NONE; /* which make GELU apart from its product */
-    s.policy.kept_inputs = pair % 8 == 3 ? MTT_KEPT_FP8 : MTT_KEPT_FULL;
     s.policy.freeze = frozen[number % (int)MTT__LENGTH(frozen)];
     if (number % 11 == 5) s.policy.lora_rank = 8, s.policy.lora_alpha = 12, s.policy.lora_targets = "*";
     set_options(&s.model, number);
@@ -2988,7 +2987,7 @@ static setup eight_setup(int number)
     if (s.seq_len > 130) s.batch = 1;
     s.policy.precision = MTT_FP8;
     s.policy.lora_rank = 0;
-    s.policy.fp8_products = (mtt_fp8_products)(number % 5 > 2 ? number % 5 - 2 : MTT_FP8_ALL);
+    s.policy.fp8_products = (mtt_fp8_products)(number % 5 > 2 ? MTT_FP8_LAYERS : MTT_FP8_ALL);
     s.policy.loss = below(2) ? MTT_LOSS_CHUNKED : MTT_LOSS_FULL;
     s.policy.loss_chunk_rows = number % 3 ? 0 : 16 * (1 + below(s.batch * s.seq_len / 16 + 1));
     s.policy.recompute = number % 8 == 5   ? MTT_RECOMPUTE_SEGMENTS
@@ -2996,7 +2995,6 @@ static setup eight_setup(int number)
                                            : MTT_RECOMPUTE_NONE;
     s.policy.window = below(2) ? 0 : 1 + below(s.seq_len);
     s.policy.accumulate = 1 + below(2);
-    s.policy.kept_inputs = number % 8 == 7 ? MTT_KEPT_FP8 : MTT_KEPT_FULL;
     if (number % 7 == 6) { /* options of attention */
         s.model.heads_kv = 1 + below(2);
         s.model.heads = s.model.heads_kv * (1 + below(4));
@@ -4232,7 +4230,7 @@ static void recomputation(mtt_precision from)
                 s.policy.loss = (mtt_loss)loss;
                 s.policy.loss_chunk_rows = 300;
                 s.policy.window = attention ? 50 : 0;
-                s.policy.fp8_products = loss ? MTT_FP8_ALL : attention ? MTT_FP8_LAYERS : MTT_FP8_FORWARD;
+                s.policy.fp8_products = loss ? MTT_FP8_ALL : MTT_FP8_LAYERS;
                 first = trained(&s, 3, 0);
                 for (way = MTT_RECOMPUTE_NONE; way <= MTT_RECOMPUTE_SEGMENTS; way++) {
                     static const char *const WAYS[] = {"a second time", "with recompute selective",

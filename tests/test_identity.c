@@ -68,6 +68,7 @@ static void put_program(const mtt__program *p)
 {
     put("program: %d operations, %d tensors, step %d\n", p->op_count, p->tensor_count, p->step_begin);
     arenas = mtt__hash(arenas, (const char *)&p->arena_bytes, sizeof(p->arena_bytes));
+    if (verbose) printf("arena %zu bytes\n", p->arena_bytes);
     for (int i = 0; i < p->op_count; i++) {
         const mtt_op *op = &p->ops[i];
         put("%d %s ph%d l%d s%d%s%s%s x%g t%d p%d r%d+%d", i, mtt_op_name(op->kind), op->phase, op->layer,

@@ -210,7 +210,7 @@ static const struct {
     {"bf16_flash_window16_chunked", {.positions = MTT_POSITIONS_LEARNED, .dropout = 0.1f}},
     {"bf16_flash_segments_compact", {.heads_kv = 1}},
     {"bf16_flash_compact_early", {.norm_place = MTT_NORM_POST}},
-    {"bf16_flash_kept8", {.mlp = MTT_MLP_RELU2}},
+    {"bf16_flash_selective", {.mlp = MTT_MLP_RELU2}},
     {"fp16_compact_checkpointing", {.mlp = MTT_MLP_SILU}},
     {"fp8", {.heads = 2}},
     {"fp8_flash", {.d_head = 32, .heads_kv = 1, .qk_norm = 1, .positions = MTT_POSITIONS_ROTARY}},

@@ -830,7 +830,7 @@ static void gradients(void)
         double loss = reference_loss(&r, wide, mb, 2);
         central_differences(&r, wide, mb, 2, gradient);
 
-        for (int i = 0; i < 7 * 2 * 2 * WAYS; i += quick ? 5 : 1) { /* the last three: products of FP8 */
+        for (int i = 0; i < 6 * 2 * 2 * WAYS; i += quick ? 5 : 1) { /* the last two: products of FP8 */
             int way = i % WAYS, kind = i / WAYS / 4;
             char what[120];
             s.policy.precision = (mtt_precision)(kind < MTT_FP8 ? kind : MTT_FP8);
@@ -893,10 +893,10 @@ static void draw_model_and_policy(setup *s, int number, int precisions)
 static void check_options(setup *s, const reference *r, const float *w, const int32_t *tokens,
                           const int32_t *targets, double loss, const double *gradient, const char *what)
 {
-    static const double MOST[] = {0, 0, 6e-2, 8e-3, 1, 1, 1};
+    static const double MOST[] = {0, 0, 6e-2, 8e-3, 1, 1};
     size_t bytes = r->weights * sizeof(float);
     float *g = malloc(bytes), *again = malloc(bytes);
-    for (int kind = 0; kind < MTT_FP8 + 3; kind++) {
+    for (int kind = 0; kind < MTT_FP8 + 2; kind++) {
         int fp8 = kind >= MTT_FP8;
         s->policy.precision = (mtt_precision)(fp8 ? MTT_FP8 : kind);
         s->policy.fp8_products = (mtt_fp8_products)(fp8 ? kind - MTT_FP8 : 0);
@@ -917,14 +917,6 @@ static void check_options(setup *s, const reference *r, const float *w, const in
             check(other.loss == info.loss && !memcmp(g, again, bytes),
                   "%s, precision %d: other bits with recompute %s", what, kind, RECOMPUTES[way]);
         }
-        s->policy.kept_inputs = MTT_KEPT_FP8;
-        set_recompute(s, below(2));
-        other = one_step(s, w, tokens, targets, again);
-        difference = relative_error(again, gradient, r->weights);
-        check(other.loss == info.loss && difference > 1e-3 && difference < 1,
-              "%s, precision %d: with 8-bit kept inputs the gradient is off by %g", what, kind,
-              difference);
-        s->policy.kept_inputs = MTT_KEPT_FULL;
     }
     free(g);
     free(again);
@@ -1064,24 +1056,22 @@ static void frozen_parameters(void)
         char what[1600], patterns[1500];
         draw_options(&s.model, 10 + number);
         s.policy.precision = (mtt_precision)(number % 5);
-        s.policy.fp8_products = (mtt_fp8_products)below(3);
+        s.policy.fp8_products = (mtt_fp8_products)below(2);
         s.policy.state = (mtt_state)below(2);
         s.policy.loss = (mtt_loss)below(2);
         s.policy.attention = (mtt_attention)below(2);
         s.policy.accumulate = 1 + below(2);
         s.policy.keep_gradients = below(2);
-        s.policy.kept_inputs = (mtt_kept_inputs)(number % 5 < 4 && below(4) == 0);
         s.optim.clip = -1; /* the norm is that of what is trained */
         s.optim.weight_decay = 0.3f;
         s.optim.loss_scale = 1024;
         whole = s;
-        if (!s.policy.kept_inputs) set_recompute(&s, below(5)); /* else bits depend on what is recomputed */
+        set_recompute(&s, below(5));
         reference r = reference_of(&s);
         draw_frozen(&r, patterns, sizeof(patterns), frozen);
         s.policy.freeze = patterns;
-        snprintf(what, sizeof(what), "%s %d, recompute %d, kept %d, freeze %.1400s",
-                 PRECISIONS[s.policy.precision], s.policy.fp8_products, s.policy.recompute,
-                 s.policy.kept_inputs, patterns);
+        snprintf(what, sizeof(what), "%s %d, recompute %d, freeze %.1400s", PRECISIONS[s.policy.precision],
+                 s.policy.fp8_products, s.policy.recompute, patterns);
         float *w = random_weights(&r), *a[6];
         for (int i = 0; i < 6; i++) a[i] = calloc(r.weights, sizeof(float));
         random_tokens(&s, 2, below(4), tokens, targets);
@@ -1098,7 +1088,7 @@ static void frozen_parameters(void)
         /* FP8's backward products: an activation's backward pass rounds the activation once, to 8 bits.
            Without one it is rounded to 16 bits before, which may give a neighbour of e4m3: up to an eighth
            away. */
-        int eight = s.policy.precision == MTT_FP8 && s.policy.fp8_products != MTT_FP8_FORWARD;
+        int eight = s.policy.precision == MTT_FP8;
         int lowest = eight ? last_projection(&r, frozen) : -1;
         check(info[1].arena_bytes <= info[0].arena_bytes || s.policy.recompute, "%s: more memory", what);
         for (int i = 0; i < r.parameters; i++) {
@@ -1558,7 +1548,7 @@ static void attention_options(void)
             char what[160];
             s.policy.precision = (mtt_precision)KINDS[i / 2];
             s.policy.attention = (mtt_attention)(i % 2);
-            s.policy.fp8_products = (mtt_fp8_products)(n % 3);
+            s.policy.fp8_products = (mtt_fp8_products)(n % 2);
             if (s.policy.precision == MTT_FP8 && r.model.heads_kv * r.model.d_head % 16) continue;
             snprintf(what, sizeof(what),
                      "%d:%d heads of %d, positions %d by %g, interleaved %d, norm %d, %s, %s, window %d",
@@ -2589,50 +2579,6 @@ static void quantized(void)
     }
 }
 
-/* Groups of kept inputs: the scale uses e4m3's range without clipping, codes are the nearest ones, a group of
-   zeros stays one, and what follows the last element is 0. */
-static void quantized_groups(void)
-{
-    static const int COUNTS[] = {8, 128, 136, 1000};
-    static const mtt_dtype DTYPES[] = {MTT_F32, MTT_BF16_BITS, MTT_F16_BITS};
-    for (int kind = 0; kind < 4 * 3 * 3; kind++) {
-        int count = COUNTS[kind % 4], groups = (count + 127) / 128, wrong = 0, wrong_scales = 0, tail = 0;
-        mtt_tensor x = new_tensor(DTYPES[kind / 4 % 3], 1, count, NULL), again = x,
-                   codes = new_tensor(MTT_U8, groups, 129, NULL);
-        mtt_quantize_groups o = {&x, &codes};
-        mtt_dequantize_groups back = {&codes, &again};
-        mtt_op op = {.kind = MTT_OP_quantize_groups};
-        const uint8_t *code = codes.data;
-        new_case();
-        again.data = malloc(x.bytes);
-        fill(&x, kind / 12 == 2 ? 1e4f : 3);
-        for (int i = 0; i < count; i++) { /* a group of small numbers; the second case begins with zeros */
-            float value = (float)element(&x, 0, i) * (i / 128 == 1 ? 1e-3f : 1);
-            if (kind / 12 == 1 && i < 128) value = 0;
-            mtt__store(&x, i, 1, &value);
-        }
-        mtt__cpu_quantize_groups(&op, &o);
-        mtt__cpu_dequantize_groups(&op, &back);
-        for (int g = 0; g < groups; g++) {
-            double largest = 0, unit = ldexp(1, code[groups * 128 + g] - 127);
-            for (int i = g * 128; i < g * 128 + 128; i++) {
-                double v = i < count ? element(&x, 0, i) : 0;
-                tail += i >= count && code[i];
-                largest = fmax(largest, fabs(v));
-                wrong += code[i] != nearest_eight(v / unit, 1);
-                if (i < count)
-                    wrong +=
-                        fabs(element(&again, 0, i) - v) > half_spacing(v / unit, 1) * unit * (1 + 1e-6);
-            }
-            wrong_scales += largest > 448 * unit || (largest > 0 ? largest <= 224 * unit : unit != 1);
-        }
-        check(!wrong && !wrong_scales && !tail,
-              "groups, case %d: %d elements and %d scales are wrong, %d codes follow the last", kind, wrong,
-              wrong_scales, tail);
-        free(x.data), free(again.data), free(codes.data);
-    }
-}
-
 static void quantized_weights(void)
 {
     static const int SHAPES[4][2] = {{32, 96}, {32, 32}, {32, 48}, {48, 32}};
@@ -2957,7 +2903,6 @@ static void loss_eight(void)
 static void eight_operations(void)
 {
     quantized();
-    quantized_groups();
     quantized_weights();
     gelu_eight();
     norm_eight();
@@ -4487,7 +4432,7 @@ static void eight_bits_agree(void)
         s.model.no_head_bias = kind / 3 % 2;
         s.model.dropout = kind % 3 == 1 ? 0.1f : 0;
         s.policy = (mtt_policy){.precision = MTT_FP8,
-                                .fp8_products = (mtt_fp8_products)(kind / 4 % 3),
+                                .fp8_products = (mtt_fp8_products)(kind / 4 % 2),
                                 .attention = (mtt_attention)(kind / 12 % 2),
                                 .window = kind % 7 == 3 ? 3 : 0,
                                 .loss = (mtt_loss)(kind / 6 % 2),
@@ -4520,88 +4465,11 @@ static void eight_bits_agree(void)
     check(recomputed > 0, "nothing was recomputed");
 }
 
-/* A backend that rounds what lives on into the backward pass of inputs of norms and GELU, and goes on. */
-static mtt_status run_and_round(void *context, const mtt_op *ops, int count)
-{
-    mtt_status status;
-    int begin = 0;
-    while (begin < count && ops[begin].phase == MTT_FORWARD) begin++;
-    status = mtt_cpu_backend()->run(context, ops, begin);
-    for (int i = 0; i < begin && begin < count && !status; i++)
-        for (int k = ops[i].inputs; k < ops[i].inputs + ops[i].outputs; k++) {
-            mtt_tensor *t = ops[i].operands[k], codes = {.shape = {0}};
-            mtt_quantize_groups row = {t, &codes};
-            mtt_dequantize_groups back = {&codes, t};
-            mtt_op op = {.kind = MTT_OP_quantize_groups};
-            if (!t || t->last < begin || t->layer < 0 || t->layer == ops[i].shape->layers) continue;
-            if (t->role != MTT__A_RESIDUAL && t->role != MTT__A_MIDDLE && t->role != MTT__A_FC) continue;
-            codes.shape[0] = (mtt__elements(t) + 127) / 128;
-            codes.data = malloc((size_t)codes.shape[0] * 129);
-            mtt__cpu_quantize_groups(&op, &row);
-            mtt__cpu_dequantize_groups(&op, &back);
-            free(codes.data);
-        }
-    return status ? status : mtt_cpu_backend()->run(context, ops + begin, count - begin);
-}
-
-/* Inputs kept in 8 bits change nothing but these inputs: a run that keeps them as they are, but rounds them
-   when the backward pass begins, has the same bits, if as many layers are recomputed. The first loss is that
-   of a run without rounding. */
-static void kept_inputs(void)
-{
-    enum { STEPS = 3 };
-    int rounded = 0, compared[WAYS] = {0};
-    for (int kind = 0; kind < 5 * WAYS * 2 * 2; kind += each()) {
-        setup s = small_setup();
-        double losses[3][STEPS];
-        int recomputed[3];
-        int32_t tokens[64], targets[64];
-        s.policy.precision = (mtt_precision)(kind % 5);
-        s.policy.fp8_products = (mtt_fp8_products)(kind / 5 % 3);
-        s.policy.attention = (mtt_attention)(kind / 5 / WAYS % 2);
-        s.policy.loss = (mtt_loss)(kind / 2 % 2);
-        s.policy.accumulate = 1 + kind / 3 % 2;
-        s.model.dropout = kind / 10 / WAYS ? 0.1f : 0;
-        s.model.d_ff = 48;
-        set_recompute(&s, kind / 5 % WAYS);
-        reference r = reference_of(&s);
-        float *weights[3];
-        for (int run = 0; run < 3; run++) { /* in 8 bits; as they are but rounded; as they are */
-            s.policy.kept_inputs = run ? MTT_KEPT_FULL : MTT_KEPT_FP8;
-            mtt_trainer *trainer = open_trainer(&s);
-            if (run == 1) trainer->backend.run = run_and_round;
-            recomputed[run] =
-                trainer->schedule->recompute_layers * 100 + trainer->schedule->recompute_selective;
-            random_state = 79;
-            for (int i = 0; i < STEPS; i++) {
-                mtt_step_info info = {.loss = 0};
-                random_tokens(&s, s.policy.accumulate, 0, tokens, targets);
-                check(!mtt_train_step(trainer, tokens, targets, &info), "a step failed: %s", env.error);
-                losses[run][i] = info.loss;
-            }
-            weights[run] = parameters_of(trainer, &r);
-            mtt_trainer_destroy(trainer);
-        }
-        compared[kind / 5 % WAYS] += recomputed[0] == recomputed[1];
-        check(recomputed[0] != recomputed[1] || (!memcmp(losses[0], losses[1], sizeof(losses[0])) &&
-                                                 !memcmp(weights[0], weights[1], r.weights * sizeof(float))),
-              "kept inputs, case %d, %s, recompute %s: other bits than with inputs rounded in place", kind,
-              PRECISIONS[s.policy.precision], RECOMPUTES[kind / 5 % WAYS]);
-        check(losses[0][0] == losses[2][0], "kept inputs, case %d: the first loss is another", kind);
-        rounded += memcmp(weights[0], weights[2], r.weights * sizeof(float)) != 0;
-        for (int run = 0; run < 3; run++) free(weights[run]);
-    }
-    check(rounded > 0, "no input was rounded");
-    for (int way = 0; way < 5; way++) /* all but the budget, which pays for other layers */
-        check(quick || compared[way] > 3, "%d runs with recompute %s are compared", compared[way],
-              RECOMPUTES[way]);
-}
-
 /* Losses of a task that can be learned, against FP32: FP8's are off by at most 16 times BF16's error, since
    units of e4m3 are 16 times as large as BF16's. */
 static void eight_bits_learn(void)
 {
-    enum { STEPS = 200, LAST = 50, KINDS = 5 };
+    enum { STEPS = 200, LAST = 50, KINDS = 4 };
     double losses[KINDS][STEPS], gap[KINDS] = {0}, mean[KINDS] = {0};
     for (int kind = 0; kind < KINDS; kind++) {
         setup s = task(kind ? kind > 1 ? MTT_FP8 : MTT_BF16 : MTT_FP32);
@@ -4613,8 +4481,8 @@ static void eight_bits_learn(void)
             gap[kind] += fabs(losses[kind][step] - losses[0][step]) / LAST;
         }
     }
-    printf("FP8: mean losses %.4f, %.4f, %.4f, FP32's %.4f; mean gaps %.1e, %.1e, %.1e, BF16's %.1e\n",
-           mean[2], mean[3], mean[4], mean[0], gap[2], gap[3], gap[4], gap[1]);
+    printf("FP8: mean losses %.4f, %.4f, FP32's %.4f; mean gaps %.1e, %.1e, BF16's %.1e\n", mean[2], mean[3],
+           mean[0], gap[2], gap[3], gap[1]);
     for (int kind = 2; kind < KINDS; kind++)
         check(gap[kind] <= 16 * gap[1] && mean[kind] < 0.6 * log(32),
               "FP8 of products %d: mean loss %g, FP32's %g, mean gap %g, BF16's %g", kind - 2, mean[kind],
@@ -4666,10 +4534,10 @@ static void eight_bit_scales(void)
         double found[9] = {0};
         s.batch = 3, s.seq_len = 5;
         s.policy.precision = MTT_FP8;
-        s.policy.fp8_products = (mtt_fp8_products)(kind % 3);
-        s.policy.accumulate = kind / 3 % 2 ? 3 : 1;
+        s.policy.fp8_products = (mtt_fp8_products)(kind % 2);
+        s.policy.accumulate = kind / 2 % 2 ? 3 : 1;
         s.policy.recompute = kind / 6 ? MTT_RECOMPUTE_LAYER : MTT_RECOMPUTE_NONE;
-        s.model.tied_head = kind % 2;
+        s.model.tied_head = kind / 4 % 2;
         reference r = reference_of(&s);
         const parameter *in_head = s.model.tied_head ? r.parameter : r.parameter + r.head_first + 2;
         mtt_trainer *trainer = NULL;
@@ -4678,7 +4546,7 @@ static void eight_bit_scales(void)
         float *w = random_weights(&r);
         double *wide = malloc(r.weights * sizeof(double)),
                *stream = malloc(stream_count(&r) * sizeof(double)), *logits = new_logits(&r);
-        int heads = kind % 3 == 0, scales = 8 * s.model.layers + 3;
+        int heads = s.policy.fp8_products == MTT_FP8_ALL, scales = 8 * s.model.layers + 3;
         new_case();
         note_count = scales;
         backend.run = noting_run;
@@ -4703,7 +4571,7 @@ static void eight_bit_scales(void)
             double fills = scale[i].scale * largest;
             /* 16 and 8 bits before it move the largest activation, by up to a tenth */
             check(weight ? scale[i].scale == scale_for(largest) : fills > 112 / 1.1 && fills < 224 * 1.1,
-                  "products %d: the first scale %d is %g, the largest value %g", kind % 3, i,
+                  "products %d: the first scale %d is %g, the largest value %g", kind % 2, i,
                   (double)scale[i].scale, largest);
         }
         for (int step = 0; step < 4; step++) {
@@ -4755,7 +4623,7 @@ static void eight_bits_undisturbed(void)
         float logits[32];
         s.model.dropout = 0.1f;
         s.policy.precision = MTT_FP8;
-        s.policy.fp8_products = (mtt_fp8_products)(kind % 3);
+        s.policy.fp8_products = (mtt_fp8_products)(kind % 2);
         s.policy.recompute = kind / 3 ? MTT_RECOMPUTE_SEGMENTS : MTT_RECOMPUTE_NONE;
         reference r = reference_of(&s);
         mtt_trainer *trainer = open_trainer(&s), *twin = open_trainer(&s);
@@ -4856,7 +4724,6 @@ static void eight_bits(void)
     eight_bit_checkpoints();
     eight_bits_learn();
     eight_bits_agree();
-    kept_inputs();
 }
 
 /* -------------------------------------------------------------------------------- failing allocation ---- */

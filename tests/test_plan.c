@@ -50,11 +50,11 @@ static void describe(configuration *c)
     snprintf(
         c->text, sizeof(c->text),
         "layers %d heads %d d_model %d d_ff %d vocab %d tied %d dropout %g B %d T %d, "
-        "precision %d products %d attention %d window %d recompute %s kept %d loss %d chunk %d state %d "
+        "precision %d products %d attention %d window %d recompute %s loss %d chunk %d state %d "
         "accumulate %d split %d early %d",
         m->layers, m->heads, m->d_model, m->d_ff, m->vocab, m->tied_head, (double)m->dropout, c->batch,
         c->seq_len, (int)p->precision, (int)p->fp8_products, (int)p->attention, p->window,
-        RECOMPUTES[p->recompute], (int)p->kept_inputs, (int)p->loss, p->loss_chunk_rows, (int)p->state,
+        RECOMPUTES[p->recompute], (int)p->loss, p->loss_chunk_rows, (int)p->state,
         p->accumulate, p->split, p->early_update);
 }
 
@@ -75,7 +75,7 @@ static configuration random_configuration(void)
     c.model.no_head_bias = below(2);
     c.model.dropout = below(2) ? 0.1f : 0;
     c.policy.precision = (mtt_precision)below(5);
-    c.policy.fp8_products = (mtt_fp8_products)below(3);
+    c.policy.fp8_products = (mtt_fp8_products)below(2);
     c.policy.attention = (mtt_attention)below(2);
     c.policy.window = below(2) ? 0 : 1 + below(40);
     c.policy.recompute = (mtt_recompute)below(5);
@@ -83,7 +83,6 @@ static configuration random_configuration(void)
     c.policy.loss = (mtt_loss)below(2);
     c.policy.loss_chunk_rows = below(2) ? 0 : 1 + below(50);
     c.policy.state = (mtt_state)(c.model.d_ff / 8 % 2);
-    c.policy.kept_inputs = (mtt_kept_inputs)(c.model.vocab % 3 == 1);
     c.policy.accumulate = 1 + below(3);
     c.policy.split = below(2);
     if (c.policy.precision == MTT_FP8) { /* both widths are multiples of 16 */
@@ -186,48 +185,6 @@ static void compact_bytes(void)
               "%s: the state of %zu elements takes %zu bytes", c.text, parts, kept);
         check(!p->kept[MTT__MASTER] == !halves, "%s: 8 bits beside each weight", c.text);
         mtt_schedule_destroy(schedule);
-    }
-}
-
-/* What lives when the backward pass begins. */
-static size_t bytes_into_backward(const configuration *c)
-{
-    mtt_schedule *s = NULL;
-    size_t bytes = 0;
-    check(!mtt_schedule_create(&env, &c->model, &c->policy, c->batch, c->seq_len, &s), "%s: %s", c->text,
-          env.error);
-    if (!s) return 0;
-    const mtt__program *p = &s->programs[MTT__TRAIN];
-    int begin = 0;
-    while (p->ops[begin].phase != MTT_BACKWARD) begin++;
-    for (int k = 0; k < p->tensor_count; k++)
-        if (p->tensors[k]->first < begin && p->tensors[k]->last >= begin) bytes += p->tensors[k]->bytes;
-    mtt_schedule_destroy(s);
-    return bytes;
-}
-
-/* In 8 bits, x, x_mid and GELU's input of each layer take a byte an element, and one more for 128. */
-static void kept_inputs(void)
-{
-    for (int kind = 0; kind < 5 * 2 * 2 * 2; kind++) {
-        configuration c = random_configuration();
-        c.policy.precision = (mtt_precision)(kind % 5);
-        c.policy.recompute = (mtt_recompute)(kind / 5 % 2);
-        c.policy.loss = (mtt_loss)(kind / 10 % 2);
-        c.policy.state = MTT_STATE_FULL;
-        c.policy.segment = 1;
-        c.model.heads = 2, c.model.d_model = 32, c.model.d_ff = 16 * (1 + below(9));
-        describe(&c);
-        size_t R = (size_t)(c.batch * c.seq_len), C = 32, F = (size_t)c.model.d_ff, saved = 0, full;
-        const size_t elements[] = {R * C, R * C, R * F}; /* x, x_mid, mlp.fc */
-        for (int k = 0; k < 3; k++) saved += elements[k] * (c.policy.precision < MTT_BF16 ? 4 : 2);
-        for (int k = 0; k < 3; k++) saved -= (elements[k] + 127) / 128 * 129;
-        c.policy.kept_inputs = MTT_KEPT_FULL;
-        full = bytes_into_backward(&c);
-        c.policy.kept_inputs = MTT_KEPT_FP8;
-        check(full - bytes_into_backward(&c) == (size_t)c.model.layers * saved,
-              "%s: %zu bytes are saved, not %zu", c.text, full - bytes_into_backward(&c),
-              (size_t)c.model.layers * saved);
     }
 }
 
@@ -627,10 +584,9 @@ static void check_cost(const configuration *c, const mtt_op *op, int which, cons
     const double bias_of_head = V * !c->model.no_head_bias, head = V * C + bias_of_head;
     const double targets = 4 * R, losses = 12 * R, scales = 16 * (8 * c->model.layers + 3);
     const double N = (double)(mtt__rows(from) * mtt__width(from)), M = z->matrices / c->model.layers;
-    const double N_made = op->kind == MTT_OP_dequantize_groups ? (double)(mtt__rows(to) * mtt__width(to)) : 0;
     const double N_t = ceil((double)mtt__rows(from) / 16) * 16 * in;
     /* A norm's backward pass rounds the gradient, unless dropout or the embedding takes it, and the norm. */
-    const int rounds = p->precision == MTT_FP8 && p->fp8_products != MTT_FP8_FORWARD;
+    const int rounds = p->precision == MTT_FP8;
     const int lowest = op->kind == MTT_OP_norm_backward &&
                        strstr(MTT_OPERANDS_OF(norm_backward, op)->gain->name, "h.0.ln_1");
     const double again = rounds && op->layer >= 0, next = rounds && c->model.dropout == 0 && !lowest;
@@ -643,8 +599,6 @@ static void check_cost(const configuration *c, const mtt_op *op, int which, cons
         {"linear", 2 * R * in * out, X * R * in + W * in * out + E * (bias * out + R * out)},
         {"quantize", (W ? 5 : 1) * N, E * N + (W ? stats + E * 2 * C : 0) + Y * N + last * N_t},
         {"quantize_weights", M, (E + 1) * M},
-        {"quantize_groups", 3 * N, E * N + ceil(N / 128) * 129},
-        {"dequantize_groups", N_made, E * N_made + ceil(N_made / 128) * 129},
         {"rescale", scales, scales + counters},
         {"gelu", 12 * RF, (E + Y) * RF},
         {"linear_gelu", (2 * C + 12 * last) * RF,
@@ -1317,12 +1271,9 @@ static void techniques(void)
         {"bf16", "bf16", {.precision = MTT_BF16}, 7},
         {"fp16_bs12", "fp16", {.precision = MTT_FP16}, 12},
         {"fp8", "fp8", {.precision = MTT_FP8}, 7},
-        {"kept8_bf16", "bf16_kept8", {.precision = MTT_BF16, .kept_inputs = MTT_KEPT_FP8}, 7},
         {"fp8_flash_chunked", "fp8_flash_chunked",
          {.precision = MTT_FP8, .attention = MTT_ATTENTION_FLASH, .loss = MTT_LOSS_CHUNKED}, 7},
         {"layers8_fp8", "fp8_layers8", {.precision = MTT_FP8, .fp8_products = MTT_FP8_LAYERS}, 7},
-        {"fp8_flash_forward8", "fp8_forward8_flash",
-         {.precision = MTT_FP8, .fp8_products = MTT_FP8_FORWARD, .attention = MTT_ATTENTION_FLASH}, 7},
         {"flash", "fp32_flash", {.attention = MTT_ATTENTION_FLASH}, 7},
         {"window30", "fp32_flash_window30", {.attention = MTT_ATTENTION_FLASH, .window = 30}, 7},
         {"selective", "fp32_selective", {.recompute = MTT_RECOMPUTE_SELECTIVE}, 7},
@@ -1532,14 +1483,13 @@ static void validation(void)
     REFUSED(c.model.dropout = INFINITY, "dropout");
     REFUSED(c.policy.window = -1, "window", "-1");
     REFUSED(c.policy.precision = (mtt_precision)5, "precision");
-    REFUSED(c.policy.fp8_products = (mtt_fp8_products)3, "fp8_products");
+    REFUSED(c.policy.fp8_products = (mtt_fp8_products)2, "fp8_products");
     REFUSED((c.policy.precision = MTT_FP8, c.model.d_ff = 1032), "fp8", "d_ff 1032", "multiples of 16");
     REFUSED((c.policy.precision = MTT_FP8, c.model.heads = 3, c.model.d_model = 264), "fp8", "d_model 264",
             "multiples of 16");
     REFUSED(c.policy.attention = (mtt_attention)2, "attention");
     REFUSED(c.policy.recompute = (mtt_recompute)5, "recompute");
     REFUSED(c.policy.recompute = MTT_RECOMPUTE_BUDGET, "budget_bytes");
-    REFUSED(c.policy.kept_inputs = (mtt_kept_inputs)2, "kept_inputs");
     REFUSED(c.policy.loss = (mtt_loss)-1, "loss");
     REFUSED(c.policy.state = (mtt_state)2, "state");
     REFUSED(c.policy.device = (mtt_device)2, "device");
@@ -1575,7 +1525,7 @@ static void validation(void)
     check(!mtt_policy_resolve(NULL, &policy, &resolved, 1, 8, &p) && p.segment == 2 &&
               p.loss_chunk_rows == 1024 && p.accumulate == 1,
           "the policy's defaults are not the manual's");
-    for (int products = MTT_FP8_ALL; products <= MTT_FP8_FORWARD; products++) {
+    for (int products = MTT_FP8_ALL; products <= MTT_FP8_LAYERS; products++) {
         mtt_policy eight = {.precision = MTT_FP8, .fp8_products = (mtt_fp8_products)products,
                             .loss_chunk_rows = 17};
         check(!mtt_policy_resolve(NULL, &eight, &resolved, 1, 8, &p) && p.loss_chunk_rows == 32 &&
@@ -1834,16 +1784,16 @@ static void listing(void)
    need sequences of whole 16 tokens: with others, gradients in 16 bits are quantized. */
 static void attention_in_eight(void)
 {
-    for (int kind = 0; kind < 3 * 4 * 2; kind++) {
+    for (int kind = 0; kind < 2 * 4 * 2; kind++) {
         configuration c = known('A', 32);
-        int count, fused = kind % 3 != MTT_FP8_FORWARD && kind / 12;
+        int count, fused = kind / 8;
         mtt_schedule *s = NULL;
         c.model.vocab = 256; /* or the head alone would fix the peak, and layers recompute nothing */
-        c.seq_len = kind / 12 ? 48 : 40;
+        c.seq_len = fused ? 48 : 40;
         c.policy.precision = MTT_FP8;
-        c.policy.fp8_products = (mtt_fp8_products)(kind % 3);
+        c.policy.fp8_products = (mtt_fp8_products)(kind % 2);
         c.policy.attention = MTT_ATTENTION_FLASH;
-        c.policy.recompute = (mtt_recompute)(kind / 3 % 4);
+        c.policy.recompute = (mtt_recompute)(kind / 2 % 4);
         describe(&c);
         check(!mtt_schedule_create(&env, &c.model, &c.policy, c.batch, c.seq_len, &s), "%s", env.error);
         const mtt_op *ops = mtt_schedule_ops(s, &count);
@@ -2114,7 +2064,6 @@ int main(int argc, char **argv)
     versions();
     known_models();
     compact_bytes();
-    kept_inputs();
     planned_is_allocated();
     packing();
     packing_without_gaps();

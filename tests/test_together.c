@@ -363,8 +363,7 @@ static void same_bits(void)
         j.policy.loss = (mtt_loss)(kind / 5 % 2);
         j.policy.loss_chunk_rows = 48;
         j.policy.state = (mtt_state)(kind / 4 % 3 == 2);
-        j.policy.kept_inputs = (mtt_kept_inputs)(kind % 7 == 3 && kind % 4 < 2); /* see mtt_kept_inputs */
-        j.policy.fp8_products = (mtt_fp8_products)(kind / 5 % 3);
+        j.policy.fp8_products = (mtt_fp8_products)(kind / 5 % 2);
         j.policy.freeze = kind % 2 == 0 ? NULL : kind % 3 ? "wte.weight,h.1.*" : "h.*.weight";
         if (kind % 7 == 0 && kind % 5 < 4) j.policy.lora_rank = 8, j.policy.lora_targets = "*";
         if (emulated) j.steps = 3; /* the second one is captured, the third replayed */

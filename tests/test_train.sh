@@ -135,7 +135,9 @@ expect 2 '--steps 99999999999: expected a whole number from 0 to 2147483647' --s
 expect 2 '--log disk: expected none\|csv\|tensorboard' --log disk
 expect 2 '--memory-budget 3Q: expected' --memory-budget 3Q
 expect 2 'fp32\|tf32\|bf16\|fp16\|fp8' --precision fp64
-expect 2 'all\|layers\|forward' --fp8-products none
+expect 2 'all\|layers' --fp8-products none
+expect 2 'is no technique any more: take selective' --technique bf16_kept8
+expect 2 'no option --kept-inputs: did you mean --selective' --kept-inputs fp8
 expect 2 "precision is fp8: d_model 24 .* multiples of 16" --fp8 --dry-run $model --d-model 24 --heads 1
 expect 2 'technique' --technique nonsense
 expect 2 '"nonsense" in "bf16_nonsense" is no technique' --technique bf16_nonsense
@@ -180,7 +182,7 @@ for name in $(fields); do # each field of the library is an option, under its na
   check "--help lists --${name//_/-}" says out "^  --${name//_/-}( |\$)"
 done
 check "there are fields" [ "$(fields | wc -l)" -gt 30 ]
-for word in fp32 tf32 bf16 fp16 fp8 layers8 forward8 flash window16 selective checkpointing segments chunked \
+for word in fp32 tf32 bf16 fp16 fp8 layers8 flash window16 selective checkpointing segments chunked \
   compact early; do
   expect 0 arena --$word --dry-run --vocab-size 300
 done

@@ -95,6 +95,8 @@ static const struct {
     {"rotary-theta", " rope-theta rope-base "},
     {"window-size", " sliding-window attention-window window "},
     {"precision", " dtype amp mixed-precision "},
+    {"selective", " kept8 kept-inputs "},
+    {"layers8", " forward8 "},
     {"sample", " max-new-tokens max-tokens num-tokens "},
     {"count", " max-new-tokens max-tokens num-tokens n-predict length "},
     {"temperature", " temp "},

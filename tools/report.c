@@ -898,11 +898,11 @@ static const struct {
 } explained[] = {
     {"fp32", "keeps all: the baseline"},     {"tf32", "keeps all: the baseline"},
     {"bf16", "16-bit, not 32-bit numbers"},  {"fp16", "16-bit, not 32-bit numbers"},
-    {"fp8", "products in 8 bits"},           {"kept8", "keeps inputs in 8 bits"},
-    {"flash", "attention tile by tile"},     {"window", "attention to near tokens"},
-    {"chunked", "loss piece by piece"},      {"selective", "recomputes cheap steps"},
-    {"checkpointing", "recomputes layers"},  {"segments", "recomputes half layers"},
-    {"budget", "recomputes what it must"},   {"compact", "optimizer state in 8 bits"},
+    {"fp8", "products in 8 bits"},           {"flash", "attention tile by tile"},
+    {"window", "attention to near tokens"},  {"chunked", "loss piece by piece"},
+    {"selective", "recomputes cheap steps"}, {"checkpointing", "recomputes layers"},
+    {"segments", "recomputes half layers"},  {"budget", "recomputes what it must"},
+    {"compact", "optimizer state in 8 bits"},
 };
 
 /* What the last word of a technique does, the digits of a window left out; of fp8_flash, what FP8 does. */
