@@ -3363,9 +3363,8 @@ enum { MTT__KEPT(MTT__KEPT_ENUM) MTT__KEPT_KINDS };
 /* An activation is dropped after the forward pass if the recompute level of its layer is at least this. */
 enum { MTT__ALWAYS, MTT__BY_SELECTIVE, MTT__BY_LAYER, MTT__BY_SEGMENT, MTT__BY_NOTHING };
 
-/* Types of activations: that of the precision; FP32; and what only products read, under FP8 in e4m3: of a
-   layer, or of the head. EIGHT: made for FP8 alone, and always in e4m3. */
-enum { MTT__USUAL, MTT__WIDE, MTT__INPUT, MTT__HEAD_INPUT, MTT__EIGHT };
+/* Types of activations: that of the precision; FP32; e4m3, of what is made for FP8 alone. */
+enum { MTT__USUAL, MTT__WIDE, MTT__EIGHT };
 
 /* Every activation of a layer: role, name, shape (0 = no such dimension), type, category, dropped by, frees.
    Layer number `layers` holds the final norm and the head. Frees, for segments: once the backward pass is
@@ -3373,7 +3372,7 @@ enum { MTT__USUAL, MTT__WIDE, MTT__INPUT, MTT__HEAD_INPUT, MTT__EIGHT };
    one. QKV_RAW is there if q and k are rotated or normalized. */
 #define MTT__ACTIVATIONS(X)                                                                              \
     X(RESIDUAL, "x", d->batch, d->seq_len, d->d_model, USUAL, MTT_ACTIVATIONS, BY_SEGMENT, RESIDUAL)     \
-    X(LN_1, "ln_1", d->rows, d->d_model, 0, INPUT, MTT_ACTIVATIONS, BY_SELECTIVE, NONE)                  \
+    X(LN_1, "ln_1", d->rows, d->d_model, 0, USUAL, MTT_ACTIVATIONS, BY_SELECTIVE, NONE)                  \
     X(LN_1_STATS, "ln_1.stats", d->rows, 2, 0, WIDE, MTT_ACTIVATIONS, BY_LAYER, NONE)                    \
     X(QKV_EIGHT, "attn.c_attn.t8", qkv.row, d->d_model, 0, EIGHT, MTT_WEIGHTS, ALWAYS, NONE)             \
     X(QKV_XA, "attn.c_attn.xa", d->rows, rank, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)                \
@@ -3390,18 +3389,18 @@ enum { MTT__USUAL, MTT__WIDE, MTT__INPUT, MTT__HEAD_INPUT, MTT__EIGHT };
     X(PROJ, "attn.proj", d->rows, d->d_model, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, QKV)                  \
     X(SUM_1, "sum_1", d->rows, d->d_model, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)                    \
     X(MIDDLE, "x_mid", d->rows, d->d_model, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)                   \
-    X(LN_2, "ln_2", d->rows, d->d_model, 0, INPUT, MTT_ACTIVATIONS, BY_SELECTIVE, LN_2)                  \
+    X(LN_2, "ln_2", d->rows, d->d_model, 0, USUAL, MTT_ACTIVATIONS, BY_SELECTIVE, LN_2)                  \
     X(LN_2_STATS, "ln_2.stats", d->rows, 2, 0, WIDE, MTT_ACTIVATIONS, BY_LAYER, NONE)                    \
     X(FC_EIGHT, "mlp.c_fc.t8", d->d_fc, d->d_model, 0, EIGHT, MTT_WEIGHTS, ALWAYS, NONE)                 \
     X(FC_XA, "mlp.c_fc.xa", d->rows, rank, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)                    \
     X(FC, "mlp.fc", d->rows, d->d_fc, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)                         \
-    X(GELU, "mlp.gelu", d->rows, d->d_ff, 0, INPUT, MTT_ACTIVATIONS, BY_SELECTIVE, NONE)                 \
+    X(GELU, "mlp.gelu", d->rows, d->d_ff, 0, USUAL, MTT_ACTIVATIONS, BY_SELECTIVE, NONE)                 \
     X(MLP_EIGHT, "mlp.c_proj.t8", d->d_model, d->d_ff, 0, EIGHT, MTT_WEIGHTS, ALWAYS, NONE)              \
     X(MLP_XA, "mlp.c_proj.xa", d->rows, rank, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)                 \
     X(MLP, "mlp.proj", d->rows, d->d_model, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, FC)                     \
     X(SUM_2, "sum_2", d->rows, d->d_model, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)                    \
     X(LAST_ROW, "last_row", b->head_rows, d->d_model, 0, USUAL, MTT_ACTIVATIONS, BY_NOTHING, NONE)       \
-    X(LN_F, "ln_f", b->head_rows, d->d_model, 0, HEAD_INPUT, MTT_ACTIVATIONS, BY_NOTHING, NONE)          \
+    X(LN_F, "ln_f", b->head_rows, d->d_model, 0, USUAL, MTT_ACTIVATIONS, BY_NOTHING, NONE)               \
     X(LN_F_STATS, "ln_f.stats", b->head_rows, 2, 0, WIDE, MTT_ACTIVATIONS, BY_NOTHING, NONE)             \
     X(LOGITS, "logits", b->head_rows, d->vocab_padded, 0, USUAL, MTT_LOGITS, BY_NOTHING, NONE)           \
     X(ROW_LOSS, "row_loss", d->rows, 3, 0, WIDE, MTT_DATA, BY_NOTHING, NONE)
@@ -3526,14 +3525,11 @@ typedef struct mtt__builder {
     int recomputing;
     mtt_status status;
     mtt_op *op;                      /* the last one */
-    mtt_linear_backward_weight waiting; /* for x, which the adjoint of its maker makes; dy NULL: none */
     struct {
         int first;            /* gradients of parameters from this one up were sent, and not yet added up */
         mtt_tensor *received; /* NULL: none */
     } sent;
     mtt_tensor *count, *counts; /* of targets hit and losses: of this rank, of all */
-    mtt_quantize_weights eights;     /* of layer eights_layer, for its backward products */
-    int eights_layer;
     mtt_tensor nothing;
     mtt_op no_op;
     mtt__operands no_operands;
@@ -3557,8 +3553,6 @@ static mtt_dtype mtt__role_dtype(const mtt__builder *b, int role)
     switch (mtt__role[role].type) {
     case MTT__WIDE: return MTT_F32;
     case MTT__EIGHT: return MTT_F8_E4M3;
-    case MTT__INPUT: return mtt__in_eight(b, MTT_FP8_LAYERS) ? MTT_F8_E4M3 : mtt__dtype(b);
-    case MTT__HEAD_INPUT: return mtt__in_eight(b, MTT_FP8_ALL) ? MTT_F8_E4M3 : mtt__dtype(b);
     default: return mtt__dtype(b);
     }
 }
@@ -3681,35 +3675,41 @@ static int mtt__some_train(const mtt__builder *b, mtt_tensor **operands, int k, 
     return k < end;
 }
 
-/* Appends an operation. `operands` is its row's struct. The result is valid until the next operation. */
-static mtt_op *mtt__emit(mtt__builder *b, mtt_op_kind kind, int layer, int site, const void *operands)
+/* Appends an operation, and notes what it makes. The result is valid until the next operation. */
+static mtt_op *mtt__append(mtt__builder *b, const mtt_op *op)
 {
     mtt__program *p = b->program;
-    size_t bytes = (size_t)mtt__op_row[kind].operands * sizeof(mtt_tensor *), count = (size_t)p->op_count + 1;
-    mtt_tensor **copy = (mtt_tensor **)mtt__take(b, bytes);
-    mtt_op *op;
+    size_t count = (size_t)p->op_count + 1;
     int k, trains;
-    if (copy) b->status = mtt__reserve(b->env, (void **)&p->ops, &b->op_capacity, count, sizeof(*op));
+    if (!b->status) b->status = mtt__reserve(b->env, (void **)&p->ops, &b->op_capacity, count, sizeof(*op));
     if (b->status) return &b->no_op;
-    memcpy(copy, operands, bytes);
-    op = &p->ops[p->op_count];
-    memset(op, 0, sizeof(*op));
-    op->kind = kind;
-    op->phase = b->phase;
-    op->layer = layer;
-    op->site = site;
-    op->recomputed = b->recomputing;
-    op->operands = copy;
-    op->inputs = mtt__op_row[kind].inputs;
-    op->outputs = mtt__op_row[kind].operands - op->inputs;
-    trains = mtt__some_train(b, copy, 0, op->inputs);
-    for (k = op->inputs; k < op->inputs + op->outputs && b->phase == MTT_FORWARD; k++)
-        if (copy[k] && copy[k]->role >= 0) {
-            mtt__activation_of(b, copy[k])->maker = p->op_count;
-            mtt__activation_of(b, copy[k])->trains = trains;
+    trains = mtt__some_train(b, op->operands, 0, op->inputs);
+    for (k = op->inputs; k < op->inputs + op->outputs && op->phase == MTT_FORWARD; k++)
+        if (op->operands[k] && op->operands[k]->role >= 0) {
+            mtt__activation_of(b, op->operands[k])->maker = p->op_count;
+            mtt__activation_of(b, op->operands[k])->trains = trains;
         }
-    p->op_count++;
-    return op;
+    p->ops[p->op_count] = *op;
+    return &p->ops[p->op_count++];
+}
+
+/* Appends a new operation. `operands` is its row's struct. */
+static mtt_op *mtt__emit(mtt__builder *b, mtt_op_kind kind, int layer, int site, const void *operands)
+{
+    size_t bytes = (size_t)mtt__op_row[kind].operands * sizeof(mtt_tensor *);
+    mtt_op op;
+    memset(&op, 0, sizeof(op));
+    op.operands = (mtt_tensor **)mtt__take(b, bytes);
+    if (b->status) return &b->no_op;
+    memcpy(op.operands, operands, bytes);
+    op.kind = kind;
+    op.phase = b->phase;
+    op.layer = layer;
+    op.site = site;
+    op.recomputed = b->recomputing;
+    op.inputs = mtt__op_row[kind].inputs;
+    op.outputs = mtt__op_row[kind].operands - op.inputs;
+    return mtt__append(b, &op);
 }
 
 /* MTT__EMIT(b, layer, site, norm, x, gain, shift, y, stats); b->op is the new operation. */
@@ -3719,7 +3719,38 @@ static mtt_op *mtt__emit(mtt__builder *b, mtt_op_kind kind, int layer, int site,
         b->op = mtt__emit(b, MTT_OP_##name, layer, site, &mtt__row);                    \
     } while (0)
 
+/* A rule of a pass: it emits what takes the place of the operation `op`, and returns how many of the list it has
+   dealt with. With 0 the operation stays, with the operands that the rule has left it. The list ends at `end`,
+   where the rule is asked once more. */
+typedef int mtt__rule(mtt__builder *b, mtt_op *op, const mtt_op *end);
+
+/* Writes the list again by a rule. */
+static void mtt__rewrite(mtt__builder *b, mtt__rule *rule)
+{
+    mtt_op *list = b->program->ops, *end = list + b->program->op_count, *op = list;
+    b->program->ops = NULL;
+    b->program->op_count = 0;
+    b->op_capacity = 0;
+    while (op < end && !b->status) {
+        int done;
+        b->phase = op->phase;
+        done = rule(b, op, end);
+        if (!done) mtt__append(b, op);
+        op += done ? done : 1;
+    }
+    if (!b->status) rule(b, op, end);
+    mtt__free(b->env, list);
+}
+
 /* ---- recomputation ---- */
+
+/* A new tensor for the same activation, now its current one. */
+static mtt_tensor *mtt__make_again(mtt__builder *b, const mtt_tensor *t)
+{
+    mtt_tensor *again = mtt__make(b, t->role, t->layer);
+    again->dtype = t->dtype, again->bytes = t->bytes, again->entry = t->entry;
+    return again;
+}
 
 /* Recompute level of a layer: 0 keeps all, then as in the table of activations. */
 static int mtt__recompute_level(const mtt_schedule *s, int layer)
@@ -3747,7 +3778,7 @@ static mtt_tensor *mtt__need(mtt__builder *b, mtt_tensor *t)
         if (!now || now->role < 0) continue;
         operands[k] = mtt__activation_of(b, now)->current;
         if (now->role == MTT__A_ATTENDED_EIGHT && now != t) continue; /* for a product alone */
-        if (!operands[k]) operands[k] = mtt__make(b, now->role, now->layer);
+        if (!operands[k]) operands[k] = mtt__make_again(b, now);
     }
     if (b->status) return t;
     b->recomputing = 1;
@@ -3800,59 +3831,19 @@ static void mtt__free_half(mtt__builder *b, const mtt_op *op)
 
 /* ---- the forward pass ---- */
 
-static mtt_tensor *mtt__weight(mtt__builder *b, int kind, int layer)
+static mtt_tensor *mtt__weight(const mtt__builder *b, int kind, int layer)
 {
     const mtt__parameter *q = b->parameters[mtt__slot(b, kind, layer)];
     return q ? q->weight : NULL;
 }
 
-/* The weights of a layer in 8 bits, transposed or as they are. */
-static void mtt__emit_weights(mtt__builder *b, int layer, int transposed)
-{
-    static const int kinds[] = {MTT__QKV_WEIGHT, MTT__PROJ_WEIGHT, MTT__FC_WEIGHT, MTT__MLP_WEIGHT};
-    static const int roles[] = {MTT__A_QKV_EIGHT, MTT__A_PROJ_EIGHT, MTT__A_FC_EIGHT, MTT__A_MLP_EIGHT};
-    mtt_tensor *operands[8];
-    int i;
-    for (i = 0; i < 4 && !b->status; i++) {
-        mtt_tensor *w = operands[i] = mtt__weight(b, kinds[i], layer);
-        operands[4 + i] = transposed ? mtt__make(b, roles[i], layer)
-                                     : mtt__add_eight(b, w, mtt__scale_entry(b, roles[i], layer), 0);
-        operands[4 + i]->parameter = w->parameter;
-    }
-    if (b->status) return;
-    mtt__emit(b, MTT_OP_quantize_weights, layer, 0, operands)->transposed = transposed;
-    memcpy(&b->eights, operands, sizeof(b->eights));
-    b->eights_layer = layer;
-}
-
-/* An adapter's part in a product: alpha / rank. */
-static float mtt__lora_scale(const mtt_policy *policy)
-{
-    return policy->lora_alpha / (float)policy->lora_rank;
-}
-
-/* y = x W + b, with an adapter if there is one. Under FP8 x and W are in 8 bits, and W is transposed. */
+/* y = x W + b */
 #define MTT__LINEAR(b, layer, x, name, y_role)                                          \
-    mtt__linear(b, layer, x, MTT__##name##_WEIGHT, MTT__##name##_BIAS, MTT__A_##name##_EIGHT,                \
-                MTT__##name##_A, MTT__A_##name##_XA, y_role)
-static mtt_tensor *mtt__linear(mtt__builder *b, int layer, mtt_tensor *x, int weight, int bias, int eight,
-                               int adapter, int xa_role, int y_role)
+    mtt__linear(b, layer, x, MTT__##name##_WEIGHT, MTT__##name##_BIAS, y_role)
+static mtt_tensor *mtt__linear(mtt__builder *b, int layer, mtt_tensor *x, int weight, int bias, int y_role)
 {
-    mtt_tensor *w = mtt__weight(b, weight, layer), *lora_a = mtt__weight(b, adapter, layer), *xa, *y;
-    int in_eight = mtt__in_eight(b, MTT_FP8_LAYERS);
-    if (lora_a) {
-        xa = mtt__make(b, xa_role, layer);
-        MTT__EMIT(b, layer, 0, linear, x, lora_a, NULL, xa);
-        b->op->scale = mtt__lora_scale(b->policy);
-        y = mtt__make(b, y_role, layer);
-        MTT__EMIT(b, layer, 0, linear_adapted, x, w, mtt__weight(b, bias, layer), xa,
-                  mtt__weight(b, adapter + 1, layer), y);
-        return y;
-    }
-    if (in_eight) w = b->activations[mtt__slot(b, eight, layer)].current;
-    y = mtt__make(b, y_role, layer);
-    MTT__EMIT(b, layer, 0, linear, x, w, mtt__weight(b, bias, layer), y);
-    b->op->transposed = in_eight;
+    mtt_tensor *y = mtt__make(b, y_role, layer);
+    MTT__EMIT(b, layer, 0, linear, x, mtt__weight(b, weight, layer), mtt__weight(b, bias, layer), y);
     return y;
 }
 
@@ -3874,18 +3865,11 @@ static mtt_tensor *mtt__norm(mtt__builder *b, int layer, int which, mtt_tensor *
     return y;
 }
 
-/* What the first product of a branch, or the head, reads: x normalized, or x itself where no norm comes
-   before a branch. Then its 8 bits are a copy. */
+/* What the first product of a branch, or the head, reads: x, in a pre-norm model normalized. */
 static mtt_tensor *mtt__product_input(mtt__builder *b, int layer, int which, mtt_tensor *x)
 {
-    int role = mtt__norms[which].y, at = which == MTT__FINAL_NORM ? -1 : layer;
-    mtt_tensor *y;
-    if (b->schedule->model.norm_place == MTT_NORM_PRE)
-        return mtt__norm(b, layer, which, x, mtt__make(b, role, layer));
-    if (mtt__role_dtype(b, role) != MTT_F8_E4M3) return x;
-    y = mtt__make(b, role, layer);
-    MTT__EMIT(b, at, 0, quantize, x, NULL, NULL, NULL, y, NULL);
-    return y;
+    if (b->schedule->model.norm_place != MTT_NORM_PRE) return x;
+    return mtt__norm(b, layer, which, x, mtt__make(b, mtt__norms[which].y, layer));
 }
 
 /* q, k and v of each head, as attention takes them. */
@@ -3899,11 +3883,9 @@ static mtt_tensor *mtt__qkv(mtt__builder *b, int layer, mtt_tensor *x)
     return y;
 }
 
-/* The result is in 8 bits if the product that reads it is. */
 static mtt_tensor *mtt__attention(mtt__builder *b, int layer, mtt_tensor *qkv)
 {
-    mtt_tensor *control = b->program->control, *scores, *probs, *dropped, *out, *out_8 = NULL, *lse;
-    int in_eight = mtt__in_eight(b, MTT_FP8_LAYERS);
+    mtt_tensor *control = b->program->control, *scores, *probs, *dropped, *out, *lse;
     if (b->schedule->chunk) {
         mtt__program *p = b->program;
         out = mtt__make(b, MTT__A_ATTENDED, layer);
@@ -3915,9 +3897,8 @@ static mtt_tensor *mtt__attention(mtt__builder *b, int layer, mtt_tensor *qkv)
     if (b->policy->attention == MTT_ATTENTION_FLASH) {
         lse = mtt__make(b, MTT__A_LSE, layer);
         out = mtt__make(b, MTT__A_ATTENDED, layer);
-        if (in_eight) out_8 = mtt__make(b, MTT__A_ATTENDED_EIGHT, layer);
-        MTT__EMIT(b, layer, MTT__SITE_ATTENTION, flash, qkv, control, out, lse, out_8);
-        return in_eight ? out_8 : out;
+        MTT__EMIT(b, layer, MTT__SITE_ATTENTION, flash, qkv, control, out, lse, NULL);
+        return out;
     }
     scores = mtt__make(b, MTT__A_SCORES, layer);
     MTT__EMIT(b, layer, 0, attention_scores, qkv, scores);
@@ -3930,10 +3911,7 @@ static mtt_tensor *mtt__attention(mtt__builder *b, int layer, mtt_tensor *qkv)
     }
     out = mtt__make(b, MTT__A_ATTENDED, layer);
     MTT__EMIT(b, layer, 0, attention_values, probs, qkv, out);
-    if (!in_eight) return out;
-    out_8 = mtt__make(b, MTT__A_ATTENDED_EIGHT, layer);
-    MTT__EMIT(b, layer, 0, quantize, out, NULL, NULL, NULL, out_8, NULL);
-    return out_8;
+    return out;
 }
 
 /* x + dropout(branch), normalized in a post-norm model: the activation `role` of layer `to`. */
@@ -3970,7 +3948,6 @@ static mtt_tensor *mtt__emit_layers(mtt__builder *b)
     MTT__EMIT(b, -1, MTT__SITE_EMBED, embed, p->tokens, wte, b->positions, p->control, x);
     for (i = 0; i < p->shape.layers; i++) {
         h = mtt__product_input(b, i, MTT__FIRST_NORM, x);
-        if (mtt__in_eight(b, MTT_FP8_LAYERS)) mtt__emit_weights(b, i, 1);
         h = mtt__attention(b, i, mtt__qkv(b, i, h));
         h = MTT__LINEAR(b, i, h, PROJ, MTT__A_PROJ);
         x = mtt__residual(b, i, MTT__FIRST_NORM, x, h, MTT__SITE_PROJ, MTT__A_MIDDLE, i);
@@ -3986,17 +3963,6 @@ static mtt_tensor *mtt__emit_layers(mtt__builder *b)
 static mtt_tensor *mtt__head_weight(mtt__builder *b)
 {
     return mtt__weight(b, b->schedule->model.tied_head ? MTT__WTE : MTT__HEAD_WEIGHT, -1);
-}
-
-/* The head's weight in 8 bits, as it is and transposed. */
-static mtt_tensor *mtt__head_eight(mtt__builder *b, mtt_tensor **transposed)
-{
-    int entry = MTT__LAYER_SCALES * b->program->shape.layers + MTT__SCALE_HEAD;
-    mtt_tensor *w = mtt__head_weight(b), *eight = mtt__add_eight(b, w, entry, 0);
-    *transposed = mtt__add_eight(b, w, entry, 1);
-    eight->recorded = 1;
-    MTT__EMIT(b, -1, 0, quantize, w, NULL, NULL, NULL, eight, *transposed);
-    return eight;
 }
 
 static mtt_tensor *mtt__emit_logits(mtt__builder *b, mtt_tensor *normed)
@@ -4196,27 +4162,10 @@ static void mtt__join_gradient(mtt__builder *b, int layer, const mtt_tensor *t, 
     *mtt__gradient(b, t) = other;
 }
 
-/* Tensors for an activation's gradient in 8 bits, as it is and transposed. */
-static mtt__activation *mtt__add_gradient_eight(mtt__builder *b, const mtt_tensor *t)
-{
-    mtt__activation *a = mtt__activation_of(b, t);
-    a->gradient_8 = mtt__add_eight(b, a->gradient, -1, 0);
-    a->gradient_t = mtt__add_eight(b, a->gradient, -1, 1);
-    return a;
-}
-
 /* The operation that made an activation in the forward pass. */
 static mtt_op mtt__maker(mtt__builder *b, const mtt_tensor *t)
 {
     return b->program->ops[mtt__activation_of(b, t)->maker];
-}
-
-/* The gradient of a weight whose input, in 8 bits and transposed, has been made. */
-static void mtt__emit_waiting(mtt__builder *b, int layer, mtt_tensor *x_t)
-{
-    b->waiting.x = x_t;
-    mtt__emit(b, MTT_OP_linear_backward_weight, layer, 0, &b->waiting);
-    b->waiting.dy = NULL;
 }
 
 /* An adjoint emits the backward operations of a forward operation: it takes the gradient of what the
@@ -4231,24 +4180,15 @@ static void mtt__adjoint_embed(mtt__builder *b, const mtt_op *op)
     b->op->adds = b->schedule->model.tied_head;
 }
 
-/* The branch's gradient passes the norm and joins the residual stream's, in place. Under FP8 the same pass
-   writes what products need in 8 bits: that gradient, unless dropout changes it first, and the norm's result
-   again. */
+/* The branch's gradient passes the norm and joins the residual stream's, in place. */
 static void mtt__adjoint_norm(mtt__builder *b, const mtt_op *op)
 {
     const mtt_norm *f = MTT_OPERANDS_OF(norm, op);
     mtt_tensor *x = mtt__need(b, f->x), *stats = mtt__need(b, f->stats), *dy = *mtt__gradient(b, f->y);
     mtt_tensor *joined = *mtt__gradient(b, f->x), *dx = joined ? joined : mtt__make_gradient(b, f->x);
-    mtt_tensor *shift = b->waiting.dy ? f->shift : NULL, *y_t = NULL;
-    mtt__activation *a = mtt__activation_of(b, f->x);
     mtt_tensor *d_gain = mtt__parameter_gradient(b, f->gain), *d_shift = mtt__parameter_gradient(b, f->shift);
-    if (mtt__in_eight(b, MTT_FP8_LAYERS) && b->program->shape.dropout == 0 && mtt__trains(b, f->x) &&
-        mtt__maker(b, f->x).kind == MTT_OP_residual)
-        mtt__add_gradient_eight(b, f->x);
-    if (b->waiting.dy) y_t = mtt__add_eight(b, f->y, f->y->entry, 1);
-    MTT__EMIT(b, op->layer, 0, norm_backward, dy, x, stats, f->gain, shift, joined, dx, a->gradient_8,
-              a->gradient_t, y_t, d_gain, d_shift);
-    if (y_t) mtt__emit_waiting(b, op->layer, y_t);
+    MTT__EMIT(b, op->layer, 0, norm_backward, dy, x, stats, f->gain, NULL, joined, dx, NULL, NULL, NULL, d_gain,
+              d_shift);
 }
 
 /* dW first: after it x may die. Frozen weights leave dx alone, and the lowest ones that are trained dW. */
@@ -4269,7 +4209,24 @@ static void mtt__linear_gradients(mtt__builder *b, const mtt_op *op, mtt_tensor 
     mtt__join_gradient(b, op->layer, f->x, other);
 }
 
-/* ---- 8 bits ---- */
+/* Of the linear layers of a layer: the weight, its adapter, x A, and the weight in 8 bits. */
+static const struct { int weight, lora_a, xa, eight; } mtt__linears[] = {
+    {MTT__QKV_WEIGHT, MTT__QKV_A, MTT__A_QKV_XA, MTT__A_QKV_EIGHT},
+    {MTT__PROJ_WEIGHT, MTT__PROJ_A, MTT__A_PROJ_XA, MTT__A_PROJ_EIGHT},
+    {MTT__FC_WEIGHT, MTT__FC_A, MTT__A_FC_XA, MTT__A_FC_EIGHT},
+    {MTT__MLP_WEIGHT, MTT__MLP_A, MTT__A_MLP_XA, MTT__A_MLP_EIGHT},
+};
+
+/* Which of these an operation is; -1: none. */
+static int mtt__linear_number(const mtt__builder *b, const mtt_op *op)
+{
+    int k = 4;
+    if (op->kind == MTT_OP_linear && op->layer >= 0)
+        while (--k >= 0 && mtt__weight(b, mtt__linears[k].weight, op->layer) != op->operands[1]) {}
+    return k == 4 ? -1 : k;
+}
+
+/* ---- 8 bits: the products of FP8 ---- */
 
 /* A product's input, made again from what was kept: in 8 bits and transposed. */
 static mtt_tensor *mtt__input_again(mtt__builder *b, int layer, const mtt_tensor *x)
@@ -4293,45 +4250,238 @@ static mtt_tensor *mtt__input_again(mtt__builder *b, int layer, const mtt_tensor
     return again;
 }
 
-/* An activation with its gradient in 8 bits, which quantize makes if no other operation has. */
+/* From now on an activation is in 8 bits: what makes it rounds it. */
+static mtt_tensor *mtt__narrow(mtt__builder *b, mtt_tensor *t)
+{
+    if (b->status) return t;
+    t->dtype = MTT_F8_E4M3;
+    t->bytes = (size_t)mtt__elements(t);
+    t->entry = mtt__scale_entry(b, t->role, t->layer);
+    t->recorded = 1;
+    return t;
+}
+
+/* What a product reads, in 8 bits: made so, made so beside 16 bits, or a copy, as activation `role`. */
+static mtt_tensor *mtt__eight_input(mtt__builder *b, int layer, mtt_tensor *x, int role)
+{
+    mtt_tensor *y;
+    if (b->status || x->dtype == MTT_F8_E4M3) return x;
+    if (x->role == MTT__A_ATTENDED)
+        return b->activations[mtt__slot(b, MTT__A_ATTENDED_EIGHT, x->layer)].current;
+    y = mtt__narrow(b, mtt__make(b, role, layer < 0 ? b->program->shape.layers : layer));
+    MTT__EMIT(b, layer, 0, quantize, x, NULL, NULL, NULL, y, NULL);
+    return y;
+}
+
+/* The weights of a layer in 8 bits, transposed or as they are. */
+static void mtt__emit_weights(mtt__builder *b, int layer, int transposed)
+{
+    mtt_tensor *operands[8];
+    int i;
+    for (i = 0; i < 4 && !b->status; i++) {
+        mtt_tensor *w = operands[i] = mtt__weight(b, mtt__linears[i].weight, layer);
+        int role = mtt__linears[i].eight;
+        operands[4 + i] = transposed ? mtt__make(b, role, layer)
+                                     : mtt__add_eight(b, w, mtt__scale_entry(b, role, layer), 0);
+        operands[4 + i]->parameter = w->parameter;
+    }
+    if (!b->status) mtt__emit(b, MTT_OP_quantize_weights, layer, 0, operands)->transposed = transposed;
+}
+
+/* y = x W + b with x and W in 8 bits, and W transposed. A layer's weights are made before its first product. */
+static int mtt__eight_linear(mtt__builder *b, const mtt_op *op, int which)
+{
+    const mtt_linear *f = MTT_OPERANDS_OF(linear, op);
+    mtt_tensor *x = mtt__eight_input(b, op->layer, f->x, which == 0 ? MTT__A_LN_1 : MTT__A_LN_2), *w;
+    if (which == 0) mtt__emit_weights(b, op->layer, 1);
+    w = b->activations[mtt__slot(b, mtt__linears[which].eight, op->layer)].current;
+    MTT__EMIT(b, op->layer, 0, linear, x, w, f->bias, f->y);
+    b->op->transposed = 1;
+    return 1;
+}
+
+/* The head's products, with its weight as it is and transposed. */
+static int mtt__eight_loss(mtt__builder *b, const mtt_op *op)
+{
+    mtt_chunked_loss f = *MTT_OPERANDS_OF(chunked_loss, op);
+    mtt_tensor *x = mtt__eight_input(b, -1, f.x, MTT__A_LN_F), *w = f.weight;
+    int scales = MTT__LAYER_SCALES * b->program->shape.layers;
+    int64_t rows, vocab = b->program->shape.vocab_padded;
+    if (b->status) return 1;
+    if (x != f.x) { /* a copy has the gradient now */
+        *mtt__gradient(b, f.x) = NULL;
+        f.dx = mtt__make_gradient(b, x);
+    }
+    f.weight = mtt__add_eight(b, w, scales + MTT__SCALE_HEAD, 0);
+    f.weight_t = mtt__add_eight(b, w, scales + MTT__SCALE_HEAD, 1);
+    f.weight->recorded = 1;
+    MTT__EMIT(b, -1, 0, quantize, w, NULL, NULL, NULL, f.weight, f.weight_t);
+    if (f.d_weight) f.x_t = mtt__input_again(b, -1, x);
+    f.x = x;
+    if (b->status) return 1;
+    rows = f.logits->shape[0];
+    f.d_logits = mtt__add_tensor(b, MTT_F8_E5M2, MTT_LOGITS, -1, "", "d_logits.8", rows, vocab, 0);
+    f.d_logits_t = mtt__add_tensor(b, MTT_F8_E5M2, MTT_LOGITS, -1, "", "d_logits.t8", vocab,
+                                   mtt__round_up(rows, 16), 0);
+    f.d_logits->entry = f.d_logits_t->entry = scales + MTT__SCALE_LOGITS;
+    mtt__emit(b, MTT_OP_chunked_loss, -1, op->site, &f)->transposed = 1;
+    return 1;
+}
+
+/* Products of the forward pass take 8 bits. What only they read is narrowed: a norm before a branch or the head,
+   and an activation of the MLP. The backward pass reads attention's output in 16 bits, too: it gets a copy. */
+static int mtt__rule_eight(mtt__builder *b, mtt_op *op, const mtt_op *end)
+{
+    int head = mtt__in_eight(b, MTT_FP8_ALL), pre = b->schedule->model.norm_place == MTT_NORM_PRE, which;
+    mtt_tensor *made, *copy;
+    if (op == end) return 0;
+    which = mtt__linear_number(b, op);
+    if (which >= 0) return mtt__eight_linear(b, op, which);
+    made = op->operands[op->inputs];
+    switch (op->kind) {
+    case MTT_OP_norm:
+        if (pre && (op->layer >= 0 || head)) mtt__narrow(b, made);
+        return 0;
+    case MTT_OP_gelu:
+    case MTT_OP_activation: mtt__narrow(b, made); return 0;
+    case MTT_OP_chunked_loss: return head && mtt__eight_loss(b, op);
+    case MTT_OP_flash:
+        ((mtt_flash *)(void *)op->operands)->out_8 = mtt__make(b, MTT__A_ATTENDED_EIGHT, op->layer);
+        return 0;
+    case MTT_OP_attention_values:
+        mtt__append(b, op);
+        copy = mtt__make(b, MTT__A_ATTENDED_EIGHT, op->layer);
+        MTT__EMIT(b, op->layer, 0, quantize, made, NULL, NULL, NULL, copy, NULL);
+        return 1;
+    default: return 0;
+    }
+}
+
+/* An activation with its gradient in 8 bits, as it is and transposed. */
 static const mtt__activation *mtt__gradient_eight(mtt__builder *b, const mtt_op *op, const mtt_tensor *t)
 {
     mtt__activation *a = mtt__activation_of(b, t);
-    if (a->gradient_t) return a;
-    mtt__add_gradient_eight(b, t);
+    a->gradient_8 = mtt__add_eight(b, a->gradient, -1, 0);
+    a->gradient_t = mtt__add_eight(b, a->gradient, -1, 1);
     MTT__EMIT(b, op->layer, 0, quantize, a->gradient, NULL, NULL, NULL, a->gradient_8, a->gradient_t);
     return a;
 }
 
-/* The 8-bit copy of a weight for the backward products of its layer. */
-static mtt_tensor *mtt__weight_eight(mtt__builder *b, const mtt_tensor *weight)
+/* The 8-bit copy of a weight for the backward products of its layer, which have theirs made together. */
+static mtt_tensor *mtt__weight_eight(mtt__builder *b, int layer, const mtt_tensor *weight)
 {
-    const mtt_quantize_weights *w = &b->eights;
-    return weight == w->qkv ? w->qkv_8 : weight == w->proj ? w->proj_8 : weight == w->fc ? w->fc_8 : w->mlp_8;
+    const mtt_op *op;
+    int i = b->program->op_count, k = 0;
+    while (i-- > 0 && (b->program->ops[i].kind != MTT_OP_quantize_weights || b->program->ops[i].transposed)) {}
+    if (i < 0 || b->program->ops[i].layer != layer)
+        mtt__emit_weights(b, layer, 0), i = b->program->op_count - 1;
+    if (b->status) return NULL;
+    op = &b->program->ops[i];
+    while (op->operands[k] != weight) k++;
+    return op->operands[op->inputs + k];
 }
 
-/* The weight's gradient comes first, unless its x is the result of a norm or of GELU or its like: then it
-   waits for their backward pass, if there is one, which makes x. GELU's input is recomputed now, so that its
-   backward pass can follow the product. */
+/* The gradient of x. An activation's input is made again before it, so that its backward pass can follow. */
+static void mtt__input_gradient_eight(mtt__builder *b, const mtt_op *op, const mtt__activation *y,
+                                      const mtt_tensor *weight)
+{
+    const mtt_tensor *x = MTT_OPERANDS_OF(linear, op)->x;
+    mtt_op maker = mtt__maker(b, x);
+    mtt_tensor *eight;
+    if (mtt__is_activation(maker.kind)) mtt__need(b, maker.operands[0]);
+    eight = mtt__weight_eight(b, op->layer, weight);
+    MTT__EMIT(b, op->layer, 0, linear_backward_input, y->gradient_8, eight, mtt__make_gradient(b, x));
+}
+
+/* The weight's gradient comes first, but last where x is the result of a norm or of an activation, whose
+   backward pass follows and can make x_t on its way. */
 static void mtt__adjoint_linear_eight(mtt__builder *b, const mtt_op *op)
 {
     const mtt_linear *f = MTT_OPERANDS_OF(linear, op);
-    mtt_tensor *weight = b->program->parameters[f->weight->parameter].weight, *x_t = NULL, *dx;
+    mtt_tensor *weight = b->program->parameters[f->weight->parameter].weight, *x_t;
+    mtt_tensor *d_weight = mtt__parameter_gradient(b, weight), *d_bias = mtt__parameter_gradient(b, f->bias);
     const mtt__activation *y = mtt__gradient_eight(b, op, f->y);
-    mtt_op maker = mtt__maker(b, f->x);
-    int trains = mtt__trains(b, f->x), activation = mtt__is_activation(maker.kind);
-    int waits = trains && mtt__trains(b, weight) && (maker.kind == MTT_OP_norm || activation);
-    if (!waits && mtt__trains(b, weight)) x_t = mtt__input_again(b, op->layer, f->x);
-    if (trains && activation) mtt__need(b, maker.operands[0]);
-    b->waiting.d_weight = mtt__parameter_gradient(b, weight);
-    b->waiting.d_bias = mtt__parameter_gradient(b, f->bias);
-    if (b->waiting.d_weight || b->waiting.d_bias) b->waiting.dy = y->gradient_t;
-    if (!waits && b->waiting.dy) mtt__emit_waiting(b, op->layer, x_t);
-    if (!trains) return;
-    if (b->eights_layer != op->layer) mtt__emit_weights(b, op->layer, 0);
-    dx = mtt__make_gradient(b, f->x);
-    MTT__EMIT(b, op->layer, 0, linear_backward_input, y->gradient_8, mtt__weight_eight(b, weight), dx);
+    mtt_op_kind maker = mtt__maker(b, f->x).kind;
+    int trains = mtt__trains(b, f->x);
+    int last = trains && d_weight && (maker == MTT_OP_norm || mtt__is_activation(maker));
+    if (last) mtt__input_gradient_eight(b, op, y, weight);
+    x_t = d_weight ? mtt__input_again(b, op->layer, f->x) : NULL;
+    if (d_weight || d_bias)
+        MTT__EMIT(b, op->layer, 0, linear_backward_weight, x_t, y->gradient_t, d_weight, d_bias);
+    if (trains && !last) mtt__input_gradient_eight(b, op, y, weight);
 }
+
+/* The last operation that writes a tensor. */
+static mtt_op *mtt__writer(const mtt__builder *b, const mtt_tensor *t)
+{
+    int i = b->program->op_count, k;
+    while (i-- > 0) {
+        mtt_op *op = &b->program->ops[i];
+        for (k = op->inputs; k < op->inputs + op->outputs; k++)
+            if (op->operands[k] == t) return op;
+    }
+    return NULL;
+}
+
+/* A gradient in 8 bits: by what makes it, if that can. Attention can with sequences of whole 16 tokens. */
+static int mtt__absorb_gradient(mtt__builder *b, const mtt_quantize *q)
+{
+    mtt_op *maker = mtt__writer(b, q->x);
+    mtt_norm_backward *n = (mtt_norm_backward *)(void *)maker->operands;
+    mtt_activation_backward *a = (mtt_activation_backward *)(void *)maker->operands;
+    mtt_flash_backward *f = (mtt_flash_backward *)(void *)maker->operands;
+    switch (maker->kind) {
+    case MTT_OP_norm_backward: n->dx_8 = q->y, n->dx_t = q->y_t; return 1;
+    case MTT_OP_gelu_backward:
+    case MTT_OP_activation_backward: a->dx = q->y, a->dx_t = q->y_t; return 1;
+    case MTT_OP_flash_backward:
+        if (b->program->shape.seq_len % 16) return 0;
+        f->d_qkv = q->y, f->d_qkv_t = q->y_t;
+        return 1;
+    default: return 0;
+    }
+}
+
+/* [an activation again], x_t, the weight's gradient of it, and now the backward pass of what made x: that makes
+   x_t on its way, and goes before the weight's gradient. */
+static int mtt__absorb_input(mtt__builder *b, mtt_op *op)
+{
+    mtt__program *p = b->program;
+    mtt_norm_backward *n = (mtt_norm_backward *)(void *)op->operands;
+    mtt_activation_backward *a = (mtt_activation_backward *)(void *)op->operands;
+    int activation = op->kind != MTT_OP_norm_backward;
+    const mtt_quantize *q;
+    mtt_op weight;
+    if (p->op_count < 3 || p->ops[p->op_count - 2].kind != MTT_OP_quantize) return 0;
+    weight = p->ops[p->op_count - 1];
+    q = MTT_OPERANDS_OF(quantize, &p->ops[p->op_count - 2]);
+    if (weight.kind != MTT_OP_linear_backward_weight || q->y || q->y_t != weight.operands[0]) return 0;
+    if (activation ? p->ops[p->op_count - 3].operands[0] != a->x : q->x != n->x) return 0;
+    if (activation) a->y_t = q->y_t;
+    else n->y_t = q->y_t, n->shift = q->shift;
+    p->op_count -= 2 + activation;
+    mtt__append(b, op);
+    mtt__append(b, &weight);
+    return 1;
+}
+
+/* What quantize would do in a pass of its own, the backward passes of norms, activations and attention do on
+   their way. */
+static int mtt__rule_absorb(mtt__builder *b, mtt_op *op, const mtt_op *end)
+{
+    const mtt_quantize *q;
+    if (op == end || op->phase != MTT_BACKWARD) return 0;
+    q = MTT_OPERANDS_OF(quantize, op);
+    switch (op->kind) {
+    case MTT_OP_quantize: return q->y && q->y_t && mtt__absorb_gradient(b, q);
+    case MTT_OP_norm_backward:
+    case MTT_OP_gelu_backward:
+    case MTT_OP_activation_backward: return mtt__absorb_input(b, op);
+    default: return 0;
+    }
+}
+
+/* ---- the other adjoints ---- */
 
 static void mtt__adjoint_linear(mtt__builder *b, const mtt_op *op)
 {
@@ -4348,6 +4498,30 @@ static void mtt__adjoint_linear(mtt__builder *b, const mtt_op *op)
     if (mtt__is_activation(maker.kind) && mtt__trains(b, f->x))
         mtt__need(b, maker.operands[0]); /* now: GELU's can be fused */
     mtt__linear_gradients(b, op, x, f->weight, *mtt__gradient(b, f->y), op->transposed);
+}
+
+/* ---- adapters: LoRA (Hu et al. 2021, arXiv 2106.09685) ---- */
+
+/* An adapter's part in a product: alpha / rank. */
+static float mtt__lora_scale(const mtt_policy *policy)
+{
+    return policy->lora_alpha / (float)policy->lora_rank;
+}
+
+/* y = x W + b becomes xa = scale x A, y = x W + b + xa B. */
+static int mtt__rule_adapters(mtt__builder *b, mtt_op *op, const mtt_op *end)
+{
+    int which = op == end ? -1 : mtt__linear_number(b, op), kind = which < 0 ? 0 : mtt__linears[which].lora_a;
+    mtt_tensor *lora_a = which < 0 ? NULL : mtt__weight(b, kind, op->layer), *xa;
+    const mtt_linear *f;
+    if (!lora_a) return 0;
+    f = MTT_OPERANDS_OF(linear, op);
+    xa = mtt__make(b, mtt__linears[which].xa, op->layer);
+    MTT__EMIT(b, op->layer, 0, linear, f->x, lora_a, NULL, xa);
+    b->op->scale = mtt__lora_scale(b->policy);
+    MTT__EMIT(b, op->layer, 0, linear_adapted, f->x, f->weight, f->bias, xa, mtt__weight(b, kind + 1, op->layer),
+              f->y);
+    return 1;
 }
 
 /* Of B and x A; then those of the layer itself. */
@@ -4369,6 +4543,8 @@ static void mtt__adjoint_linear_adapted(mtt__builder *b, const mtt_op *op)
     mtt__adjoint_linear(b, &base);
 }
 
+/* ---- and the others ---- */
+
 /* The gradient passes through, and joins that of another use. Weights' are made by their products, and
    transposes need none. */
 static void mtt__adjoint_quantize(mtt__builder *b, const mtt_op *op)
@@ -4389,21 +4565,12 @@ static void mtt__adjoint_activation(mtt__builder *b, const mtt_op *op)
     mtt_op_kind kind = op->kind == MTT_OP_gelu ? MTT_OP_gelu_backward : MTT_OP_activation_backward;
     mtt_tensor *x = mtt__need(b, f->x), *dy = *mtt__gradient(b, f->y);
     mtt_activation_backward row = {dy, x, dy, NULL, NULL};
-    mtt__activation *a;
     if (b->status) return;
-    if (!mtt__in_eight(b, MTT_FP8_LAYERS)) {
-        if (mtt__width(x) > mtt__width(dy)) row.dx = x;
-        *mtt__gradient(b, x) = row.dx;
-        mtt__emit(b, kind, op->layer, 0, &row);
-        mtt__activation_of(b, x)->current = NULL;
-        return;
-    }
-    mtt__make_gradient(b, x); /* never used, but gives the others its name */
-    a = mtt__add_gradient_eight(b, x);
-    row.dx = a->gradient_8, row.dx_t = a->gradient_t;
-    if (b->waiting.dy) row.y_t = mtt__add_eight(b, f->y, f->y->entry, 1);
+    if (f->y->dtype == MTT_F8_E4M3) row.dx = mtt__make_gradient(b, x); /* it will be rounded */
+    else if (mtt__width(x) > mtt__width(dy)) row.dx = x;
+    *mtt__gradient(b, x) = row.dx;
     mtt__emit(b, kind, op->layer, 0, &row);
-    if (row.y_t) mtt__emit_waiting(b, op->layer, row.y_t);
+    if (f->y->dtype != MTT_F8_E4M3) mtt__activation_of(b, x)->current = NULL;
 }
 
 /* In place. */
@@ -4420,10 +4587,8 @@ static void mtt__adjoint_rotary(mtt__builder *b, const mtt_op *op)
 static void mtt__adjoint_residual(mtt__builder *b, const mtt_op *op)
 {
     const mtt_residual *f = MTT_OPERANDS_OF(residual, op);
-    mtt__activation *sum = mtt__activation_of(b, f->sum), *branch = mtt__activation_of(b, f->branch);
-    mtt_tensor *dy = sum->gradient;
-    *mtt__gradient(b, f->x) = branch->gradient = dy;
-    branch->gradient_8 = sum->gradient_8, branch->gradient_t = sum->gradient_t;
+    mtt_tensor *dy = *mtt__gradient(b, f->sum);
+    *mtt__gradient(b, f->x) = *mtt__gradient(b, f->branch) = dy;
     if (b->program->shape.dropout > 0)
         MTT__EMIT(b, op->layer, op->site, dropout_backward, dy, f->control, mtt__make_gradient(b, f->branch));
 }
@@ -4464,11 +4629,7 @@ static void mtt__adjoint_flash(mtt__builder *b, const mtt_op *op)
     const mtt_flash *f = MTT_OPERANDS_OF(flash, op);
     mtt_tensor *qkv = mtt__need(b, f->qkv), *out = mtt__need(b, f->out), *lse = mtt__need(b, f->lse);
     mtt_tensor *dy = *mtt__gradient(b, f->out_8 ? f->out_8 : f->out), *d_qkv = mtt__make_gradient(b, f->qkv);
-    mtt__activation *a = mtt__activation_of(b, f->qkv);
-    if (mtt__in_eight(b, MTT_FP8_LAYERS) && b->program->shape.seq_len % 16 == 0 &&
-        mtt__maker(b, f->qkv).kind == MTT_OP_linear)
-        d_qkv = mtt__add_gradient_eight(b, f->qkv)->gradient_8;
-    MTT__EMIT(b, op->layer, op->site, flash_backward, dy, qkv, out, lse, f->control, d_qkv, a->gradient_t);
+    MTT__EMIT(b, op->layer, op->site, flash_backward, dy, qkv, out, lse, f->control, d_qkv, NULL);
 }
 
 /* The gradients take the logits' place. */
@@ -4486,7 +4647,6 @@ static void mtt__emit_backward(mtt__builder *b)
 {
     int i;
     b->phase = MTT_BACKWARD;
-    b->eights_layer = -1;
     if (!b->status) mtt__drop_activations(b);
     for (i = b->program->op_count; i-- > 0 && !b->status;) {
         mtt_op op = b->program->ops[i];
@@ -4517,25 +4677,15 @@ static void mtt__emit_chunked_loss(mtt__builder *b, mtt_tensor *x, mtt_tensor *l
     mtt__program *p = b->program;
     mtt_tensor *weight = mtt__head_weight(b), *bias = mtt__weight(b, MTT__HEAD_BIAS, -1), *logits;
     mtt_tensor *dx = NULL, *d_weight = NULL, *d_bias = NULL;
-    mtt_tensor *x_t = NULL, *weight_t = NULL, *d_logits = NULL, *d_logits_t = NULL;
     int64_t rows = mtt__min(b->policy->loss_chunk_rows, p->shape.rows), vocab = p->shape.vocab_padded;
-    int eight = x->dtype == MTT_F8_E4M3;
     logits = mtt__add_tensor(b, mtt__dtype(b), MTT_LOGITS, -1, "", "logits.chunk", rows, vocab, 0);
     if (gradients) {
         dx = mtt__make_gradient(b, x);
         d_weight = mtt__parameter_gradient(b, weight);
         d_bias = mtt__parameter_gradient(b, bias);
     }
-    if (eight) weight = mtt__head_eight(b, &weight_t);
-    if (eight && gradients) {
-        if (d_weight) x_t = mtt__input_again(b, -1, x);
-        d_logits = mtt__add_tensor(b, MTT_F8_E5M2, MTT_LOGITS, -1, "", "d_logits.8", rows, vocab, 0);
-        d_logits_t = mtt__add_tensor(b, MTT_F8_E5M2, MTT_LOGITS, -1, "", "d_logits.t8", vocab,
-                                     mtt__round_up(rows, 16), 0);
-        d_logits->entry = d_logits_t->entry = MTT__LAYER_SCALES * p->shape.layers + MTT__SCALE_LOGITS;
-    }
-    MTT__EMIT(b, -1, MTT__SITE_LOGITS, chunked_loss, x, x_t, weight, weight_t, bias, p->targets, p->control,
-              p->counters, losses, logits, d_logits, d_logits_t, dx, d_weight, d_bias);
+    MTT__EMIT(b, -1, MTT__SITE_LOGITS, chunked_loss, x, NULL, weight, NULL, bias, p->targets, p->control,
+              p->counters, losses, logits, NULL, NULL, dx, d_weight, d_bias);
     b->op->transposed = 1;
 }
 
@@ -4980,7 +5130,10 @@ static void mtt__emit_program(mtt__builder *b, int which)
     x = mtt__product_input(b, layers, MTT__FINAL_NORM, x);
     if (generates || which == MTT__NEXT) p->output = mtt__emit_logits(b, x);
     else mtt__emit_loss(b, x, trains);
+    if (b->policy->lora_rank) mtt__rewrite(b, mtt__rule_adapters);
+    if (mtt__in_eight(b, MTT_FP8_LAYERS)) mtt__rewrite(b, mtt__rule_eight);
     if (trains) mtt__emit_backward(b);
+    if (mtt__in_eight(b, MTT_FP8_LAYERS)) mtt__rewrite(b, mtt__rule_absorb);
     if (trains && b->policy->ranks > 1) { /* adds what has travelled meanwhile */
         MTT__EMIT(b, -1, 0, add_counts, b->count, b->counts, p->control, p->counters);
         mtt__emit_arrived(b);
