@@ -3516,6 +3516,8 @@ typedef struct mtt__builder {
     const mtt_schedule *schedule;
     const mtt_policy *policy;
     mtt__program *program;
+    int trains;                      /* 1 = the program has a backward pass */
+    mtt__pool pool;                  /* of what the builder alone needs */
     mtt__activation *activations;    /* [role][layer] */
     mtt__parameter **parameters;     /* [kind][layer]; NULL = the model has none */
     size_t tensor_capacity, op_capacity;
@@ -3525,11 +3527,8 @@ typedef struct mtt__builder {
     int recomputing;
     mtt_status status;
     mtt_op *op;                      /* the last one */
-    struct {
-        int first;            /* gradients of parameters from this one up were sent, and not yet added up */
-        mtt_tensor *received; /* NULL: none */
-    } sent;
-    mtt_tensor *count, *counts; /* of targets hit and losses: of this rank, of all */
+    int at;                          /* the layer whose gradients are being made: see mtt__rule_gradients */
+    int *reads;                      /* of each tensor: by how many operands */
     mtt_tensor nothing;
     mtt_op no_op;
     mtt__operands no_operands;
@@ -3544,8 +3543,7 @@ static mtt_dtype mtt__dtype(const mtt__builder *b)
    have theirs in 16, for the weights as they are saved. */
 static int mtt__in_eight(const mtt__builder *b, mtt_fp8_products least)
 {
-    return b->policy->precision == MTT_FP8 && b->policy->fp8_products <= least &&
-           b->program == &b->schedule->programs[MTT__TRAIN];
+    return b->trains && b->policy->precision == MTT_FP8 && b->policy->fp8_products <= least;
 }
 
 static mtt_dtype mtt__role_dtype(const mtt__builder *b, int role)
@@ -3639,7 +3637,7 @@ static mtt_tensor *mtt__make(mtt__builder *b, int role_of, int layer)
     t->layer = layer;
     if (t->dtype == MTT_F8_E4M3) {
         t->entry = mtt__scale_entry(b, role_of, layer);
-        t->recorded = b->phase == MTT_FORWARD && b->program == &b->schedule->programs[MTT__TRAIN];
+        t->recorded = b->phase == MTT_FORWARD && b->trains;
     }
     if (!b->status) mtt__activation_of(b, t)->current = t;
     return t;
@@ -4068,14 +4066,24 @@ static void mtt__emit_sums(mtt__builder *b, int first, mtt_tensor *received)
     mtt__use_parameters(b, first, end, MTT__GRADIENTS | MTT__SUMS);
 }
 
-/* Adds up what ranks have sent each other last. */
+/* The last operation of a kind; NULL: there is none. */
+static const mtt_op *mtt__last_of(const mtt__builder *b, mtt_op_kind kind)
+{
+    int i = b->program->op_count;
+    while (i-- > 0)
+        if (b->program->ops[i].kind == kind) return &b->program->ops[i];
+    return NULL;
+}
+
+/* Adds up what ranks have sent each other last, unless that is done. */
 static void mtt__emit_arrived(mtt__builder *b)
 {
     mtt__program *p = b->program;
-    int first = b->sent.first;
-    if (!b->sent.received || b->status) return;
-    mtt__emit_sums(b, first, b->sent.received);
-    b->sent.received = NULL;
+    const mtt_op *sent = mtt__last_of(b, MTT_OP_all_to_all), *sum = mtt__last_of(b, MTT_OP_sum_gradients);
+    int first;
+    if (!sent || (sum && sum > sent) || b->status) return;
+    first = sent->parts[0].number;
+    mtt__emit_sums(b, first, MTT_OPERANDS_OF(all_to_all, sent)->received);
     if (b->policy->shard != MTT_SHARD_NONE) return;
     MTT__EMIT(b, p->parameters[first].layer, 0, all_gather, NULL, NULL, NULL);
     mtt__use_parameters(b, first, mtt__layer_end(p, first), MTT__SUMS);
@@ -4103,8 +4111,6 @@ static void mtt__emit_exchange(mtt__builder *b, int first)
     mtt__emit_arrived(b);
     MTT__EMIT(b, layer, 0, all_to_all, received);
     mtt__use_parameters(b, first, end, MTT__GRADIENTS);
-    b->sent.first = first;
-    b->sent.received = received;
 }
 
 /* Updates parameters `first` to `end` - 1, which are with each other in a layer, or all of them. */
@@ -4663,23 +4669,20 @@ static void mtt__emit_backward(mtt__builder *b)
         default: break;
         }
         if (!b->status) mtt__free_half(b, &op);
-        if (i == 0) mtt__end_layer(b, MTT__BEFORE, -1);
-        else if (b->program->ops[i - 1].layer != op.layer)
-            mtt__end_layer(b, op.layer < 0 ? MTT__AFTER : MTT__LAYER, op.layer);
     }
 }
 
 /* ---- loss and step ---- */
 
 /* Head and loss in one operation, which makes the gradients that are wanted, chunk by chunk. */
-static void mtt__emit_chunked_loss(mtt__builder *b, mtt_tensor *x, mtt_tensor *losses, int gradients)
+static void mtt__emit_chunked_loss(mtt__builder *b, mtt_tensor *x, mtt_tensor *losses)
 {
     mtt__program *p = b->program;
     mtt_tensor *weight = mtt__head_weight(b), *bias = mtt__weight(b, MTT__HEAD_BIAS, -1), *logits;
     mtt_tensor *dx = NULL, *d_weight = NULL, *d_bias = NULL;
     int64_t rows = mtt__min(b->policy->loss_chunk_rows, p->shape.rows), vocab = p->shape.vocab_padded;
     logits = mtt__add_tensor(b, mtt__dtype(b), MTT_LOGITS, -1, "", "logits.chunk", rows, vocab, 0);
-    if (gradients) {
+    if (b->trains) {
         dx = mtt__make_gradient(b, x);
         d_weight = mtt__parameter_gradient(b, weight);
         d_bias = mtt__parameter_gradient(b, bias);
@@ -4689,24 +4692,60 @@ static void mtt__emit_chunked_loss(mtt__builder *b, mtt_tensor *x, mtt_tensor *l
     b->op->transposed = 1;
 }
 
-/* The loss of every row and their sum. In training ranks send each other theirs. */
-static void mtt__emit_loss(mtt__builder *b, mtt_tensor *x, int gradients)
+/* The loss of every row and their sum. */
+static void mtt__emit_loss(mtt__builder *b, mtt_tensor *x)
 {
     mtt__program *p = b->program;
     mtt_tensor *losses = mtt__make(b, MTT__A_ROW_LOSS, p->shape.layers);
-    if (b->policy->loss == MTT_LOSS_CHUNKED) mtt__emit_chunked_loss(b, x, losses, gradients);
+    if (b->policy->loss == MTT_LOSS_CHUNKED) mtt__emit_chunked_loss(b, x, losses);
     else MTT__EMIT(b, -1, 0, cross_entropy, mtt__emit_logits(b, x), p->targets, losses);
-    if (!gradients || b->policy->ranks == 1) {
-        MTT__EMIT(b, -1, 0, sum_loss, losses, p->control, p->counters, NULL);
-        if (gradients && b->policy->early_update) /* of no gradients: it starts the step's updates */
-            MTT__EMIT(b, -1, 0, grad_norm, p->control, p->ranges, NULL, p->counters);
-        return;
+    MTT__EMIT(b, -1, 0, sum_loss, losses, p->control, p->counters, NULL);
+}
+
+/* ---- what becomes of gradients ---- */
+
+/* Ranks send each other their losses and hits. An early update begins with a norm of no gradients: it starts the
+   step's updates. */
+static int mtt__end_loss(mtt__builder *b, mtt_op *op)
+{
+    mtt__program *p = b->program;
+    mtt_tensor *count, *counts;
+    if (b->policy->ranks == 1 && !b->policy->early_update) return 0;
+    if (b->policy->ranks == 1) {
+        mtt__append(b, op);
+        MTT__EMIT(b, -1, 0, grad_norm, p->control, p->ranges, NULL, p->counters);
+        return 1;
     }
-    b->count = mtt__add_tensor(b, MTT_U8, MTT_DATA, -1, "", "count", (int64_t)sizeof(mtt_count), 0, 0);
-    b->counts = mtt__add_tensor(b, MTT_U8, MTT_DATA, -1, "", "counts", b->policy->ranks,
-                                (int64_t)sizeof(mtt_count), 0);
-    MTT__EMIT(b, -1, 0, sum_loss, losses, p->control, p->counters, b->count);
-    MTT__EMIT(b, -1, 0, all_gather, b->count, b->counts, NULL);
+    count = mtt__add_tensor(b, MTT_U8, MTT_DATA, -1, "", "count", (int64_t)sizeof(mtt_count), 0, 0);
+    counts = mtt__add_tensor(b, MTT_U8, MTT_DATA, -1, "", "counts", b->policy->ranks,
+                             (int64_t)sizeof(mtt_count), 0);
+    ((mtt_sum_loss *)(void *)op->operands)->count = count;
+    mtt__append(b, op);
+    MTT__EMIT(b, -1, 0, all_gather, count, counts, NULL);
+    return 1;
+}
+
+/* After the backward pass through a layer, its gradients are added to sums, exchanged, or used at once. What
+   comes after the layers counts as layer `layers`, what comes before them as -1. An operation that is done
+   again is for the one that follows. */
+static int mtt__rule_gradients(mtt__builder *b, mtt_op *op, const mtt_op *end)
+{
+    int layers = b->program->shape.layers, next = -2;
+    const mtt_op *gather;
+    if (op < end && op->phase == MTT_FORWARD)
+        return op->kind == MTT_OP_sum_loss ? mtt__end_loss(b, op) : 0;
+    b->phase = MTT_BACKWARD;
+    while (op < end && op->recomputed) op++;
+    if (op < end) next = op->layer >= 0 ? op->layer : b->at == layers ? layers : -1;
+    for (; b->at > next; b->at--)
+        if (b->at == layers) mtt__end_layer(b, MTT__AFTER, -1);
+        else mtt__end_layer(b, b->at < 0 ? MTT__BEFORE : MTT__LAYER, b->at);
+    if (op < end || b->policy->ranks == 1) return 0;
+    gather = mtt__last_of(b, MTT_OP_sum_loss) + 1;
+    MTT__EMIT(b, -1, 0, add_counts, gather->operands[0], gather->operands[1], b->program->control,
+              b->program->counters);
+    mtt__emit_arrived(b);
+    return 0;
 }
 
 /* The gradient's norm over all parameters, then the update. Ranks with a share each exchange the squares of
@@ -4928,9 +4967,20 @@ static void mtt__add_all_state(mtt__builder *b)
         p->workspace = mtt__add_state(b, MTT_U8, MTT_WORKSPACE, "workspace", 0, 0);
 }
 
-/* ---- fusions: one pass joins neighbours by their operands ---- */
+/* ---- fusions ---- */
 
-static void *mtt__fused(mtt__builder *b, mtt_op *op, mtt_op_kind kind)
+/* 1 = an operation is followed by another one that reads the first tensor it makes; `alone`: which nothing else
+   reads, so that it need not be made. */
+static int mtt__can_fuse(const mtt__builder *b, const mtt_op *op, const mtt_op *end, mtt_op_kind first,
+                         mtt_op_kind second, int alone)
+{
+    const mtt_tensor *made = op->operands[op->inputs];
+    return op->kind == first && op + 1 < end && op[1].kind == second && op[1].operands[0] == made &&
+           (!alone || b->reads[made->index] == 1);
+}
+
+/* Makes one operation of two. Returns its operands. */
+static void *mtt__fuse(mtt__builder *b, mtt_op *op, mtt_op_kind kind)
 {
     op->kind = kind;
     op->inputs = mtt__op_row[kind].inputs;
@@ -4940,86 +4990,89 @@ static void *mtt__fused(mtt__builder *b, mtt_op *op, mtt_op_kind kind)
 }
 
 /* residual, norm: one pass over the row. */
-static int mtt__fuse_residual_norm(mtt__builder *b, mtt_op *op, const mtt_op *next)
+static void mtt__fuse_residual_norm(mtt__builder *b, mtt_op *op)
 {
     const mtt_residual *r = MTT_OPERANDS_OF(residual, op);
-    const mtt_norm *n = MTT_OPERANDS_OF(norm, next);
-    mtt_residual_norm *f;
-    if (op->kind != MTT_OP_residual || next->kind != MTT_OP_norm || n->x != r->sum) return 0;
-    f = (mtt_residual_norm *)mtt__fused(b, op, MTT_OP_residual_norm);
+    const mtt_norm *n = MTT_OPERANDS_OF(norm, &op[1]);
+    mtt_residual_norm *f = (mtt_residual_norm *)mtt__fuse(b, op, MTT_OP_residual_norm);
     f->x = r->x, f->branch = r->branch, f->control = r->control, f->sum = r->sum;
     f->gain = n->gain, f->shift = n->shift, f->y = n->y, f->stats = n->stats;
-    return 1;
 }
 
-/* linear, rotary: in place, unless the backward pass needs the product. */
-static int mtt__fuse_linear_rotary(mtt__builder *b, mtt_op *op, const mtt_op *next)
+/* linear, rotary: in place. */
+static void mtt__fuse_linear_rotary(mtt__builder *b, mtt_op *op)
 {
     const mtt_linear *l = MTT_OPERANDS_OF(linear, op);
-    const mtt_rotary *r = MTT_OPERANDS_OF(rotary, next);
-    mtt_linear_rotary *f;
-    if (op->kind != MTT_OP_linear || next->kind != MTT_OP_rotary || r->qkv != l->y) return 0;
-    if (r->q_gain && b->program == &b->schedule->programs[MTT__TRAIN]) return 0;
-    f = (mtt_linear_rotary *)mtt__fused(b, op, MTT_OP_linear_rotary);
+    const mtt_rotary *r = MTT_OPERANDS_OF(rotary, &op[1]);
+    mtt_linear_rotary *f = (mtt_linear_rotary *)mtt__fuse(b, op, MTT_OP_linear_rotary);
     f->x = l->x, f->weight = l->weight, f->bias = l->bias, f->angles = r->angles;
     f->q_gain = r->q_gain, f->k_gain = r->k_gain, f->y = r->y;
-    return 1;
 }
 
-/* linear, gelu: in 16 bits a product leaves time for GELU in its epilogue. In 8 bits a step is no faster for
-   it. Fused, the product's input, its result and GELU's are in memory at once. Segments cannot afford that:
-   they leave GELU apart, but make the product by the same kernel, since its bits must be the same. */
-static int mtt__fuse_linear_gelu(mtt__builder *b, mtt_op *op, const mtt_op *next)
+/* linear, gelu: the product leaves time for GELU in its epilogue. Fused, the product's input, its result and
+   GELU's are in memory at once. Segments cannot afford that: they leave GELU apart, but make the product by the
+   same kernel, since its bits must be the same. */
+static int mtt__fuse_linear_gelu(mtt__builder *b, mtt_op *op)
 {
     const mtt_linear *l = MTT_OPERANDS_OF(linear, op);
-    const mtt_gelu *g = MTT_OPERANDS_OF(gelu, next);
+    const mtt_gelu *g = MTT_OPERANDS_OF(gelu, &op[1]);
     int apart = b->policy->recompute == MTT_RECOMPUTE_SEGMENTS;
-    mtt_linear_gelu *f;
-    if (op->kind != MTT_OP_linear || next->kind != MTT_OP_gelu || g->x != l->y) return 0;
-    if (l->x->dtype == MTT_F8_E4M3) return 0;
-    f = (mtt_linear_gelu *)mtt__fused(b, op, MTT_OP_linear_gelu);
+    mtt_linear_gelu *f = (mtt_linear_gelu *)mtt__fuse(b, op, MTT_OP_linear_gelu);
     f->x = l->x, f->weight = l->weight, f->bias = l->bias, f->pre = l->y;
     f->y = apart ? NULL : g->y;
     return !apart;
 }
 
 /* linear_backward_input, gelu_backward: as above. The product's epilogue also sums the bias's gradient, in
-   place of the linear_backward_weight that follows; recomputation may come between. In 8 bits a CPU has no
-   place for what lies between the two. */
-static int mtt__fuse_linear_backward_gelu(mtt__builder *b, mtt_op *op, mtt_op *next, const mtt_op *end)
+   place of the linear_backward_weight that follows; recomputation may come between. */
+static void mtt__fuse_linear_backward_gelu(mtt__builder *b, mtt_op *op, const mtt_op *end)
 {
     const mtt_linear_backward_input *l = MTT_OPERANDS_OF(linear_backward_input, op);
-    const mtt_gelu_backward *g = MTT_OPERANDS_OF(gelu_backward, next);
-    mtt_linear_backward_gelu *f;
-    if (op->kind != MTT_OP_linear_backward_input || next->kind != MTT_OP_gelu_backward) return 0;
-    if (g->dy != l->dx || (g->dx_t && b->policy->device == MTT_DEVICE_CPU)) return 0;
-    f = (mtt_linear_backward_gelu *)mtt__fused(b, op, MTT_OP_linear_backward_gelu);
+    const mtt_gelu_backward *g = MTT_OPERANDS_OF(gelu_backward, &op[1]);
+    mtt_linear_backward_gelu *f = (mtt_linear_backward_gelu *)mtt__fuse(b, op, MTT_OP_linear_backward_gelu);
     f->dy = l->dy, f->weight = l->weight, f->pre = g->x, f->dx = g->dx, f->d_bias = NULL;
     f->dx_t = g->dx_t, f->y_t = g->y_t;
-    if (g->dx_t) return 1; /* the bias's gradient is the sum of rows of dx_t */
-    while (++next < end) {
-        mtt_linear_backward_weight *w = (mtt_linear_backward_weight *)(void *)next->operands;
-        if (next->kind != MTT_OP_linear_backward_weight || w->dy != f->dx || !w->d_weight) continue;
+    if (g->dx_t) return; /* the bias's gradient is the sum of rows of dx_t */
+    for (op += 2; op < end; op++) {
+        mtt_linear_backward_weight *w = (mtt_linear_backward_weight *)(void *)op->operands;
+        if (op->kind != MTT_OP_linear_backward_weight || w->dy != f->dx || !w->d_weight) continue;
         f->d_bias = w->d_bias;
         w->d_bias = NULL;
-        break;
+        return;
     }
-    return 1;
 }
 
-static void mtt__fuse(mtt__builder *b)
+static void mtt__count_reads(mtt__builder *b)
 {
-    mtt__program *p = b->program;
-    int half = mtt__dtype(b) != MTT_F32, count = 0, i;
-    for (i = 0; i < p->op_count && !b->status; i++) {
-        mtt_op *op = &p->ops[count++], *next = &p->ops[i + 1], *end = &p->ops[p->op_count];
-        *op = p->ops[i];
-        if (next == end) break;
-        i += mtt__fuse_residual_norm(b, op, next) || mtt__fuse_linear_rotary(b, op, next) ||
-             (half && mtt__fuse_linear_gelu(b, op, next)) ||
-             (half && mtt__fuse_linear_backward_gelu(b, op, next, end));
-    }
-    p->op_count = count;
+    const mtt__program *p = b->program;
+    int i, k;
+    b->reads = (int *)mtt__pool_take(b->env, &b->pool, (size_t)p->tensor_count * sizeof(int));
+    if (!b->reads) b->status = MTT_E_MEMORY;
+    for (i = 0; i < p->op_count && !b->status; i++)
+        for (k = 0; k < p->ops[i].inputs; k++)
+            if (p->ops[i].operands[k]) b->reads[p->ops[i].operands[k]->index]++;
+}
+
+/* Joins neighbours that one kernel can do. Products take GELU in 16 bits alone: in FP32 and in 8 bits a step is no
+   faster for it; backward a GPU does so in 8 bits, but a CPU has no place for what lies between the two. What is
+   normalized before it is rotated, the backward pass needs as it was, in its first pass and when it is made again:
+   the same kernel must make both. */
+static int mtt__rule_fusions(mtt__builder *b, mtt_op *op, const mtt_op *end)
+{
+    int half = mtt__dtype(b) != MTT_F32;
+    if (op == end) return 0;
+    if (mtt__can_fuse(b, op, end, MTT_OP_residual, MTT_OP_norm, 0)) mtt__fuse_residual_norm(b, op);
+    else if (mtt__can_fuse(b, op, end, MTT_OP_linear, MTT_OP_rotary, 1)) {
+        if (b->trains && MTT_OPERANDS_OF(rotary, &op[1])->q_gain) return 0;
+        mtt__fuse_linear_rotary(b, op);
+    } else if (half && mtt__can_fuse(b, op, end, MTT_OP_linear, MTT_OP_gelu, 0)) {
+        if (op->operands[0]->dtype == MTT_F8_E4M3 || !mtt__fuse_linear_gelu(b, op)) return 0;
+    } else if (half && mtt__can_fuse(b, op, end, MTT_OP_linear_backward_input, MTT_OP_gelu_backward, 0)) {
+        if (MTT_OPERANDS_OF(gelu_backward, &op[1])->dx_t && b->policy->device == MTT_DEVICE_CPU) return 0;
+        mtt__fuse_linear_backward_gelu(b, op, end);
+    } else return 0;
+    mtt__append(b, op);
+    return 2;
 }
 
 /* ---- programs ---- */
@@ -5048,6 +5101,8 @@ static void mtt__close_program(mtt__builder *b)
         t->index = p->tensor_count;
         p->tensors[p->tensor_count++] = t;
     }
+    for (p->step_begin = 0; p->step_begin < p->op_count; p->step_begin++)
+        if (p->ops[p->step_begin].phase == MTT_STEP) break;
     for (i = 0; i < p->op_count; i++) {
         mtt_op *op = &p->ops[i];
         op->shape = &p->shape;
@@ -5106,16 +5161,13 @@ static mtt_tensor *mtt__gather_rows(mtt__builder *b, mtt_tensor *table, mtt_tens
     return y;
 }
 
-/* A training step, an evaluation, or the logits of the token after a sequence. A generator's rows are in any
-   order only before the head. */
-static void mtt__emit_program(mtt__builder *b, int which)
+/* The forward pass: of a training step, of an evaluation, or up to the logits of the token after a sequence. A
+   generator's rows are in any order only before the head. */
+static void mtt__emit_forward(mtt__builder *b)
 {
     mtt__program *p = b->program;
-    int layers = p->shape.layers, generates = b->schedule->chunk > 0;
-    int trains = !generates && which == MTT__TRAIN;
+    int layers = p->shape.layers, generates = b->schedule->chunk > 0, which = (int)(p - b->schedule->programs);
     mtt_tensor *x, *row;
-    mtt__add_all_state(b);
-    if (b->status) return;
     if (generates) {
         b->positions = mtt__gather_rows(b, p->positions, p->places, "positions");
         b->angles = mtt__gather_rows(b, p->angles, p->places, "angles");
@@ -5129,43 +5181,86 @@ static void mtt__emit_program(mtt__builder *b, int which)
     }
     x = mtt__product_input(b, layers, MTT__FINAL_NORM, x);
     if (generates || which == MTT__NEXT) p->output = mtt__emit_logits(b, x);
-    else mtt__emit_loss(b, x, trains);
-    if (b->policy->lora_rank) mtt__rewrite(b, mtt__rule_adapters);
-    if (mtt__in_eight(b, MTT_FP8_LAYERS)) mtt__rewrite(b, mtt__rule_eight);
-    if (trains) mtt__emit_backward(b);
-    if (mtt__in_eight(b, MTT_FP8_LAYERS)) mtt__rewrite(b, mtt__rule_absorb);
-    if (trains && b->policy->ranks > 1) { /* adds what has travelled meanwhile */
-        MTT__EMIT(b, -1, 0, add_counts, b->count, b->counts, p->control, p->counters);
-        mtt__emit_arrived(b);
-    }
-    mtt__fuse(b);
-    p->step_begin = p->op_count;
-    if (trains && !b->policy->early_update) mtt__emit_step(b);
-    if (!b->status) mtt__close_program(b);
+    else mtt__emit_loss(b, x);
 }
 
-static mtt_status mtt__build_program(mtt_schedule *s, int which)
+/* ---- the passes ---- */
+
+static int mtt__always(const mtt__builder *b)
+{
+    (void)b;
+    return 1;
+}
+
+static int mtt__has_adapters(const mtt__builder *b)
+{
+    return b->policy->lora_rank > 0;
+}
+
+static int mtt__has_eight(const mtt__builder *b)
+{
+    return mtt__in_eight(b, MTT_FP8_LAYERS);
+}
+
+static int mtt__has_backward(const mtt__builder *b)
+{
+    return b->trains;
+}
+
+static int mtt__has_step(const mtt__builder *b)
+{
+    return b->trains && !b->policy->early_update;
+}
+
+/* In their order: each writes on at the end of the list, or writes the list again by a rule, where it applies. */
+static const struct {
+    const char *name;
+    void (*write)(mtt__builder *b);
+    mtt__rule *rule;
+    int (*applies)(const mtt__builder *b);
+} mtt__passes[] = {
+    {"forward", mtt__emit_forward, NULL, mtt__always},
+    {"adapters", NULL, mtt__rule_adapters, mtt__has_adapters},
+    {"eight", NULL, mtt__rule_eight, mtt__has_eight},
+    {"adjoints", mtt__emit_backward, NULL, mtt__has_backward},
+    {"absorb", NULL, mtt__rule_absorb, mtt__has_eight},
+    {"gradients", NULL, mtt__rule_gradients, mtt__has_backward},
+    {"fusions", mtt__count_reads, mtt__rule_fusions, mtt__always},
+    {"step", mtt__emit_step, NULL, mtt__has_step},
+};
+enum { MTT__PASSES = MTT__LENGTH(mtt__passes) };
+
+/* Writes a program by the first `passes` of the passes. */
+static mtt_status mtt__build_program(mtt_schedule *s, int which, int passes)
 {
     mtt__program *p = &s->programs[which];
     size_t layers = (size_t)s->model.layers + 1, kinds = MTT__PARAMETER_KINDS * layers;
     size_t roles = MTT__ROLES * layers;
-    mtt__pool pool = {NULL};
     mtt__builder b;
+    int i;
     memset(&b, 0, sizeof(b));
     b.env = s->env;
     b.schedule = s;
     b.policy = &s->policy;
     b.program = p;
+    b.trains = which == MTT__TRAIN && !s->chunk;
+    b.at = s->model.layers;
     if (s->chunk) mtt__set_shape(&p->shape, s, 1, which == MTT__CHUNK ? s->chunk : s->batch);
     else mtt__set_shape(&p->shape, s, which == MTT__NEXT ? 1 : s->batch, s->seq_len);
-    if (which != MTT__TRAIN || s->chunk) p->shape.dropout = 0;
+    if (!b.trains) p->shape.dropout = 0;
     b.head_rows = s->chunk ? s->batch : which == MTT__NEXT ? 1 : p->shape.rows;
     p->parameters = (mtt__parameter *)mtt__take(&b, kinds * sizeof(*p->parameters));
-    b.parameters = (mtt__parameter **)mtt__pool_take(s->env, &pool, kinds * sizeof(*b.parameters));
-    b.activations = (mtt__activation *)mtt__pool_take(s->env, &pool, roles * sizeof(*b.activations));
+    b.parameters = (mtt__parameter **)mtt__pool_take(s->env, &b.pool, kinds * sizeof(*b.parameters));
+    b.activations = (mtt__activation *)mtt__pool_take(s->env, &b.pool, roles * sizeof(*b.activations));
     if (!b.parameters || !b.activations) b.status = MTT_E_MEMORY;
-    if (!b.status) mtt__emit_program(&b, which);
-    mtt__pool_free(s->env, &pool);
+    if (!b.status) mtt__add_all_state(&b);
+    for (i = 0; i < passes && !b.status; i++) {
+        if (!mtt__passes[i].applies(&b)) continue;
+        if (mtt__passes[i].write) mtt__passes[i].write(&b);
+        if (mtt__passes[i].rule && !b.status) mtt__rewrite(&b, mtt__passes[i].rule);
+    }
+    if (!b.status) mtt__close_program(&b);
+    mtt__pool_free(s->env, &b.pool);
     return b.status;
 }
 
@@ -5658,7 +5753,7 @@ static mtt_status mtt__build(mtt_schedule *s, int whole, int partial, size_t lim
     for (i = 0; i < count; i++) {
         mtt_status status = MTT_OK;
         if (i == MTT__TRAIN || !s->programs[i].op_count) {
-            status = mtt__build_program(s, i);
+            status = mtt__build_program(s, i, MTT__PASSES);
             if (!status) status = mtt__measure(s->env, &s->programs[i]);
             if (!status) status = mtt__pack(s->env, &s->programs[i], i == MTT__TRAIN ? limit : SIZE_MAX);
         }
