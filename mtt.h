@@ -1415,18 +1415,25 @@ typedef struct mtt_shape {
 /* Those between ranks. all_to_all sends each rank its share of the gradients, and receives this rank's share
    of theirs: first all of rank 0's, then those of rank 1, and so on, without this rank's own. sum_gradients
    then adds up the shares of all ranks in their order. all_gather sends `row` to all, and makes those `rows`
-   that are of others. Or it sends what this rank has made of `squares`, of mtt_op's `sums`, or of `weights`,
-   and receives the rest. sum_squares makes a number of each block of the gradients of this rank's share, for
-   grad_norm. sum_loss makes `count`, an mtt_count, and not the counters, where add_counts adds up those of
-   all ranks. merge_records joins what all ranks have recorded in the table of scales.
+   that are of others. gather_squares, gather_sums and gather_weights send what this rank has made of
+   `squares`, of mtt_op's `sums` and of its `weights`, and receive the rest. sum_squares makes a number of
+   each block of the gradients of this rank's share, for grad_norm. sum_loss makes `count`, an mtt_count, and
+   not the counters, where add_counts adds up those of all ranks. merge_records joins what all ranks have
+   recorded in the table of scales.
 
-   all_to_all and all_gather may end later than operations after them. sum_gradients, add_counts, sum_squares,
-   grad_norm, merge_records, and what follows in another list, begin when they have ended. Of weights that are
-   gathered, what uses them. */
+   all_to_all and what gathers may end later than operations after them. sum_gradients, add_counts,
+   sum_squares, grad_norm, merge_records, and what follows in another list, begin when they have ended. Of
+   weights that are gathered, what uses them. */
 #define MTT_RANK_OPS(X)                                                                                      \
     X(all_to_all, 0, MTT_OPERANDS(*received),                                                                \
       0, 2 * mtt__wire_bytes(op), 0)                                                                         \
-    X(all_gather, 1, MTT_OPERANDS(*row, *rows, *squares),                                                    \
+    X(all_gather, 1, MTT_OPERANDS(*row, *rows),                                                              \
+      0, 2 * mtt__wire_bytes(op), 0)                                                                         \
+    X(gather_squares, 1, MTT_OPERANDS(*ranges, *squares),                                                    \
+      0, 2 * mtt__wire_bytes(op), 0)                                                                         \
+    X(gather_sums, 1, MTT_OPERANDS(*ranges),                                                                 \
+      0, 2 * mtt__wire_bytes(op), 0)                                                                         \
+    X(gather_weights, 1, MTT_OPERANDS(*ranges),                                                              \
       0, 2 * mtt__wire_bytes(op), 0)                                                                         \
     X(add_counts, 3, MTT_OPERANDS(*count, *counts, *control, *counters),                                     \
       N(o->counts), MOVED, 0)                                                                                \
@@ -1975,7 +1982,14 @@ MTT__BOTH float mtt__op_scale(const mtt_op *op) { return op->scale > 0 ? op->sca
 /* Operations between ranks, and those which begin when transfers have ended: see MTT_RANK_OPS. */
 MTT__BOTH int mtt__is_transfer(const mtt_op *op)
 {
-    return op->kind == MTT_OP_all_to_all || op->kind == MTT_OP_all_gather;
+    switch (op->kind) {
+    case MTT_OP_all_to_all:
+    case MTT_OP_all_gather:
+    case MTT_OP_gather_squares:
+    case MTT_OP_gather_sums:
+    case MTT_OP_gather_weights: return 1;
+    default: return 0;
+    }
 }
 
 MTT__BOTH int mtt__needs_transfers(const mtt_op *op)
@@ -3717,9 +3731,9 @@ static mtt_op *mtt__emit(mtt__builder *b, mtt_op_kind kind, int layer, int site,
         b->op = mtt__emit(b, MTT_OP_##name, layer, site, &mtt__row);                    \
     } while (0)
 
-/* A rule of a pass: it emits what takes the place of the operation `op`, and returns how many of the list it has
-   dealt with. With 0 the operation stays, with the operands that the rule has left it. The list ends at `end`,
-   where the rule is asked once more. */
+/* A rule of a pass: it emits what takes the place of the operation `op`, and returns how many of the list it
+   has dealt with. With 0 the operation stays, with the operands that the rule has left it. The list ends at
+   `end`, where the rule is asked once more. */
 typedef int mtt__rule(mtt__builder *b, mtt_op *op, const mtt_op *end);
 
 /* Writes the list again by a rule. */
@@ -3759,8 +3773,8 @@ static int mtt__recompute_level(const mtt_schedule *s, int layer)
     return MTT__BY_LAYER;
 }
 
-/* The tensor that holds an activation. If it was dropped, it is made again by the operation that made it, after
-   what that operation needs in its turn. This is all there is to recomputation. */
+/* The tensor that holds an activation. If it was dropped, it is made again by the operation that made it,
+   after what that operation needs in its turn. This is all there is to recomputation. */
 static mtt_tensor *mtt__need(mtt__builder *b, mtt_tensor *t)
 {
     mtt_tensor *operands[MTT__MOST_OPERANDS];
@@ -4085,7 +4099,7 @@ static void mtt__emit_arrived(mtt__builder *b)
     first = sent->parts[0].number;
     mtt__emit_sums(b, first, MTT_OPERANDS_OF(all_to_all, sent)->received);
     if (b->policy->shard != MTT_SHARD_NONE) return;
-    MTT__EMIT(b, p->parameters[first].layer, 0, all_gather, NULL, NULL, NULL);
+    MTT__EMIT(b, p->parameters[first].layer, 0, gather_sums, p->ranges);
     mtt__use_parameters(b, first, mtt__layer_end(p, first), MTT__SUMS);
 }
 
@@ -4193,8 +4207,8 @@ static void mtt__adjoint_norm(mtt__builder *b, const mtt_op *op)
     mtt_tensor *x = mtt__need(b, f->x), *stats = mtt__need(b, f->stats), *dy = *mtt__gradient(b, f->y);
     mtt_tensor *joined = *mtt__gradient(b, f->x), *dx = joined ? joined : mtt__make_gradient(b, f->x);
     mtt_tensor *d_gain = mtt__parameter_gradient(b, f->gain), *d_shift = mtt__parameter_gradient(b, f->shift);
-    MTT__EMIT(b, op->layer, 0, norm_backward, dy, x, stats, f->gain, NULL, joined, dx, NULL, NULL, NULL, d_gain,
-              d_shift);
+    MTT__EMIT(b, op->layer, 0, norm_backward, dy, x, stats, f->gain, NULL, joined, dx, NULL, NULL, NULL,
+              d_gain, d_shift);
 }
 
 /* dW first: after it x may die. Frozen weights leave dx alone, and the lowest ones that are trained dW. */
@@ -4294,7 +4308,8 @@ static void mtt__emit_weights(mtt__builder *b, int layer, int transposed)
     if (!b->status) mtt__emit(b, MTT_OP_quantize_weights, layer, 0, operands)->transposed = transposed;
 }
 
-/* y = x W + b with x and W in 8 bits, and W transposed. A layer's weights are made before its first product. */
+/* y = x W + b with x and W in 8 bits, and W transposed. A layer's weights are made before its first product.
+   */
 static int mtt__eight_linear(mtt__builder *b, const mtt_op *op, int which)
 {
     const mtt_linear *f = MTT_OPERANDS_OF(linear, op);
@@ -4334,8 +4349,9 @@ static int mtt__eight_loss(mtt__builder *b, const mtt_op *op)
     return 1;
 }
 
-/* Products of the forward pass take 8 bits. What only they read is narrowed: a norm before a branch or the head,
-   and an activation of the MLP. The backward pass reads attention's output in 16 bits, too: it gets a copy. */
+/* Products of the forward pass take 8 bits. What only they read is narrowed: a norm before a branch or the
+   head, and an activation of the MLP. The backward pass reads attention's output in 16 bits, too: it gets a
+   copy. */
 static int mtt__rule_eight(mtt__builder *b, mtt_op *op, const mtt_op *end)
 {
     int head = mtt__in_eight(b, MTT_FP8_ALL), pre = b->schedule->model.norm_place == MTT_NORM_PRE, which;
@@ -4376,11 +4392,13 @@ static const mtt__activation *mtt__gradient_eight(mtt__builder *b, const mtt_op 
 /* The 8-bit copy of a weight for the backward products of its layer, which have theirs made together. */
 static mtt_tensor *mtt__weight_eight(mtt__builder *b, int layer, const mtt_tensor *weight)
 {
-    const mtt_op *op;
+    const mtt_op *op = NULL;
     int i = b->program->op_count, k = 0;
-    while (i-- > 0 && (b->program->ops[i].kind != MTT_OP_quantize_weights || b->program->ops[i].transposed)) {}
-    if (i < 0 || b->program->ops[i].layer != layer)
-        mtt__emit_weights(b, layer, 0), i = b->program->op_count - 1;
+    while (i-- > 0) {
+        op = &b->program->ops[i];
+        if (op->kind == MTT_OP_quantize_weights && !op->transposed) break; /* of this layer or the one above */
+    }
+    if (i < 0 || op->layer != layer) mtt__emit_weights(b, layer, 0), i = b->program->op_count - 1;
     if (b->status) return NULL;
     op = &b->program->ops[i];
     while (op->operands[k] != weight) k++;
@@ -4448,8 +4466,8 @@ static int mtt__absorb_gradient(mtt__builder *b, const mtt_quantize *q)
     }
 }
 
-/* [an activation again], x_t, the weight's gradient of it, and now the backward pass of what made x: that makes
-   x_t on its way, and goes before the weight's gradient. */
+/* [an activation again], x_t, the weight's gradient of it, and now the backward pass of what made x: that
+   makes x_t on its way, and goes before the weight's gradient. */
 static int mtt__absorb_input(mtt__builder *b, mtt_op *op)
 {
     mtt__program *p = b->program;
@@ -4525,8 +4543,8 @@ static int mtt__rule_adapters(mtt__builder *b, mtt_op *op, const mtt_op *end)
     xa = mtt__make(b, mtt__linears[which].xa, op->layer);
     MTT__EMIT(b, op->layer, 0, linear, f->x, lora_a, NULL, xa);
     b->op->scale = mtt__lora_scale(b->policy);
-    MTT__EMIT(b, op->layer, 0, linear_adapted, f->x, f->weight, f->bias, xa, mtt__weight(b, kind + 1, op->layer),
-              f->y);
+    MTT__EMIT(b, op->layer, 0, linear_adapted, f->x, f->weight, f->bias, xa,
+              mtt__weight(b, kind + 1, op->layer), f->y);
     return 1;
 }
 
@@ -4704,8 +4722,8 @@ static void mtt__emit_loss(mtt__builder *b, mtt_tensor *x)
 
 /* ---- what becomes of gradients ---- */
 
-/* Ranks send each other their losses and hits. An early update begins with a norm of no gradients: it starts the
-   step's updates. */
+/* Ranks send each other their losses and hits. An early update begins with a norm of no gradients: it starts
+   the step's updates. */
 static int mtt__end_loss(mtt__builder *b, mtt_op *op)
 {
     mtt__program *p = b->program;
@@ -4721,7 +4739,7 @@ static int mtt__end_loss(mtt__builder *b, mtt_op *op)
                              (int64_t)sizeof(mtt_count), 0);
     ((mtt_sum_loss *)(void *)op->operands)->count = count;
     mtt__append(b, op);
-    MTT__EMIT(b, -1, 0, all_gather, count, counts, NULL);
+    MTT__EMIT(b, -1, 0, all_gather, count, counts);
     return 1;
 }
 
@@ -4764,7 +4782,7 @@ static void mtt__emit_step(mtt__builder *b)
         squares = mtt__add_tensor(b, MTT_U8, MTT_DATA, -1, "", "squares", p->blocks, 8, 0);
         MTT__EMIT(b, -1, 0, sum_squares, p->ranges, squares);
         mtt__use_parameters(b, 0, p->parameter_count, MTT__GRADIENTS);
-        MTT__EMIT(b, -1, 0, all_gather, NULL, NULL, squares);
+        MTT__EMIT(b, -1, 0, gather_squares, p->ranges, squares);
         mtt__use_parameters(b, 0, p->parameter_count, 0);
     }
     MTT__EMIT(b, -1, 0, grad_norm, p->control, p->ranges, squares, p->counters);
@@ -4774,12 +4792,12 @@ static void mtt__emit_step(mtt__builder *b)
         if (!mtt__ranges_of(p, i, end)) continue;
         mtt__emit_update(b, i, end, shares ? p->parameters[i].layer : -1);
         if (!shares) continue;
-        MTT__EMIT(b, p->parameters[i].layer, 0, all_gather, NULL, NULL, NULL);
+        MTT__EMIT(b, p->parameters[i].layer, 0, gather_weights, p->ranges);
         mtt__use_parameters(b, i, end, MTT__WEIGHTS);
     }
     if (p->scales && ranks > 1) {
         rows = mtt__add_tensor(b, MTT_U8, MTT_DATA, -1, "", "records", ranks, (int64_t)p->scales->bytes, 0);
-        MTT__EMIT(b, -1, 0, all_gather, p->scales, rows, NULL);
+        MTT__EMIT(b, -1, 0, all_gather, p->scales, rows);
         MTT__EMIT(b, -1, 0, merge_records, rows, p->scales);
     }
     if (p->scales) MTT__EMIT(b, -1, 0, rescale, p->scales, p->counters);
@@ -4969,8 +4987,8 @@ static void mtt__add_all_state(mtt__builder *b)
 
 /* ---- fusions ---- */
 
-/* 1 = an operation is followed by another one that reads the first tensor it makes; `alone`: which nothing else
-   reads, so that it need not be made. */
+/* 1 = an operation is followed by another one that reads the first tensor it makes; `alone`: which nothing
+   else reads, so that it need not be made. */
 static int mtt__can_fuse(const mtt__builder *b, const mtt_op *op, const mtt_op *end, mtt_op_kind first,
                          mtt_op_kind second, int alone)
 {
@@ -5010,8 +5028,8 @@ static void mtt__fuse_linear_rotary(mtt__builder *b, mtt_op *op)
 }
 
 /* linear, gelu: the product leaves time for GELU in its epilogue. Fused, the product's input, its result and
-   GELU's are in memory at once. Segments cannot afford that: they leave GELU apart, but make the product by the
-   same kernel, since its bits must be the same. */
+   GELU's are in memory at once. Segments cannot afford that: they leave GELU apart, but make the product by
+   the same kernel, since its bits must be the same. */
 static int mtt__fuse_linear_gelu(mtt__builder *b, mtt_op *op)
 {
     const mtt_linear *l = MTT_OPERANDS_OF(linear, op);
@@ -5053,10 +5071,10 @@ static void mtt__count_reads(mtt__builder *b)
             if (p->ops[i].operands[k]) b->reads[p->ops[i].operands[k]->index]++;
 }
 
-/* Joins neighbours that one kernel can do. Products take GELU in 16 bits alone: in FP32 and in 8 bits a step is no
-   faster for it; backward a GPU does so in 8 bits, but a CPU has no place for what lies between the two. What is
-   normalized before it is rotated, the backward pass needs as it was, in its first pass and when it is made again:
-   the same kernel must make both. */
+/* Joins neighbours that one kernel can do. Products take GELU in 16 bits alone: in FP32 and in 8 bits a step
+   is no faster for it; backward a GPU does so in 8 bits, but a CPU has no place for what lies between the
+   two. What is normalized before it is rotated, the backward pass needs as it was, in its first pass and when
+   it is made again: the same kernel must make both. */
 static int mtt__rule_fusions(mtt__builder *b, mtt_op *op, const mtt_op *end)
 {
     int half = mtt__dtype(b) != MTT_F32;
@@ -5085,9 +5103,9 @@ static void mtt__use(mtt__program *p, mtt_tensor *t, int op)
     t->last = op;
 }
 
-/* Sizes the workspace, finds out when each tensor lives, and copies the list for later micro-batches. The table
-   of tensors is made again: what lives from step to step, in the order of creation, then the others by first
-   use. What a pass has left without a use goes. */
+/* Sizes the workspace, finds out when each tensor lives, and copies the list for later micro-batches. The
+   table of tensors is made again: what lives from step to step, in the order of creation, then the others by
+   first use. What a pass has left without a use goes. */
 static void mtt__close_program(mtt__builder *b)
 {
     const mtt__program *first = b->schedule->programs;
@@ -5161,12 +5179,12 @@ static mtt_tensor *mtt__gather_rows(mtt__builder *b, mtt_tensor *table, mtt_tens
     return y;
 }
 
-/* The forward pass: of a training step, of an evaluation, or up to the logits of the token after a sequence. A
-   generator's rows are in any order only before the head. */
+/* The forward pass: of a training step, of an evaluation, or up to the logits of the token after a sequence.
+   A generator's rows are in any order only before the head. */
 static void mtt__emit_forward(mtt__builder *b)
 {
     mtt__program *p = b->program;
-    int layers = p->shape.layers, generates = b->schedule->chunk > 0, which = (int)(p - b->schedule->programs);
+    int which = (int)(p - b->schedule->programs), layers = p->shape.layers, generates = b->schedule->chunk > 0;
     mtt_tensor *x, *row;
     if (generates) {
         b->positions = mtt__gather_rows(b, p->positions, p->places, "positions");
@@ -5212,7 +5230,8 @@ static int mtt__has_step(const mtt__builder *b)
     return b->trains && !b->policy->early_update;
 }
 
-/* In their order: each writes on at the end of the list, or writes the list again by a rule, where it applies. */
+/* In their order: each writes on at the end of the list, or writes the list again by a rule, where it
+   applies. */
 static const struct {
     const char *name;
     void (*write)(mtt__builder *b);
@@ -5601,19 +5620,19 @@ static double mtt__chunked_bytes(const mtt_op *op)
     return bytes;
 }
 
-/* Bytes of an element of a parameter that all_gather sends, or of a block of squares. */
+/* Bytes of an element of a parameter that is gathered, or of a block of squares. */
 static int64_t mtt__gathered_bytes(const mtt_op *op, int parameter)
 {
-    if (!op->sums && !op->weights) return sizeof(double);
+    if (op->kind == MTT_OP_gather_squares) return sizeof(double);
     return (int64_t)mtt__dtype_bytes[op->sums ? MTT_F32 : op->weights[parameter]->dtype];
 }
 
-/* Elements of a rank's share that all_gather sends, or blocks of them; *begin is the first. */
+/* Elements of a rank's share that are gathered, or blocks of them; *begin is the first. */
 static int64_t mtt__gathered(const mtt_op *op, int parameter, int rank, int64_t *begin)
 {
     const mtt_part *part = &op->parts[parameter];
     int64_t count = mtt__share(part, rank, begin);
-    if (op->sums || op->weights) return count;
+    if (op->kind != MTT_OP_gather_squares) return count;
     *begin = part->square + *begin / MTT__RANGE_BLOCK;
     return mtt__ceil_div(count, MTT__RANGE_BLOCK);
 }
@@ -5621,13 +5640,12 @@ static int64_t mtt__gathered(const mtt_op *op, int parameter, int rank, int64_t 
 /* Counts what this rank sends to the others. */
 static double mtt__wire_bytes(const mtt_op *op)
 {
-    const mtt_all_gather *gather = MTT_OPERANDS_OF(all_gather, op);
     double others = op->shape->ranks - 1, bytes = 0;
     int64_t begin;
     int i, peer, rank = op->shape->rank;
-    if (op->kind == MTT_OP_all_gather && gather->row) return others * (double)gather->row->bytes;
+    if (op->kind == MTT_OP_all_gather) return others * (double)op->operands[0]->bytes;
     for (i = 0; i < op->parameters; i++) {
-        if (op->kind == MTT_OP_all_gather)
+        if (op->kind != MTT_OP_all_to_all)
             bytes += others * (double)(mtt__gathered(op, i, rank, &begin) * mtt__gathered_bytes(op, i));
         for (peer = 0; peer < op->shape->ranks && op->kind == MTT_OP_all_to_all; peer++)
             if (peer != rank)
@@ -8187,6 +8205,9 @@ static mtt_status mtt__cpu_copy(void *context, void *to, const void *from, size_
 
 #define mtt__cpu_all_to_all(op, o) status = c->exchange(c->ranks, op->transfers, op->transfer_count)
 #define mtt__cpu_all_gather(op, o) mtt__cpu_all_to_all(op, o)
+#define mtt__cpu_gather_squares(op, o) mtt__cpu_all_to_all(op, o)
+#define mtt__cpu_gather_sums(op, o) mtt__cpu_all_to_all(op, o)
+#define mtt__cpu_gather_weights(op, o) mtt__cpu_all_to_all(op, o)
 
 static mtt_status mtt__cpu_run(void *context, const mtt_op *ops, int count)
 {
@@ -15393,10 +15414,10 @@ static mtt_status mtt__start_ranks(mtt_trainer *t)
 /* Lists what goes to a rank and comes from it: of each parameter its share and mine. */
 static int mtt__parameter_transfers(const mtt_op *op, int peer, mtt_transfer *t)
 {
-    const mtt_all_gather *o = MTT_OPERANDS_OF(all_gather, op);
+    const mtt_tensor *squares = op->kind == MTT_OP_gather_squares ? op->operands[1] : NULL;
     int rank = op->shape->rank, p;
     for (p = 0; p < op->parameters; p++, t++) {
-        const mtt_tensor *whole = op->sums ? op->sums[p] : op->weights ? op->weights[p] : o->squares;
+        const mtt_tensor *whole = squares ? squares : op->sums ? op->sums[p] : op->weights[p];
         int64_t bytes = mtt__gathered_bytes(op, p), mine, theirs;
         t->send_bytes = (size_t)(mtt__gathered(op, p, rank, &mine) * bytes);
         t->receive_bytes = (size_t)(mtt__gathered(op, p, peer, &theirs) * bytes);
@@ -15452,16 +15473,15 @@ static int mtt__extend_transfer(mtt_transfer *a, const mtt_transfer *b)
 static mtt_transfer *mtt__list_transfers(mtt_op *op, mtt_transfer *list)
 {
     mtt_transfer *end = list, *t;
-    int squares = op->kind == MTT_OP_all_gather && op->parameters && !op->sums && !op->weights;
     int peer, count, i;
     for (peer = 0; peer < op->shape->ranks; peer++) {
         if (peer == op->shape->rank) continue;
         if (op->kind == MTT_OP_all_to_all) count = mtt__gradient_transfers(op, peer, end);
-        else if (MTT_OPERANDS_OF(all_gather, op)->row) count = mtt__row_transfers(op, peer, end);
+        else if (op->kind == MTT_OP_all_gather) count = mtt__row_transfers(op, peer, end);
         else count = mtt__parameter_transfers(op, peer, end);
         for (i = 0, t = end; i < count; i++, t++) {
             t->peer = peer;
-            if (squares && end > list && mtt__extend_transfer(end - 1, t)) continue;
+            if (op->kind == MTT_OP_gather_squares && end > list && mtt__extend_transfer(end - 1, t)) continue;
             if (t->send_bytes || t->receive_bytes) *end++ = *t;
         }
     }

@@ -7636,10 +7636,10 @@ struct mtt__route {
     const char **from;
 };
 
-/* Weights of one all_gather, which arrive late. */
+/* Weights that one operation gathers, which arrive late. */
 struct mtt__late_weights {
     mtt__late_weights *next;
-    const mtt_op *op; /* the all_gather, which another schedule may have freed */
+    const mtt_op *op; /* which another schedule may have freed */
     cudaEvent_t arrived;
     int waited;       /* 1 = `stream` already waits for `arrived` */
     int count;
@@ -7837,7 +7837,7 @@ static mtt_status mtt__copy_all(mtt__cuda *c, const mtt_transfer *transfers, int
     return status == MTT_OK ? mtt__tell(c, c->wires, MTT__TAKEN + x->open++) : status;
 }
 
-/* The entry of an all_gather's weights, which is made at the first call. */
+/* The entry of weights that an operation gathers, made at the first call. */
 static mtt_status mtt__find_late(mtt__cuda *c, const mtt_op *op, mtt__late_weights **found)
 {
     mtt__copies *const x = c->copies;
@@ -7889,7 +7889,7 @@ static mtt_status mtt__await_weights(mtt__cuda *c, const mtt_op *op)
     return mtt__checked(c, error, "waiting for weights");
 }
 
-/* Operations wait again for all late weights. Returns the number of all_gathers that bring them. */
+/* Operations wait again for all late weights. Returns the number of operations that bring them. */
 static int mtt__forget_waits(mtt__cuda *c)
 {
     if (!c->copies) return 0;
@@ -8121,7 +8121,7 @@ static mtt_status mtt__start_transfers(mtt__cuda *c, const mtt_transfer *transfe
 
 static int mtt__gathers_late(const mtt__cuda *c, const mtt_op *op)
 {
-    return c->copies && op->kind == MTT_OP_all_gather && op->weights;
+    return c->copies && op->kind == MTT_OP_gather_weights;
 }
 
 /* Starts all late gathers of a list of operations. */
@@ -8260,7 +8260,22 @@ static mtt_status mtt__cuda_all_to_all(mtt__cuda *c, const mtt_op *op)
 
 static mtt_status mtt__cuda_all_gather(mtt__cuda *c, const mtt_op *op)
 {
-    return mtt__start_transfers(c, op->transfers, op->transfer_count);
+    return mtt__cuda_all_to_all(c, op);
+}
+
+static mtt_status mtt__cuda_gather_squares(mtt__cuda *c, const mtt_op *op)
+{
+    return mtt__cuda_all_to_all(c, op);
+}
+
+static mtt_status mtt__cuda_gather_sums(mtt__cuda *c, const mtt_op *op)
+{
+    return mtt__cuda_all_to_all(c, op);
+}
+
+static mtt_status mtt__cuda_gather_weights(mtt__cuda *c, const mtt_op *op)
+{
+    return mtt__cuda_all_to_all(c, op);
 }
 
 /* ----------------------------------------------------------------------------------------------------------
