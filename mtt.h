@@ -588,6 +588,12 @@ MTTDEF const mtt_tensor *const *mtt_schedule_tensors(const mtt_schedule *schedul
    reads -> writes, and the tensors that it frees, because no later operation uses them. Shows what gradient
    checkpointing, flash attention or a chunked loss really do. */
 MTTDEF void mtt_schedule_print(const mtt_schedule *schedule, mtt_write_fn write, void *user);
+/* The passes that write the list of a training step, by number, from 0; NULL past the last. */
+MTTDEF const char *mtt_schedule_pass(int number);
+/* The list after the first `passes` of them, one line for each operation: its phase, its name, what it reads
+   -> writes. Shows what a technique does to the list. MTT_E_ARGUMENT: there are not so many passes. */
+MTTDEF mtt_status mtt_schedule_print_passes(const mtt_schedule *schedule, int passes, mtt_write_fn write,
+                                            void *user);
 /* The plan and the timeline of memory as one JSON object: {"plan": ..., "timeline": [{"op", "phase", "layer",
    "recomputed", "live_bytes", "flops", "traffic_bytes", "bytes": {"weights", ...}}, ...]}. */
 MTTDEF void mtt_schedule_json(const mtt_schedule *schedule, mtt_write_fn write, void *user);
@@ -3487,13 +3493,19 @@ static int64_t mtt__parameter_elements(const mtt__parameter *q)
    >>schedule
    -------------------------------------------------------------------------------------------------------- */
 
-/* The program of a step, a list of operations over named tensors, is written in four passes:
-      1. state: weights, moments, tokens, counters
-      2. forward: mtt__emit_layers and the loss
-      3. backward: the forward list in reverse; each operation's adjoint emits its backward operations, and
-         mtt__need emits again the forward operations whose results were dropped
-      4. fusions: neighbours that one kernel can do are joined
-   The optimizer's operations follow. Memory is not a concern here: the plan gives every tensor its place. */
+/* The program of a step is a list of operations over named tensors. Passes write it, one after the other.
+   Those of a technique write the list again, and no other pass knows of them:
+      forward    the model, a page of operations, and the loss
+      adapters   LoRA: linear layers get a second product
+      eight      FP8: products take operands in 8 bits
+      adjoints   the forward list in reverse; each operation's adjoint emits its backward operations, and
+                 mtt__need emits again the forward operations whose results were dropped
+      absorb     FP8: what makes a tensor also rounds it
+      gradients  after each layer they are summed, exchanged between ranks, or used at once
+      fusions    neighbours that one kernel can do are joined
+      step       the gradient's norm and the update
+   mtt_schedule_print_passes shows the list between them. Memory is not a concern here: the plan gives every
+   tensor its place. */
 
 #define MTT__OP_ROW(name, inputs, operands, flops, bytes, scratch)                      \
     {#name, inputs, (int)(sizeof(mtt_##name) / sizeof(mtt_tensor *))},
@@ -3518,7 +3530,6 @@ MTTDEF const char *mtt_op_name(mtt_op_kind kind)
 typedef struct mtt__activation {
     mtt_tensor *current;  /* the tensor that holds it; NULL = dropped or not made yet */
     mtt_tensor *gradient; /* the tensor that holds its gradient */
-    mtt_tensor *gradient_8, *gradient_t; /* the gradient in 8 bits and its transpose, if they are made */
     int maker;            /* the operation that made it in the forward pass */
     int trains;           /* 1 = a parameter that is trained had a part in it: its gradient is wanted */
 } mtt__activation;
@@ -3731,6 +3742,8 @@ static mtt_op *mtt__emit(mtt__builder *b, mtt_op_kind kind, int layer, int site,
         b->op = mtt__emit(b, MTT_OP_##name, layer, site, &mtt__row);                    \
     } while (0)
 
+/* ---- passes ---- */
+
 /* A rule of a pass: it emits what takes the place of the operation `op`, and returns how many of the list it
    has dealt with. With 0 the operation stays, with the operands that the rule has left it. The list ends at
    `end`, where the rule is asked once more. */
@@ -3839,6 +3852,58 @@ static void mtt__free_half(mtt__builder *b, const mtt_op *op)
         mtt__activation *a = &b->activations[mtt__slot(b, role, op->layer)];
         if (role != MTT__A_RESIDUAL && a->maker < boundary) a->current = NULL;
     }
+}
+
+/* ---- gradients of tensors ---- */
+
+/* A micro-batch's gradient of a parameter, made when it is first asked for; NULL if that is frozen. In the
+   compact state with one micro-batch a step nothing is added to those of the layers' matrices, so they may be
+   as wide as the weights. */
+static mtt_tensor *mtt__parameter_gradient(mtt__builder *b, const mtt_tensor *weight)
+{
+    const mtt_policy *policy = b->policy;
+    mtt__parameter *q;
+    int once;
+    if (!weight || weight->parameter < 0 || !mtt__trains(b, weight)) return NULL;
+    q = &b->program->parameters[weight->parameter];
+    if (q->gradient) return q->gradient;
+    weight = q->weight; /* and not its 8-bit transpose */
+    once = policy->state == MTT_STATE_COMPACT && policy->accumulate == 1 && q->layer >= 0 && q->shape[1];
+    q->gradient = mtt__add_tensor(b, once ? weight->dtype : MTT_F32, MTT_GRADIENTS, -1, "d_", weight->name,
+                                  weight->shape[0], weight->shape[1], 0);
+    return q->gradient;
+}
+
+/* The gradient of an activation; NULL if there is none yet. */
+static mtt_tensor **mtt__gradient(mtt__builder *b, const mtt_tensor *t)
+{
+    return &mtt__activation_of(b, t)->gradient;
+}
+
+/* A new tensor for the gradient of an activation. The residual stream's is one tensor all the way down. */
+static mtt_tensor *mtt__make_gradient(mtt__builder *b, const mtt_tensor *t)
+{
+    int layer = t->role == MTT__A_RESIDUAL ? -1 : t->layer;
+    mtt_tensor *d;
+    if (b->status) return &b->nothing;
+    d = mtt__add_tensor(b, mtt__dtype(b), t->category, layer, "d_", mtt__role[t->role].name, t->shape[0],
+                        t->shape[1], t->shape[2]);
+    return *mtt__gradient(b, t) = d;
+}
+
+/* Adds the gradient of another use of an activation, in place, if there was one. */
+static void mtt__join_gradient(mtt__builder *b, int layer, const mtt_tensor *t, mtt_tensor *other)
+{
+    mtt_tensor *d = *mtt__gradient(b, t);
+    if (!other || b->status) return;
+    MTT__EMIT(b, layer, 0, add, other, d, other);
+    *mtt__gradient(b, t) = other;
+}
+
+/* The operation that made an activation in the forward pass. */
+static mtt_op mtt__maker(mtt__builder *b, const mtt_tensor *t)
+{
+    return b->program->ops[mtt__activation_of(b, t)->maker];
 }
 
 /* ---- the forward pass ---- */
@@ -3985,248 +4050,67 @@ static mtt_tensor *mtt__emit_logits(mtt__builder *b, mtt_tensor *normed)
     return logits;
 }
 
-/* ---- the backward pass ---- */
-
-/* A micro-batch's gradient of a parameter, made when it is first asked for; NULL if that is frozen. In the
-   compact state with one micro-batch a step nothing is added to those of the layers' matrices, so they may be
-   as wide as the weights. */
-static mtt_tensor *mtt__parameter_gradient(mtt__builder *b, const mtt_tensor *weight)
-{
-    const mtt_policy *policy = b->policy;
-    mtt__parameter *q;
-    int once;
-    if (!weight || weight->parameter < 0 || !mtt__trains(b, weight)) return NULL;
-    q = &b->program->parameters[weight->parameter];
-    if (q->gradient) return q->gradient;
-    weight = q->weight; /* and not its 8-bit transpose */
-    once = policy->state == MTT_STATE_COMPACT && policy->accumulate == 1 && q->layer >= 0 && q->shape[1];
-    q->gradient = mtt__add_tensor(b, once ? weight->dtype : MTT_F32, MTT_GRADIENTS, -1, "d_", weight->name,
-                                  weight->shape[0], weight->shape[1], 0);
-    return q->gradient;
-}
-
-/* Entries of parameters `first` to `end` - 1 in the table of ranges; 0: all of them are frozen. */
-static int mtt__ranges_of(const mtt__program *p, int first, int end)
-{
-    return (end < p->parameter_count ? p->parameters[end].first_range : p->range_count) -
-           p->parameters[first].first_range;
-}
-
-/* Lets the last operation work on these lists of parameters `first` to `end` - 1 without the frozen ones.
-   After the backward pass, gradients are sums where there are any. */
-enum { MTT__GRADIENTS = 1, MTT__SUMS = 2, MTT__WEIGHTS = 4 };
-static void mtt__use_parameters(mtt__builder *b, int first, int end, int lists)
+/* Head and loss in one operation, which makes the gradients that are wanted, chunk by chunk. */
+static void mtt__emit_chunked_loss(mtt__builder *b, mtt_tensor *x, mtt_tensor *losses)
 {
     mtt__program *p = b->program;
-    int sums = b->phase == MTT_STEP && (b->policy->accumulate > 1 || b->policy->ranks > 1);
-    size_t count = (size_t)(end - first), i = 0;
-    mtt_tensor **list = (mtt_tensor **)mtt__take(b, 3 * count * sizeof(*list));
-    mtt_part *parts = (mtt_part *)mtt__take(b, count * sizeof(*parts));
-    const mtt__parameter *q;
-    if (b->status) return;
-    for (q = p->parameters + first; q < p->parameters + end; q++) {
-        if (q->frozen) continue;
-        list[i] = sums ? q->sum : q->gradient; /* NULL: this rank has no share of it */
-        list[count + i] = q->sum;
-        list[2 * count + i] = q->weight;
-        parts[i++] = q->part;
+    mtt_tensor *weight = mtt__head_weight(b), *bias = mtt__weight(b, MTT__HEAD_BIAS, -1), *logits;
+    mtt_tensor *dx = NULL, *d_weight = NULL, *d_bias = NULL;
+    int64_t rows = mtt__min(b->policy->loss_chunk_rows, p->shape.rows), vocab = p->shape.vocab_padded;
+    logits = mtt__add_tensor(b, mtt__dtype(b), MTT_LOGITS, -1, "", "logits.chunk", rows, vocab, 0);
+    if (b->trains) {
+        dx = mtt__make_gradient(b, x);
+        d_weight = mtt__parameter_gradient(b, weight);
+        d_bias = mtt__parameter_gradient(b, bias);
     }
-    b->op->gradients = lists & MTT__GRADIENTS ? list : NULL;
-    b->op->sums = lists & MTT__SUMS ? list + count : NULL;
-    b->op->weights = lists & MTT__WEIGHTS ? list + 2 * count : NULL;
-    b->op->parts = parts;
-    b->op->parameters = (int)i;
-    b->op->first_range = p->parameters[first].first_range;
-    b->op->range_count = mtt__ranges_of(p, first, end);
+    MTT__EMIT(b, -1, MTT__SITE_LOGITS, chunked_loss, x, NULL, weight, NULL, bias, p->targets, p->control,
+              p->counters, losses, logits, NULL, NULL, dx, d_weight, d_bias);
+    b->op->transposed = 1;
 }
 
-/* The end of the parameters that are with parameter `first` in a layer, or before or after the layers. */
-static int mtt__layer_end(const mtt__program *p, int first)
-{
-    const mtt__parameter *q = &p->parameters[first];
-    int end = first;
-    while (end < p->parameter_count && p->parameters[end].layer == q->layer &&
-           mtt__parameter_row[p->parameters[end].kind].place == mtt__parameter_row[q->kind].place)
-        end++;
-    return end;
-}
-
-/* Ranks exchange gradients in the backward pass, unless they first add up those of their micro-batches. */
-static int mtt__exchanges_at_once(const mtt_policy *policy)
-{
-    return policy->ranks > 1 && (policy->accumulate == 1 || policy->shard == MTT_SHARD_GRADIENTS);
-}
-
-/* The sum of a parameter's gradients: of all elements, or of this rank's share. NULL if it has none. */
-static mtt_tensor *mtt__add_sum(mtt__builder *b, mtt__parameter *q)
-{
-    int64_t begin, count = mtt__share(&q->part, b->policy->rank, &begin);
-    const mtt_tensor *w = q->weight;
-    q->part.base = 0;
-    if (b->policy->shard == MTT_SHARD_NONE || !mtt__exchanges_at_once(b->policy))
-        return mtt__add_tensor(b, MTT_F32, MTT_GRADIENTS, -1, "sum_", w->name, w->shape[0], w->shape[1], 0);
-    q->part.base = begin;
-    return count ? mtt__add_tensor(b, MTT_F32, MTT_GRADIENTS, -1, "sum_", w->name, count, 0, 0) : NULL;
-}
-
-/* Adds the gradients of the parameters that are with `first` to the sums of the step. Each is complete before
-   it is added, so the sums do not depend on how many operations make a gradient. `received` are those of
-   other ranks: so they add up in the order of one rank that has all micro-batches. */
-static void mtt__emit_sums(mtt__builder *b, int first, mtt_tensor *received)
+/* The loss of every row and their sum. */
+static void mtt__emit_loss(mtt__builder *b, mtt_tensor *x)
 {
     mtt__program *p = b->program;
-    int end = mtt__layer_end(p, first), layer = p->parameters[first].layer;
-    MTT__EMIT(b, layer, 0, sum_gradients, p->ranges, received);
-    mtt__use_parameters(b, first, end, MTT__GRADIENTS | MTT__SUMS);
+    mtt_tensor *losses = mtt__make(b, MTT__A_ROW_LOSS, p->shape.layers);
+    if (b->policy->loss == MTT_LOSS_CHUNKED) mtt__emit_chunked_loss(b, x, losses);
+    else MTT__EMIT(b, -1, 0, cross_entropy, mtt__emit_logits(b, x), p->targets, losses);
+    MTT__EMIT(b, -1, 0, sum_loss, losses, p->control, p->counters, NULL);
 }
 
-/* The last operation of a kind; NULL: there is none. */
-static const mtt_op *mtt__last_of(const mtt__builder *b, mtt_op_kind kind)
+/* Returns the rows of a table at an index. */
+static mtt_tensor *mtt__gather_rows(mtt__builder *b, mtt_tensor *table, mtt_tensor *index, const char *name)
 {
-    int i = b->program->op_count;
-    while (i-- > 0)
-        if (b->program->ops[i].kind == kind) return &b->program->ops[i];
-    return NULL;
+    mtt_tensor *y;
+    if (!table) return NULL;
+    y = mtt__add_tensor(b, table->dtype, MTT_DATA, -1, name, ".row", b->program->shape.rows,
+                        mtt__width(table), 0);
+    MTT__EMIT(b, -1, 0, gather, table, index, y);
+    return y;
 }
 
-/* Adds up what ranks have sent each other last, unless that is done. */
-static void mtt__emit_arrived(mtt__builder *b)
-{
-    mtt__program *p = b->program;
-    const mtt_op *sent = mtt__last_of(b, MTT_OP_all_to_all), *sum = mtt__last_of(b, MTT_OP_sum_gradients);
-    int first;
-    if (!sent || (sum && sum > sent) || b->status) return;
-    first = sent->parts[0].number;
-    mtt__emit_sums(b, first, MTT_OPERANDS_OF(all_to_all, sent)->received);
-    if (b->policy->shard != MTT_SHARD_NONE) return;
-    MTT__EMIT(b, p->parameters[first].layer, 0, gather_sums, p->ranges);
-    mtt__use_parameters(b, first, mtt__layer_end(p, first), MTT__SUMS);
-}
-
-/* Sends the gradients of a layer to the other ranks. They travel while the backward pass goes on. Only after
-   the next layer are they added up, and those of that layer sent. */
-static void mtt__emit_exchange(mtt__builder *b, int first)
+/* The forward pass: of a training step, of an evaluation, or up to the logits of the token after a sequence.
+   A generator's rows are in any order only before the head. */
+static void mtt__emit_forward(mtt__builder *b)
 {
     mtt__program *p = b->program;
-    int end = mtt__layer_end(p, first), layer = p->parameters[first].layer, i;
-    mtt_tensor *received;
-    int64_t bytes = 0;
-    for (i = first; i < end && !b->status; i++) {
-        mtt__parameter *q = &p->parameters[i];
-        mtt_dtype dtype = b->phase == MTT_STEP || q->frozen ? MTT_F32 : q->gradient->dtype;
-        int64_t begin, count = mtt__share(&q->part, b->policy->rank, &begin);
-        q->received_at = bytes;
-        bytes += count * (int64_t)mtt__dtype_bytes[dtype];
+    int which = (int)(p - b->schedule->programs), layers = p->shape.layers;
+    int generates = b->schedule->chunk > 0;
+    mtt_tensor *x, *row;
+    if (generates) {
+        b->positions = mtt__gather_rows(b, p->positions, p->places, "positions");
+        b->angles = mtt__gather_rows(b, p->angles, p->places, "angles");
     }
-    if (!bytes) bytes = 8; /* of a small layer none is mine, but its gradients stay until they are sent */
-    received = mtt__add_tensor(b, MTT_U8, MTT_GRADIENTS, layer, "", "received", b->policy->ranks - 1, bytes,
-                               0);
-    for (i = first; i < end && !b->status; i++) p->parameters[i].received = received;
-    mtt__emit_arrived(b);
-    MTT__EMIT(b, layer, 0, all_to_all, received);
-    mtt__use_parameters(b, first, end, MTT__GRADIENTS);
-}
-
-/* Updates parameters `first` to `end` - 1, which are with each other in a layer, or all of them. */
-static void mtt__emit_update(mtt__builder *b, int first, int end, int layer)
-{
-    mtt__program *p = b->program;
-    MTT__EMIT(b, layer, MTT__SITE_ROUND, adamw, p->control, p->counters, p->ranges, p->kept[MTT__MASTER],
-              p->kept[MTT__FIRST], p->kept[MTT__SECOND]);
-    mtt__use_parameters(b, first, end, MTT__GRADIENTS | MTT__WEIGHTS);
-}
-
-/* After the backward pass through a layer, or through what comes before or after the layers. */
-static void mtt__end_layer(mtt__builder *b, int place, int layer)
-{
-    mtt__parameter *q = b->program->parameters;
-    int first = 0, count = b->program->parameter_count, early = b->policy->early_update, i;
-    if ((b->policy->accumulate == 1 && b->policy->ranks == 1 && !early) || b->status) return;
-    while (first < count && (mtt__parameter_row[q[first].kind].place != place || q[first].layer != layer))
-        first++;
-    if (first == count) return; /* a tied head without a bias and without a norm before it */
-    if (!mtt__ranges_of(b->program, first, mtt__layer_end(b->program, first))) return;
-    if (early) {
-        mtt__emit_update(b, first, mtt__layer_end(b->program, first), layer);
-        return;
+    x = mtt__emit_layers(b);
+    if (which == (generates ? MTT__CHUNK : MTT__NEXT)) {
+        row = mtt__make(b, MTT__A_LAST_ROW, layers);
+        if (generates) MTT__EMIT(b, -1, 0, gather, x, p->last, row);
+        else MTT__EMIT(b, -1, 0, pick_row, x, p->control, row);
+        x = row;
     }
-    for (i = first; i < mtt__layer_end(b->program, first); i++)
-        if (!q[i].sum && !q[i].frozen) q[i].sum = mtt__add_sum(b, &q[i]);
-    if (!mtt__exchanges_at_once(b->policy)) mtt__emit_sums(b, first, NULL);
-    else mtt__emit_exchange(b, first);
-}
-
-/* The gradient of an activation; NULL if there is none yet. */
-static mtt_tensor **mtt__gradient(mtt__builder *b, const mtt_tensor *t)
-{
-    return &mtt__activation_of(b, t)->gradient;
-}
-
-/* A new tensor for the gradient of an activation. The residual stream's is one tensor all the way down. */
-static mtt_tensor *mtt__make_gradient(mtt__builder *b, const mtt_tensor *t)
-{
-    int layer = t->role == MTT__A_RESIDUAL ? -1 : t->layer;
-    mtt_tensor *d;
-    if (b->status) return &b->nothing;
-    d = mtt__add_tensor(b, mtt__dtype(b), t->category, layer, "d_", mtt__role[t->role].name, t->shape[0],
-                        t->shape[1], t->shape[2]);
-    return *mtt__gradient(b, t) = d;
-}
-
-/* Adds the gradient of another use of an activation, in place, if there was one. */
-static void mtt__join_gradient(mtt__builder *b, int layer, const mtt_tensor *t, mtt_tensor *other)
-{
-    mtt_tensor *d = *mtt__gradient(b, t);
-    if (!other || b->status) return;
-    MTT__EMIT(b, layer, 0, add, other, d, other);
-    *mtt__gradient(b, t) = other;
-}
-
-/* The operation that made an activation in the forward pass. */
-static mtt_op mtt__maker(mtt__builder *b, const mtt_tensor *t)
-{
-    return b->program->ops[mtt__activation_of(b, t)->maker];
-}
-
-/* An adjoint emits the backward operations of a forward operation: it takes the gradient of what the
-   operation made, and leaves the gradients of its inputs. mtt__need brings dropped activations back. */
-
-static void mtt__adjoint_embed(mtt__builder *b, const mtt_op *op)
-{
-    const mtt_embed *f = MTT_OPERANDS_OF(embed, op);
-    mtt_tensor *dx = *mtt__gradient(b, f->x), *d_wte = mtt__parameter_gradient(b, f->wte);
-    mtt_tensor *d_wpe = mtt__parameter_gradient(b, f->positions);
-    MTT__EMIT(b, -1, op->site, embed_backward, dx, f->tokens, f->control, d_wte, d_wpe);
-    b->op->adds = b->schedule->model.tied_head;
-}
-
-/* The branch's gradient passes the norm and joins the residual stream's, in place. */
-static void mtt__adjoint_norm(mtt__builder *b, const mtt_op *op)
-{
-    const mtt_norm *f = MTT_OPERANDS_OF(norm, op);
-    mtt_tensor *x = mtt__need(b, f->x), *stats = mtt__need(b, f->stats), *dy = *mtt__gradient(b, f->y);
-    mtt_tensor *joined = *mtt__gradient(b, f->x), *dx = joined ? joined : mtt__make_gradient(b, f->x);
-    mtt_tensor *d_gain = mtt__parameter_gradient(b, f->gain), *d_shift = mtt__parameter_gradient(b, f->shift);
-    MTT__EMIT(b, op->layer, 0, norm_backward, dy, x, stats, f->gain, NULL, joined, dx, NULL, NULL, NULL,
-              d_gain, d_shift);
-}
-
-/* dW first: after it x may die. Frozen weights leave dx alone, and the lowest ones that are trained dW. */
-static void mtt__linear_gradients(mtt__builder *b, const mtt_op *op, mtt_tensor *x, mtt_tensor *weight,
-                                  mtt_tensor *dy, int transposed)
-{
-    const mtt_linear *f = MTT_OPERANDS_OF(linear, op);
-    mtt_tensor *d_weight = mtt__parameter_gradient(b, weight), *d_bias = mtt__parameter_gradient(b, f->bias);
-    mtt_tensor *other = *mtt__gradient(b, f->x), *dx;
-    if (d_weight || d_bias) {
-        MTT__EMIT(b, op->layer, 0, linear_backward_weight, d_weight ? x : NULL, dy, d_weight, d_bias);
-        b->op->transposed = transposed;
-    }
-    if (!mtt__trains(b, f->x)) return;
-    dx = mtt__make_gradient(b, f->x);
-    MTT__EMIT(b, op->layer, 0, linear_backward_input, dy, weight, dx);
-    b->op->transposed = transposed;
-    mtt__join_gradient(b, op->layer, f->x, other);
+    x = mtt__product_input(b, layers, MTT__FINAL_NORM, x);
+    if (generates || which == MTT__NEXT) p->output = mtt__emit_logits(b, x);
+    else mtt__emit_loss(b, x);
 }
 
 /* Of the linear layers of a layer: the weight, its adapter, x A, and the weight in 8 bits. */
@@ -4379,14 +4263,13 @@ static int mtt__rule_eight(mtt__builder *b, mtt_op *op, const mtt_op *end)
     }
 }
 
-/* An activation with its gradient in 8 bits, as it is and transposed. */
-static const mtt__activation *mtt__gradient_eight(mtt__builder *b, const mtt_op *op, const mtt_tensor *t)
+/* Makes an activation's gradient in 8 bits, as it is and transposed. */
+static void mtt__gradient_eight(mtt__builder *b, const mtt_op *op, const mtt_tensor *t, mtt_tensor *made[2])
 {
-    mtt__activation *a = mtt__activation_of(b, t);
-    a->gradient_8 = mtt__add_eight(b, a->gradient, -1, 0);
-    a->gradient_t = mtt__add_eight(b, a->gradient, -1, 1);
-    MTT__EMIT(b, op->layer, 0, quantize, a->gradient, NULL, NULL, NULL, a->gradient_8, a->gradient_t);
-    return a;
+    mtt_tensor *gradient = *mtt__gradient(b, t);
+    made[0] = mtt__add_eight(b, gradient, -1, 0);
+    made[1] = mtt__add_eight(b, gradient, -1, 1);
+    MTT__EMIT(b, op->layer, 0, quantize, gradient, NULL, NULL, NULL, made[0], made[1]);
 }
 
 /* The 8-bit copy of a weight for the backward products of its layer, which have theirs made together. */
@@ -4396,7 +4279,7 @@ static mtt_tensor *mtt__weight_eight(mtt__builder *b, int layer, const mtt_tenso
     int i = b->program->op_count, k = 0;
     while (i-- > 0) {
         op = &b->program->ops[i];
-        if (op->kind == MTT_OP_quantize_weights && !op->transposed) break; /* of this layer or the one above */
+        if (op->kind == MTT_OP_quantize_weights && !op->transposed) break; /* of this layer or one above */
     }
     if (i < 0 || op->layer != layer) mtt__emit_weights(b, layer, 0), i = b->program->op_count - 1;
     if (b->status) return NULL;
@@ -4406,7 +4289,7 @@ static mtt_tensor *mtt__weight_eight(mtt__builder *b, int layer, const mtt_tenso
 }
 
 /* The gradient of x. An activation's input is made again before it, so that its backward pass can follow. */
-static void mtt__input_gradient_eight(mtt__builder *b, const mtt_op *op, const mtt__activation *y,
+static void mtt__input_gradient_eight(mtt__builder *b, const mtt_op *op, mtt_tensor *dy,
                                       const mtt_tensor *weight)
 {
     const mtt_tensor *x = MTT_OPERANDS_OF(linear, op)->x;
@@ -4414,7 +4297,7 @@ static void mtt__input_gradient_eight(mtt__builder *b, const mtt_op *op, const m
     mtt_tensor *eight;
     if (mtt__is_activation(maker.kind)) mtt__need(b, maker.operands[0]);
     eight = mtt__weight_eight(b, op->layer, weight);
-    MTT__EMIT(b, op->layer, 0, linear_backward_input, y->gradient_8, eight, mtt__make_gradient(b, x));
+    MTT__EMIT(b, op->layer, 0, linear_backward_input, dy, eight, mtt__make_gradient(b, x));
 }
 
 /* The weight's gradient comes first, but last where x is the result of a norm or of an activation, whose
@@ -4424,15 +4307,16 @@ static void mtt__adjoint_linear_eight(mtt__builder *b, const mtt_op *op)
     const mtt_linear *f = MTT_OPERANDS_OF(linear, op);
     mtt_tensor *weight = b->program->parameters[f->weight->parameter].weight, *x_t;
     mtt_tensor *d_weight = mtt__parameter_gradient(b, weight), *d_bias = mtt__parameter_gradient(b, f->bias);
-    const mtt__activation *y = mtt__gradient_eight(b, op, f->y);
+    mtt_tensor *dy[2];
     mtt_op_kind maker = mtt__maker(b, f->x).kind;
     int trains = mtt__trains(b, f->x);
     int last = trains && d_weight && (maker == MTT_OP_norm || mtt__is_activation(maker));
-    if (last) mtt__input_gradient_eight(b, op, y, weight);
+    mtt__gradient_eight(b, op, f->y, dy);
+    if (last) mtt__input_gradient_eight(b, op, dy[0], weight);
     x_t = d_weight ? mtt__input_again(b, op->layer, f->x) : NULL;
     if (d_weight || d_bias)
-        MTT__EMIT(b, op->layer, 0, linear_backward_weight, x_t, y->gradient_t, d_weight, d_bias);
-    if (trains && !last) mtt__input_gradient_eight(b, op, y, weight);
+        MTT__EMIT(b, op->layer, 0, linear_backward_weight, x_t, dy[1], d_weight, d_bias);
+    if (trains && !last) mtt__input_gradient_eight(b, op, dy[0], weight);
 }
 
 /* The last operation that writes a tensor. */
@@ -4505,7 +4389,48 @@ static int mtt__rule_absorb(mtt__builder *b, mtt_op *op, const mtt_op *end)
     }
 }
 
-/* ---- the other adjoints ---- */
+/* ---- adjoints ---- */
+
+/* An adjoint emits the backward operations of a forward operation: it takes the gradient of what the
+   operation made, and leaves the gradients of its inputs. mtt__need brings dropped activations back. */
+
+static void mtt__adjoint_embed(mtt__builder *b, const mtt_op *op)
+{
+    const mtt_embed *f = MTT_OPERANDS_OF(embed, op);
+    mtt_tensor *dx = *mtt__gradient(b, f->x), *d_wte = mtt__parameter_gradient(b, f->wte);
+    mtt_tensor *d_wpe = mtt__parameter_gradient(b, f->positions);
+    MTT__EMIT(b, -1, op->site, embed_backward, dx, f->tokens, f->control, d_wte, d_wpe);
+    b->op->adds = b->schedule->model.tied_head;
+}
+
+/* The branch's gradient passes the norm and joins the residual stream's, in place. */
+static void mtt__adjoint_norm(mtt__builder *b, const mtt_op *op)
+{
+    const mtt_norm *f = MTT_OPERANDS_OF(norm, op);
+    mtt_tensor *x = mtt__need(b, f->x), *stats = mtt__need(b, f->stats), *dy = *mtt__gradient(b, f->y);
+    mtt_tensor *joined = *mtt__gradient(b, f->x), *dx = joined ? joined : mtt__make_gradient(b, f->x);
+    mtt_tensor *d_gain = mtt__parameter_gradient(b, f->gain), *d_shift = mtt__parameter_gradient(b, f->shift);
+    MTT__EMIT(b, op->layer, 0, norm_backward, dy, x, stats, f->gain, NULL, joined, dx, NULL, NULL, NULL,
+              d_gain, d_shift);
+}
+
+/* dW first: after it x may die. Frozen weights leave dx alone, and the lowest ones that are trained dW. */
+static void mtt__linear_gradients(mtt__builder *b, const mtt_op *op, mtt_tensor *x, mtt_tensor *weight,
+                                  mtt_tensor *dy, int transposed)
+{
+    const mtt_linear *f = MTT_OPERANDS_OF(linear, op);
+    mtt_tensor *d_weight = mtt__parameter_gradient(b, weight), *d_bias = mtt__parameter_gradient(b, f->bias);
+    mtt_tensor *other = *mtt__gradient(b, f->x), *dx;
+    if (d_weight || d_bias) {
+        MTT__EMIT(b, op->layer, 0, linear_backward_weight, d_weight ? x : NULL, dy, d_weight, d_bias);
+        b->op->transposed = transposed;
+    }
+    if (!mtt__trains(b, f->x)) return;
+    dx = mtt__make_gradient(b, f->x);
+    MTT__EMIT(b, op->layer, 0, linear_backward_input, dy, weight, dx);
+    b->op->transposed = transposed;
+    mtt__join_gradient(b, op->layer, f->x, other);
+}
 
 static void mtt__adjoint_linear(mtt__builder *b, const mtt_op *op)
 {
@@ -4523,51 +4448,6 @@ static void mtt__adjoint_linear(mtt__builder *b, const mtt_op *op)
         mtt__need(b, maker.operands[0]); /* now: GELU's can be fused */
     mtt__linear_gradients(b, op, x, f->weight, *mtt__gradient(b, f->y), op->transposed);
 }
-
-/* ---- adapters: LoRA (Hu et al. 2021, arXiv 2106.09685) ---- */
-
-/* An adapter's part in a product: alpha / rank. */
-static float mtt__lora_scale(const mtt_policy *policy)
-{
-    return policy->lora_alpha / (float)policy->lora_rank;
-}
-
-/* y = x W + b becomes xa = scale x A, y = x W + b + xa B. */
-static int mtt__rule_adapters(mtt__builder *b, mtt_op *op, const mtt_op *end)
-{
-    int which = op == end ? -1 : mtt__linear_number(b, op), kind = which < 0 ? 0 : mtt__linears[which].lora_a;
-    mtt_tensor *lora_a = which < 0 ? NULL : mtt__weight(b, kind, op->layer), *xa;
-    const mtt_linear *f;
-    if (!lora_a) return 0;
-    f = MTT_OPERANDS_OF(linear, op);
-    xa = mtt__make(b, mtt__linears[which].xa, op->layer);
-    MTT__EMIT(b, op->layer, 0, linear, f->x, lora_a, NULL, xa);
-    b->op->scale = mtt__lora_scale(b->policy);
-    MTT__EMIT(b, op->layer, 0, linear_adapted, f->x, f->weight, f->bias, xa,
-              mtt__weight(b, kind + 1, op->layer), f->y);
-    return 1;
-}
-
-/* Of B and x A; then those of the layer itself. */
-static void mtt__adjoint_linear_adapted(mtt__builder *b, const mtt_op *op)
-{
-    const mtt_linear_adapted *f = MTT_OPERANDS_OF(linear_adapted, op);
-    mtt_linear linear = {f->x, f->weight, f->bias, f->y};
-    mtt_tensor *dy = *mtt__gradient(b, f->y), *d_b = mtt__parameter_gradient(b, f->lora_b);
-    mtt_op base = *op;
-    if (d_b) {
-        mtt_tensor *xa = mtt__need(b, f->xa);
-        MTT__EMIT(b, op->layer, 0, linear_backward_weight, xa, dy, d_b, NULL);
-    }
-    if (mtt__trains(b, f->xa)) {
-        MTT__EMIT(b, op->layer, 0, linear_backward_input, dy, f->lora_b, mtt__make_gradient(b, f->xa));
-        b->op->scale = mtt__lora_scale(b->policy);
-    }
-    base.operands = (mtt_tensor **)(void *)&linear;
-    mtt__adjoint_linear(b, &base);
-}
-
-/* ---- and the others ---- */
 
 /* The gradient passes through, and joins that of another use. Weights' are made by their products, and
    transposes need none. */
@@ -4665,6 +4545,51 @@ static void mtt__adjoint_cross_entropy(mtt__builder *b, const mtt_op *op)
     *mtt__gradient(b, x) = x;
 }
 
+/* ---- adapters: LoRA (Hu et al. 2021, arXiv 2106.09685) ---- */
+
+/* An adapter's part in a product: alpha / rank. */
+static float mtt__lora_scale(const mtt_policy *policy)
+{
+    return policy->lora_alpha / (float)policy->lora_rank;
+}
+
+/* y = x W + b becomes xa = scale x A, y = x W + b + xa B. */
+static int mtt__rule_adapters(mtt__builder *b, mtt_op *op, const mtt_op *end)
+{
+    int which = op == end ? -1 : mtt__linear_number(b, op), kind = which < 0 ? 0 : mtt__linears[which].lora_a;
+    mtt_tensor *lora_a = which < 0 ? NULL : mtt__weight(b, kind, op->layer), *xa;
+    const mtt_linear *f;
+    if (!lora_a) return 0;
+    f = MTT_OPERANDS_OF(linear, op);
+    xa = mtt__make(b, mtt__linears[which].xa, op->layer);
+    MTT__EMIT(b, op->layer, 0, linear, f->x, lora_a, NULL, xa);
+    b->op->scale = mtt__lora_scale(b->policy);
+    MTT__EMIT(b, op->layer, 0, linear_adapted, f->x, f->weight, f->bias, xa,
+              mtt__weight(b, kind + 1, op->layer), f->y);
+    return 1;
+}
+
+/* Of B and x A; then those of the layer itself. */
+static void mtt__adjoint_linear_adapted(mtt__builder *b, const mtt_op *op)
+{
+    const mtt_linear_adapted *f = MTT_OPERANDS_OF(linear_adapted, op);
+    mtt_linear linear = {f->x, f->weight, f->bias, f->y};
+    mtt_tensor *dy = *mtt__gradient(b, f->y), *d_b = mtt__parameter_gradient(b, f->lora_b);
+    mtt_op base = *op;
+    if (d_b) {
+        mtt_tensor *xa = mtt__need(b, f->xa);
+        MTT__EMIT(b, op->layer, 0, linear_backward_weight, xa, dy, d_b, NULL);
+    }
+    if (mtt__trains(b, f->xa)) {
+        MTT__EMIT(b, op->layer, 0, linear_backward_input, dy, f->lora_b, mtt__make_gradient(b, f->xa));
+        b->op->scale = mtt__lora_scale(b->policy);
+    }
+    base.operands = (mtt_tensor **)(void *)&linear;
+    mtt__adjoint_linear(b, &base);
+}
+
+/* ---- the backward pass ---- */
+
 /* The backward pass: the forward list in reverse, down to the lowest parameter that is trained. chunked_loss
    has made its gradients in the forward pass. */
 static void mtt__emit_backward(mtt__builder *b)
@@ -4690,37 +4615,266 @@ static void mtt__emit_backward(mtt__builder *b)
     }
 }
 
-/* ---- loss and step ---- */
+/* ---- fusions ---- */
 
-/* Head and loss in one operation, which makes the gradients that are wanted, chunk by chunk. */
-static void mtt__emit_chunked_loss(mtt__builder *b, mtt_tensor *x, mtt_tensor *losses)
+/* 1 = an operation is followed by another one that reads the first tensor it makes; `alone`: which nothing
+   else reads, so that it need not be made. */
+static int mtt__can_fuse(const mtt__builder *b, const mtt_op *op, const mtt_op *end, mtt_op_kind first,
+                         mtt_op_kind second, int alone)
 {
-    mtt__program *p = b->program;
-    mtt_tensor *weight = mtt__head_weight(b), *bias = mtt__weight(b, MTT__HEAD_BIAS, -1), *logits;
-    mtt_tensor *dx = NULL, *d_weight = NULL, *d_bias = NULL;
-    int64_t rows = mtt__min(b->policy->loss_chunk_rows, p->shape.rows), vocab = p->shape.vocab_padded;
-    logits = mtt__add_tensor(b, mtt__dtype(b), MTT_LOGITS, -1, "", "logits.chunk", rows, vocab, 0);
-    if (b->trains) {
-        dx = mtt__make_gradient(b, x);
-        d_weight = mtt__parameter_gradient(b, weight);
-        d_bias = mtt__parameter_gradient(b, bias);
+    const mtt_tensor *made = op->operands[op->inputs];
+    return op->kind == first && op + 1 < end && op[1].kind == second && op[1].operands[0] == made &&
+           (!alone || b->reads[made->index] == 1);
+}
+
+/* Makes one operation of two. Returns its operands. */
+static void *mtt__fuse(mtt__builder *b, mtt_op *op, mtt_op_kind kind)
+{
+    op->kind = kind;
+    op->inputs = mtt__op_row[kind].inputs;
+    op->outputs = mtt__op_row[kind].operands - op->inputs;
+    op->operands = (mtt_tensor **)mtt__take(b, sizeof(mtt__operands));
+    return op->operands ? (void *)op->operands : (void *)&b->no_operands;
+}
+
+/* residual, norm: one pass over the row. */
+static void mtt__fuse_residual_norm(mtt__builder *b, mtt_op *op)
+{
+    const mtt_residual *r = MTT_OPERANDS_OF(residual, op);
+    const mtt_norm *n = MTT_OPERANDS_OF(norm, &op[1]);
+    mtt_residual_norm *f = (mtt_residual_norm *)mtt__fuse(b, op, MTT_OP_residual_norm);
+    f->x = r->x, f->branch = r->branch, f->control = r->control, f->sum = r->sum;
+    f->gain = n->gain, f->shift = n->shift, f->y = n->y, f->stats = n->stats;
+}
+
+/* linear, rotary: in place. */
+static void mtt__fuse_linear_rotary(mtt__builder *b, mtt_op *op)
+{
+    const mtt_linear *l = MTT_OPERANDS_OF(linear, op);
+    const mtt_rotary *r = MTT_OPERANDS_OF(rotary, &op[1]);
+    mtt_linear_rotary *f = (mtt_linear_rotary *)mtt__fuse(b, op, MTT_OP_linear_rotary);
+    f->x = l->x, f->weight = l->weight, f->bias = l->bias, f->angles = r->angles;
+    f->q_gain = r->q_gain, f->k_gain = r->k_gain, f->y = r->y;
+}
+
+/* linear, gelu: the product leaves time for GELU in its epilogue. Fused, the product's input, its result and
+   GELU's are in memory at once. Segments cannot afford that: they leave GELU apart, but make the product by
+   the same kernel, since its bits must be the same. */
+static int mtt__fuse_linear_gelu(mtt__builder *b, mtt_op *op)
+{
+    const mtt_linear *l = MTT_OPERANDS_OF(linear, op);
+    const mtt_gelu *g = MTT_OPERANDS_OF(gelu, &op[1]);
+    int apart = b->policy->recompute == MTT_RECOMPUTE_SEGMENTS;
+    mtt_linear_gelu *f = (mtt_linear_gelu *)mtt__fuse(b, op, MTT_OP_linear_gelu);
+    f->x = l->x, f->weight = l->weight, f->bias = l->bias, f->pre = l->y;
+    f->y = apart ? NULL : g->y;
+    return !apart;
+}
+
+/* linear_backward_input, gelu_backward: as above. The product's epilogue also sums the bias's gradient, in
+   place of the linear_backward_weight that follows; recomputation may come between. */
+static void mtt__fuse_linear_backward_gelu(mtt__builder *b, mtt_op *op, const mtt_op *end)
+{
+    const mtt_linear_backward_input *l = MTT_OPERANDS_OF(linear_backward_input, op);
+    const mtt_gelu_backward *g = MTT_OPERANDS_OF(gelu_backward, &op[1]);
+    mtt_linear_backward_gelu *f = (mtt_linear_backward_gelu *)mtt__fuse(b, op, MTT_OP_linear_backward_gelu);
+    f->dy = l->dy, f->weight = l->weight, f->pre = g->x, f->dx = g->dx, f->d_bias = NULL;
+    f->dx_t = g->dx_t, f->y_t = g->y_t;
+    if (g->dx_t) return; /* the bias's gradient is the sum of rows of dx_t */
+    for (op += 2; op < end; op++) {
+        mtt_linear_backward_weight *w = (mtt_linear_backward_weight *)(void *)op->operands;
+        if (op->kind != MTT_OP_linear_backward_weight || w->dy != f->dx || !w->d_weight) continue;
+        f->d_bias = w->d_bias;
+        w->d_bias = NULL;
+        return;
     }
-    MTT__EMIT(b, -1, MTT__SITE_LOGITS, chunked_loss, x, NULL, weight, NULL, bias, p->targets, p->control,
-              p->counters, losses, logits, NULL, NULL, dx, d_weight, d_bias);
-    b->op->transposed = 1;
 }
 
-/* The loss of every row and their sum. */
-static void mtt__emit_loss(mtt__builder *b, mtt_tensor *x)
+static void mtt__count_reads(mtt__builder *b)
+{
+    const mtt__program *p = b->program;
+    int i, k;
+    b->reads = (int *)mtt__pool_take(b->env, &b->pool, (size_t)p->tensor_count * sizeof(int));
+    if (!b->reads) b->status = MTT_E_MEMORY;
+    for (i = 0; i < p->op_count && !b->status; i++)
+        for (k = 0; k < p->ops[i].inputs; k++)
+            if (p->ops[i].operands[k]) b->reads[p->ops[i].operands[k]->index]++;
+}
+
+/* Joins neighbours that one kernel can do. Products take GELU in 16 bits alone: in FP32 and in 8 bits a step
+   is no faster for it; backward a GPU does so in 8 bits, but a CPU has no place for what lies between the
+   two. What is normalized before it is rotated, the backward pass needs as it was, in its first pass and when
+   it is made again: the same kernel must make both. */
+static int mtt__rule_fusions(mtt__builder *b, mtt_op *op, const mtt_op *end)
+{
+    int half = mtt__dtype(b) != MTT_F32;
+    if (op == end) return 0;
+    if (mtt__can_fuse(b, op, end, MTT_OP_residual, MTT_OP_norm, 0)) mtt__fuse_residual_norm(b, op);
+    else if (mtt__can_fuse(b, op, end, MTT_OP_linear, MTT_OP_rotary, 1)) {
+        if (b->trains && MTT_OPERANDS_OF(rotary, &op[1])->q_gain) return 0;
+        mtt__fuse_linear_rotary(b, op);
+    } else if (half && mtt__can_fuse(b, op, end, MTT_OP_linear, MTT_OP_gelu, 0)) {
+        if (op->operands[0]->dtype == MTT_F8_E4M3 || !mtt__fuse_linear_gelu(b, op)) return 0;
+    } else if (half && mtt__can_fuse(b, op, end, MTT_OP_linear_backward_input, MTT_OP_gelu_backward, 0)) {
+        if (MTT_OPERANDS_OF(gelu_backward, &op[1])->dx_t && b->policy->device == MTT_DEVICE_CPU) return 0;
+        mtt__fuse_linear_backward_gelu(b, op, end);
+    } else return 0;
+    mtt__append(b, op);
+    return 2;
+}
+
+/* ---- gradients of layers: summed, exchanged between ranks, used at once ---- */
+
+/* Entries of parameters `first` to `end` - 1 in the table of ranges; 0: all of them are frozen. */
+static int mtt__ranges_of(const mtt__program *p, int first, int end)
+{
+    return (end < p->parameter_count ? p->parameters[end].first_range : p->range_count) -
+           p->parameters[first].first_range;
+}
+
+/* Lets the last operation work on these lists of parameters `first` to `end` - 1 without the frozen ones.
+   After the backward pass, gradients are sums where there are any. */
+enum { MTT__GRADIENTS = 1, MTT__SUMS = 2, MTT__WEIGHTS = 4 };
+static void mtt__use_parameters(mtt__builder *b, int first, int end, int lists)
 {
     mtt__program *p = b->program;
-    mtt_tensor *losses = mtt__make(b, MTT__A_ROW_LOSS, p->shape.layers);
-    if (b->policy->loss == MTT_LOSS_CHUNKED) mtt__emit_chunked_loss(b, x, losses);
-    else MTT__EMIT(b, -1, 0, cross_entropy, mtt__emit_logits(b, x), p->targets, losses);
-    MTT__EMIT(b, -1, 0, sum_loss, losses, p->control, p->counters, NULL);
+    int sums = b->phase == MTT_STEP && (b->policy->accumulate > 1 || b->policy->ranks > 1);
+    size_t count = (size_t)(end - first), i = 0;
+    mtt_tensor **list = (mtt_tensor **)mtt__take(b, 3 * count * sizeof(*list));
+    mtt_part *parts = (mtt_part *)mtt__take(b, count * sizeof(*parts));
+    const mtt__parameter *q;
+    if (b->status) return;
+    for (q = p->parameters + first; q < p->parameters + end; q++) {
+        if (q->frozen) continue;
+        list[i] = sums ? q->sum : q->gradient; /* NULL: this rank has no share of it */
+        list[count + i] = q->sum;
+        list[2 * count + i] = q->weight;
+        parts[i++] = q->part;
+    }
+    b->op->gradients = lists & MTT__GRADIENTS ? list : NULL;
+    b->op->sums = lists & MTT__SUMS ? list + count : NULL;
+    b->op->weights = lists & MTT__WEIGHTS ? list + 2 * count : NULL;
+    b->op->parts = parts;
+    b->op->parameters = (int)i;
+    b->op->first_range = p->parameters[first].first_range;
+    b->op->range_count = mtt__ranges_of(p, first, end);
 }
 
-/* ---- what becomes of gradients ---- */
+/* The end of the parameters that are with parameter `first` in a layer, or before or after the layers. */
+static int mtt__layer_end(const mtt__program *p, int first)
+{
+    const mtt__parameter *q = &p->parameters[first];
+    int end = first;
+    while (end < p->parameter_count && p->parameters[end].layer == q->layer &&
+           mtt__parameter_row[p->parameters[end].kind].place == mtt__parameter_row[q->kind].place)
+        end++;
+    return end;
+}
+
+/* Ranks exchange gradients in the backward pass, unless they first add up those of their micro-batches. */
+static int mtt__exchanges_at_once(const mtt_policy *policy)
+{
+    return policy->ranks > 1 && (policy->accumulate == 1 || policy->shard == MTT_SHARD_GRADIENTS);
+}
+
+/* The sum of a parameter's gradients: of all elements, or of this rank's share. NULL if it has none. */
+static mtt_tensor *mtt__add_sum(mtt__builder *b, mtt__parameter *q)
+{
+    int64_t begin, count = mtt__share(&q->part, b->policy->rank, &begin);
+    const mtt_tensor *w = q->weight;
+    q->part.base = 0;
+    if (b->policy->shard == MTT_SHARD_NONE || !mtt__exchanges_at_once(b->policy))
+        return mtt__add_tensor(b, MTT_F32, MTT_GRADIENTS, -1, "sum_", w->name, w->shape[0], w->shape[1], 0);
+    q->part.base = begin;
+    return count ? mtt__add_tensor(b, MTT_F32, MTT_GRADIENTS, -1, "sum_", w->name, count, 0, 0) : NULL;
+}
+
+/* Adds the gradients of the parameters that are with `first` to the sums of the step. Each is complete before
+   it is added, so the sums do not depend on how many operations make a gradient. `received` are those of
+   other ranks: so they add up in the order of one rank that has all micro-batches. */
+static void mtt__emit_sums(mtt__builder *b, int first, mtt_tensor *received)
+{
+    mtt__program *p = b->program;
+    int end = mtt__layer_end(p, first), layer = p->parameters[first].layer;
+    MTT__EMIT(b, layer, 0, sum_gradients, p->ranges, received);
+    mtt__use_parameters(b, first, end, MTT__GRADIENTS | MTT__SUMS);
+}
+
+/* The last operation of a kind; NULL: there is none. */
+static const mtt_op *mtt__last_of(const mtt__builder *b, mtt_op_kind kind)
+{
+    int i = b->program->op_count;
+    while (i-- > 0)
+        if (b->program->ops[i].kind == kind) return &b->program->ops[i];
+    return NULL;
+}
+
+/* Adds up what ranks have sent each other last, unless that is done. */
+static void mtt__emit_arrived(mtt__builder *b)
+{
+    mtt__program *p = b->program;
+    const mtt_op *sent = mtt__last_of(b, MTT_OP_all_to_all), *sum = mtt__last_of(b, MTT_OP_sum_gradients);
+    int first;
+    if (!sent || (sum && sum > sent) || b->status) return;
+    first = sent->parts[0].number;
+    mtt__emit_sums(b, first, MTT_OPERANDS_OF(all_to_all, sent)->received);
+    if (b->policy->shard != MTT_SHARD_NONE) return;
+    MTT__EMIT(b, p->parameters[first].layer, 0, gather_sums, p->ranges);
+    mtt__use_parameters(b, first, mtt__layer_end(p, first), MTT__SUMS);
+}
+
+/* Sends the gradients of a layer to the other ranks. They travel while the backward pass goes on. Only after
+   the next layer are they added up, and those of that layer sent. */
+static void mtt__emit_exchange(mtt__builder *b, int first)
+{
+    mtt__program *p = b->program;
+    int end = mtt__layer_end(p, first), layer = p->parameters[first].layer, i;
+    mtt_tensor *received;
+    int64_t bytes = 0;
+    for (i = first; i < end && !b->status; i++) {
+        mtt__parameter *q = &p->parameters[i];
+        mtt_dtype dtype = b->phase == MTT_STEP || q->frozen ? MTT_F32 : q->gradient->dtype;
+        int64_t begin, count = mtt__share(&q->part, b->policy->rank, &begin);
+        q->received_at = bytes;
+        bytes += count * (int64_t)mtt__dtype_bytes[dtype];
+    }
+    if (!bytes) bytes = 8; /* of a small layer none is mine, but its gradients stay until they are sent */
+    received = mtt__add_tensor(b, MTT_U8, MTT_GRADIENTS, layer, "", "received", b->policy->ranks - 1, bytes,
+                               0);
+    for (i = first; i < end && !b->status; i++) p->parameters[i].received = received;
+    mtt__emit_arrived(b);
+    MTT__EMIT(b, layer, 0, all_to_all, received);
+    mtt__use_parameters(b, first, end, MTT__GRADIENTS);
+}
+
+/* Updates parameters `first` to `end` - 1, which are with each other in a layer, or all of them. */
+static void mtt__emit_update(mtt__builder *b, int first, int end, int layer)
+{
+    mtt__program *p = b->program;
+    MTT__EMIT(b, layer, MTT__SITE_ROUND, adamw, p->control, p->counters, p->ranges, p->kept[MTT__MASTER],
+              p->kept[MTT__FIRST], p->kept[MTT__SECOND]);
+    mtt__use_parameters(b, first, end, MTT__GRADIENTS | MTT__WEIGHTS);
+}
+
+/* After the backward pass through a layer, or through what comes before or after the layers. */
+static void mtt__end_layer(mtt__builder *b, int place, int layer)
+{
+    mtt__parameter *q = b->program->parameters;
+    int first = 0, count = b->program->parameter_count, early = b->policy->early_update, i;
+    if ((b->policy->accumulate == 1 && b->policy->ranks == 1 && !early) || b->status) return;
+    while (first < count && (mtt__parameter_row[q[first].kind].place != place || q[first].layer != layer))
+        first++;
+    if (first == count) return; /* a tied head without a bias and without a norm before it */
+    if (!mtt__ranges_of(b->program, first, mtt__layer_end(b->program, first))) return;
+    if (early) {
+        mtt__emit_update(b, first, mtt__layer_end(b->program, first), layer);
+        return;
+    }
+    for (i = first; i < mtt__layer_end(b->program, first); i++)
+        if (!q[i].sum && !q[i].frozen) q[i].sum = mtt__add_sum(b, &q[i]);
+    if (!mtt__exchanges_at_once(b->policy)) mtt__emit_sums(b, first, NULL);
+    else mtt__emit_exchange(b, first);
+}
 
 /* Ranks send each other their losses and hits. An early update begins with a norm of no gradients: it starts
    the step's updates. */
@@ -4765,6 +4919,8 @@ static int mtt__rule_gradients(mtt__builder *b, mtt_op *op, const mtt_op *end)
     mtt__emit_arrived(b);
     return 0;
 }
+
+/* ---- the step ---- */
 
 /* The gradient's norm over all parameters, then the update. Ranks with a share each exchange the squares of
    blocks before, and the weights of a layer while they update the next one. */
@@ -4985,115 +5141,33 @@ static void mtt__add_all_state(mtt__builder *b)
         p->workspace = mtt__add_state(b, MTT_U8, MTT_WORKSPACE, "workspace", 0, 0);
 }
 
-/* ---- fusions ---- */
-
-/* 1 = an operation is followed by another one that reads the first tensor it makes; `alone`: which nothing
-   else reads, so that it need not be made. */
-static int mtt__can_fuse(const mtt__builder *b, const mtt_op *op, const mtt_op *end, mtt_op_kind first,
-                         mtt_op_kind second, int alone)
-{
-    const mtt_tensor *made = op->operands[op->inputs];
-    return op->kind == first && op + 1 < end && op[1].kind == second && op[1].operands[0] == made &&
-           (!alone || b->reads[made->index] == 1);
-}
-
-/* Makes one operation of two. Returns its operands. */
-static void *mtt__fuse(mtt__builder *b, mtt_op *op, mtt_op_kind kind)
-{
-    op->kind = kind;
-    op->inputs = mtt__op_row[kind].inputs;
-    op->outputs = mtt__op_row[kind].operands - op->inputs;
-    op->operands = (mtt_tensor **)mtt__take(b, sizeof(mtt__operands));
-    return op->operands ? (void *)op->operands : (void *)&b->no_operands;
-}
-
-/* residual, norm: one pass over the row. */
-static void mtt__fuse_residual_norm(mtt__builder *b, mtt_op *op)
-{
-    const mtt_residual *r = MTT_OPERANDS_OF(residual, op);
-    const mtt_norm *n = MTT_OPERANDS_OF(norm, &op[1]);
-    mtt_residual_norm *f = (mtt_residual_norm *)mtt__fuse(b, op, MTT_OP_residual_norm);
-    f->x = r->x, f->branch = r->branch, f->control = r->control, f->sum = r->sum;
-    f->gain = n->gain, f->shift = n->shift, f->y = n->y, f->stats = n->stats;
-}
-
-/* linear, rotary: in place. */
-static void mtt__fuse_linear_rotary(mtt__builder *b, mtt_op *op)
-{
-    const mtt_linear *l = MTT_OPERANDS_OF(linear, op);
-    const mtt_rotary *r = MTT_OPERANDS_OF(rotary, &op[1]);
-    mtt_linear_rotary *f = (mtt_linear_rotary *)mtt__fuse(b, op, MTT_OP_linear_rotary);
-    f->x = l->x, f->weight = l->weight, f->bias = l->bias, f->angles = r->angles;
-    f->q_gain = r->q_gain, f->k_gain = r->k_gain, f->y = r->y;
-}
-
-/* linear, gelu: the product leaves time for GELU in its epilogue. Fused, the product's input, its result and
-   GELU's are in memory at once. Segments cannot afford that: they leave GELU apart, but make the product by
-   the same kernel, since its bits must be the same. */
-static int mtt__fuse_linear_gelu(mtt__builder *b, mtt_op *op)
-{
-    const mtt_linear *l = MTT_OPERANDS_OF(linear, op);
-    const mtt_gelu *g = MTT_OPERANDS_OF(gelu, &op[1]);
-    int apart = b->policy->recompute == MTT_RECOMPUTE_SEGMENTS;
-    mtt_linear_gelu *f = (mtt_linear_gelu *)mtt__fuse(b, op, MTT_OP_linear_gelu);
-    f->x = l->x, f->weight = l->weight, f->bias = l->bias, f->pre = l->y;
-    f->y = apart ? NULL : g->y;
-    return !apart;
-}
-
-/* linear_backward_input, gelu_backward: as above. The product's epilogue also sums the bias's gradient, in
-   place of the linear_backward_weight that follows; recomputation may come between. */
-static void mtt__fuse_linear_backward_gelu(mtt__builder *b, mtt_op *op, const mtt_op *end)
-{
-    const mtt_linear_backward_input *l = MTT_OPERANDS_OF(linear_backward_input, op);
-    const mtt_gelu_backward *g = MTT_OPERANDS_OF(gelu_backward, &op[1]);
-    mtt_linear_backward_gelu *f = (mtt_linear_backward_gelu *)mtt__fuse(b, op, MTT_OP_linear_backward_gelu);
-    f->dy = l->dy, f->weight = l->weight, f->pre = g->x, f->dx = g->dx, f->d_bias = NULL;
-    f->dx_t = g->dx_t, f->y_t = g->y_t;
-    if (g->dx_t) return; /* the bias's gradient is the sum of rows of dx_t */
-    for (op += 2; op < end; op++) {
-        mtt_linear_backward_weight *w = (mtt_linear_backward_weight *)(void *)op->operands;
-        if (op->kind != MTT_OP_linear_backward_weight || w->dy != f->dx || !w->d_weight) continue;
-        f->d_bias = w->d_bias;
-        w->d_bias = NULL;
-        return;
-    }
-}
-
-static void mtt__count_reads(mtt__builder *b)
-{
-    const mtt__program *p = b->program;
-    int i, k;
-    b->reads = (int *)mtt__pool_take(b->env, &b->pool, (size_t)p->tensor_count * sizeof(int));
-    if (!b->reads) b->status = MTT_E_MEMORY;
-    for (i = 0; i < p->op_count && !b->status; i++)
-        for (k = 0; k < p->ops[i].inputs; k++)
-            if (p->ops[i].operands[k]) b->reads[p->ops[i].operands[k]->index]++;
-}
-
-/* Joins neighbours that one kernel can do. Products take GELU in 16 bits alone: in FP32 and in 8 bits a step
-   is no faster for it; backward a GPU does so in 8 bits, but a CPU has no place for what lies between the
-   two. What is normalized before it is rotated, the backward pass needs as it was, in its first pass and when
-   it is made again: the same kernel must make both. */
-static int mtt__rule_fusions(mtt__builder *b, mtt_op *op, const mtt_op *end)
-{
-    int half = mtt__dtype(b) != MTT_F32;
-    if (op == end) return 0;
-    if (mtt__can_fuse(b, op, end, MTT_OP_residual, MTT_OP_norm, 0)) mtt__fuse_residual_norm(b, op);
-    else if (mtt__can_fuse(b, op, end, MTT_OP_linear, MTT_OP_rotary, 1)) {
-        if (b->trains && MTT_OPERANDS_OF(rotary, &op[1])->q_gain) return 0;
-        mtt__fuse_linear_rotary(b, op);
-    } else if (half && mtt__can_fuse(b, op, end, MTT_OP_linear, MTT_OP_gelu, 0)) {
-        if (op->operands[0]->dtype == MTT_F8_E4M3 || !mtt__fuse_linear_gelu(b, op)) return 0;
-    } else if (half && mtt__can_fuse(b, op, end, MTT_OP_linear_backward_input, MTT_OP_gelu_backward, 0)) {
-        if (MTT_OPERANDS_OF(gelu_backward, &op[1])->dx_t && b->policy->device == MTT_DEVICE_CPU) return 0;
-        mtt__fuse_linear_backward_gelu(b, op, end);
-    } else return 0;
-    mtt__append(b, op);
-    return 2;
-}
-
 /* ---- programs ---- */
+
+static void mtt__set_shape(mtt_shape *d, const mtt_schedule *s, int batch, int seq_len)
+{
+    const mtt_model_desc *m = &s->model;
+    d->batch = batch;
+    d->seq_len = seq_len;
+    d->layers = m->layers;
+    d->d_model = m->d_model;
+    d->heads = m->heads;
+    d->heads_kv = m->heads_kv;
+    d->head_dim = m->d_head;
+    d->rotary_interleaved = m->rotary_interleaved;
+    d->d_ff = m->d_ff;
+    d->d_fc = mtt__fc_width(m);
+    d->norm = m->norm;
+    d->norm_eps = m->norm_eps;
+    d->mlp = m->mlp;
+    d->vocab = m->vocab;
+    d->vocab_padded = (int)mtt__round_up(m->vocab, 128);
+    d->window = s->policy.window;
+    d->rows = (int64_t)batch * seq_len;
+    d->dropout = m->dropout;
+    d->ranks = s->policy.ranks;
+    d->rank = s->policy.rank;
+    d->schedule = d == &s->programs->shape ? (uint64_t)(mtt__now_ms() * 1e6) : s->programs->shape.schedule;
+}
 
 /* Notes that an operation uses a tensor: the first use gives it its place in the table. */
 static void mtt__use(mtt__program *p, mtt_tensor *t, int op)
@@ -5140,66 +5214,6 @@ static void mtt__close_program(mtt__builder *b)
         p->later_ops[i] = p->ops[i];
         p->later_ops[i].later = 1;
     }
-}
-
-static void mtt__set_shape(mtt_shape *d, const mtt_schedule *s, int batch, int seq_len)
-{
-    const mtt_model_desc *m = &s->model;
-    d->batch = batch;
-    d->seq_len = seq_len;
-    d->layers = m->layers;
-    d->d_model = m->d_model;
-    d->heads = m->heads;
-    d->heads_kv = m->heads_kv;
-    d->head_dim = m->d_head;
-    d->rotary_interleaved = m->rotary_interleaved;
-    d->d_ff = m->d_ff;
-    d->d_fc = mtt__fc_width(m);
-    d->norm = m->norm;
-    d->norm_eps = m->norm_eps;
-    d->mlp = m->mlp;
-    d->vocab = m->vocab;
-    d->vocab_padded = (int)mtt__round_up(m->vocab, 128);
-    d->window = s->policy.window;
-    d->rows = (int64_t)batch * seq_len;
-    d->dropout = m->dropout;
-    d->ranks = s->policy.ranks;
-    d->rank = s->policy.rank;
-    d->schedule = d == &s->programs->shape ? (uint64_t)(mtt__now_ms() * 1e6) : s->programs->shape.schedule;
-}
-
-/* Returns the rows of a table at an index. */
-static mtt_tensor *mtt__gather_rows(mtt__builder *b, mtt_tensor *table, mtt_tensor *index, const char *name)
-{
-    mtt_tensor *y;
-    if (!table) return NULL;
-    y = mtt__add_tensor(b, table->dtype, MTT_DATA, -1, name, ".row", b->program->shape.rows,
-                        mtt__width(table), 0);
-    MTT__EMIT(b, -1, 0, gather, table, index, y);
-    return y;
-}
-
-/* The forward pass: of a training step, of an evaluation, or up to the logits of the token after a sequence.
-   A generator's rows are in any order only before the head. */
-static void mtt__emit_forward(mtt__builder *b)
-{
-    mtt__program *p = b->program;
-    int which = (int)(p - b->schedule->programs), layers = p->shape.layers, generates = b->schedule->chunk > 0;
-    mtt_tensor *x, *row;
-    if (generates) {
-        b->positions = mtt__gather_rows(b, p->positions, p->places, "positions");
-        b->angles = mtt__gather_rows(b, p->angles, p->places, "angles");
-    }
-    x = mtt__emit_layers(b);
-    if (which == (generates ? MTT__CHUNK : MTT__NEXT)) {
-        row = mtt__make(b, MTT__A_LAST_ROW, layers);
-        if (generates) MTT__EMIT(b, -1, 0, gather, x, p->last, row);
-        else MTT__EMIT(b, -1, 0, pick_row, x, p->control, row);
-        x = row;
-    }
-    x = mtt__product_input(b, layers, MTT__FINAL_NORM, x);
-    if (generates || which == MTT__NEXT) p->output = mtt__emit_logits(b, x);
-    else mtt__emit_loss(b, x);
 }
 
 /* ---- the passes ---- */
@@ -9138,6 +9152,17 @@ static void mtt__print_freed(mtt__text *text, const mtt_op *op, int index)
     if (gradients) mtt__print(text, "%s%d gradients", before, gradients);
 }
 
+/* What an operation reads -> writes. */
+static void mtt__print_flow(mtt__text *text, const mtt_op *op)
+{
+    mtt__print_operands(text, op->operands, op->inputs);
+    if (op->gradients) mtt__print(text, "%s%d gradients", op->inputs ? " " : "", op->parameters);
+    mtt__print(text, " -> ");
+    mtt__print_operands(text, op->operands + op->inputs, op->outputs);
+    if (op->sums) mtt__print(text, "%d sums", op->parameters);
+    if (op->weights) mtt__print(text, " %d weights", op->parameters);
+}
+
 MTTDEF void mtt_schedule_print(const mtt_schedule *s, mtt_write_fn write, void *user)
 {
     const mtt__program *p = &s->programs[MTT__TRAIN];
@@ -9149,16 +9174,42 @@ MTTDEF void mtt_schedule_print(const mtt_schedule *s, mtt_write_fn write, void *
         mtt__text_init(&text, line, sizeof(line) - 1);
         mtt__print(&text, "%4d %-9s%-6s %9.2f MiB  %-25s ", i, mtt_phase_name(op->phase),
                    op->recomputed ? "again" : "", (double)op->live_bytes / 1048576, mtt_op_name(op->kind));
-        mtt__print_operands(&text, op->operands, op->inputs);
-        if (op->gradients) mtt__print(&text, "%s%d gradients", op->inputs ? " " : "", op->parameters);
-        mtt__print(&text, " -> ");
-        mtt__print_operands(&text, op->operands + op->inputs, op->outputs);
-        if (op->sums) mtt__print(&text, "%d sums", op->parameters);
-        if (op->weights) mtt__print(&text, " %d weights", op->parameters);
+        mtt__print_flow(&text, op);
         mtt__print_freed(&text, op, i);
         line[text.size] = '\n';
         write(user, line, text.size + 1);
     }
+}
+
+MTTDEF const char *mtt_schedule_pass(int number)
+{
+    return number >= 0 && number < MTT__PASSES ? mtt__passes[number].name : NULL;
+}
+
+MTTDEF mtt_status mtt_schedule_print_passes(const mtt_schedule *schedule, int passes, mtt_write_fn write,
+                                            void *user)
+{
+    mtt_schedule s = *schedule;
+    mtt__program *p = &s.programs[MTT__TRAIN];
+    mtt_status status;
+    char line[1024];
+    int i;
+    if (passes < 0 || passes > MTT__PASSES)
+        return mtt__fail(s.env, MTT_E_ARGUMENT, "%d passes, they are 0 to %d", passes, MTT__PASSES);
+    memset(p, 0, sizeof(*p));
+    status = mtt__build_program(&s, MTT__TRAIN, passes);
+    for (i = 0; i < p->op_count && !status; i++) {
+        const mtt_op *op = &p->ops[i];
+        mtt__text text;
+        mtt__text_init(&text, line, sizeof(line) - 1);
+        mtt__print(&text, "%-9s%s%s ", mtt_phase_name(op->phase), mtt_op_name(op->kind),
+                   op->recomputed ? " again:" : ":");
+        mtt__print_flow(&text, op);
+        line[text.size] = '\n';
+        write(user, line, text.size + 1);
+    }
+    mtt__release_program(&s, MTT__TRAIN);
+    return status;
 }
 
 static void mtt__print_categories(mtt__text *text, const size_t *bytes)

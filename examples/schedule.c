@@ -4,6 +4,7 @@
    ./schedule                        the baseline: two layers, everything kept
    ./schedule --recompute layer      gradient checkpointing: `again` marks what is recomputed
    ./schedule --html memory.html --compare fp32_checkpointing      both as a page for a browser
+   ./schedule --fp8 --before eight --after eight                   what a pass does to the list, side by side
 
    A line is an operation: its number, its phase, the bytes in memory while it runs, its name, what it
    reads -> writes, and the tensors that it frees, because no later operation uses them. */
@@ -15,12 +16,14 @@
 static mtt_model_desc model = {.layers = 2, .heads = 4, .d_model = 128, .vocab = 1000};
 static mtt_policy policy;
 static int batch = 32, seq_len = 128, json;
-static const char *html, *compare;
+static const char *html, *compare, *before, *after;
 
 static const option options[] = {
     TITLE("usage: schedule [option...]"),
     TEXT("html", &html, "write a page for a browser to this file: memory during each operation"),
     TEXT("compare", &compare, "a second technique on the page; all other options apply to both"),
+    TEXT("before", &before, "print the list of operations before this pass; with --after both, side by side"),
+    TEXT("after", &after, "the same after this pass: forward, adjoints, ...; a wrong name lists them"),
     FLAG("json", &json, 1, "print plan and timeline as JSON"),
     INT("batch-size", &batch, 1, "sequences"),
     INT("seq-len", &seq_len, 1, "tokens in a sequence"),
@@ -64,6 +67,115 @@ static mtt_status write_page(mtt_env *env, const explorer_plan *first)
     return status;
 }
 
+/* ---- lists between passes ---- */
+
+/* A list as text, and its lines. */
+typedef struct list {
+    char *text, **lines;
+    size_t bytes;
+    int count, failed;
+} list;
+
+static void keep(void *user, const char *text, size_t bytes)
+{
+    list *l = user;
+    char *more = l->failed ? NULL : realloc(l->text, l->bytes + bytes + 1);
+    if (!more) {
+        l->failed = 1;
+        return;
+    }
+    memcpy(more + l->bytes, text, bytes);
+    l->text = more;
+    l->text[l->bytes += bytes] = 0;
+    l->count++;
+}
+
+/* Lists the operations after the first `passes` passes. */
+static mtt_status make_list(const mtt_schedule *schedule, int passes, list *l)
+{
+    mtt_status status = mtt_schedule_print_passes(schedule, passes, keep, l);
+    char *at = l->text;
+    int i;
+    if (!status && !l->failed) l->lines = malloc(((size_t)l->count + 1) * sizeof(char *));
+    if (!status && !l->lines) return MTT_E_MEMORY;
+    for (i = 0; i < l->count && !status; i++) {
+        l->lines[i] = at;
+        at += strcspn(at, "\n");
+        *at++ = 0;
+    }
+    return status;
+}
+
+/* Prints two lines side by side, each broken at blanks where its column ends; `mark` is between them. */
+static void print_row(const char *left, const char *right, char mark)
+{
+    enum { WIDTH = 76 };
+    const char *sides[2];
+    size_t sizes[2];
+    int k;
+    sides[0] = left, sides[1] = right;
+    do {
+        for (k = 0; k < 2; k++) {
+            size_t size = strlen(sides[k]);
+            if (size > WIDTH)
+                for (size = WIDTH; size > WIDTH / 2 && sides[k][size] != ' ';) size--;
+            sizes[k] = size;
+        }
+        printf("%-*.*s %c %.*s\n", WIDTH, (int)sizes[0], sides[0], mark, (int)sizes[1], sides[1]);
+        for (k = 0; k < 2; k++) sides[k] += sizes[k];
+    } while (*sides[0] || *sides[1]);
+}
+
+/* Two lists side by side: = the same, < only left, > only right. After a difference they go on at the nearest
+   lines that are the same. */
+static void print_sides(const list *a, const list *b)
+{
+    int i = 0, j = 0, skip, k, same = 0;
+    while (i < a->count || j < b->count) {
+        for (skip = 0; skip <= a->count - i + b->count - j; skip++) {
+            for (k = 0, same = 0; k <= skip && !same; k++)
+                same = i + k < a->count && j + skip - k < b->count &&
+                       !strcmp(a->lines[i + k], b->lines[j + skip - k]);
+            if (same) break;
+        }
+        k = same ? k - 1 : a->count - i;
+        skip = same ? skip - k : b->count - j;
+        for (; k > 0; k--) print_row(a->lines[i++], "", '<');
+        for (; skip > 0; skip--) print_row("", b->lines[j++], '>');
+        if (same) print_row(a->lines[i++], b->lines[j++], '=');
+    }
+}
+
+/* The number of a pass. */
+static mtt_status find_pass(mtt_env *env, const char *name, int *number)
+{
+    const char *pass;
+    size_t used;
+    for (*number = 0; (pass = mtt_schedule_pass(*number)) != NULL; ++*number)
+        if (!strcmp(pass, name)) return MTT_OK;
+    used = (size_t)snprintf(env->error, sizeof(env->error), "there is no pass %.60s: take", name);
+    for (*number = 0; (pass = mtt_schedule_pass(*number)) != NULL; ++*number)
+        used += (size_t)snprintf(env->error + used, sizeof(env->error) - used, " %s", pass);
+    return MTT_E_ARGUMENT;
+}
+
+static mtt_status print_lists(mtt_env *env, const mtt_schedule *schedule)
+{
+    list lists[2];
+    int numbers[2] = {0, 0}, i;
+    mtt_status status = MTT_OK;
+    memset(lists, 0, sizeof(lists));
+    if (before) status = find_pass(env, before, &numbers[0]);
+    if (!status && after) status = find_pass(env, after, &numbers[1]);
+    if (!status && before) status = make_list(schedule, numbers[0], &lists[0]);
+    if (!status && after) status = make_list(schedule, numbers[1] + 1, &lists[1]);
+    if (!status && before && after) print_sides(&lists[0], &lists[1]);
+    else if (!status)
+        for (i = 0; i < lists[after != NULL].count; i++) puts(lists[after != NULL].lines[i]);
+    for (i = 0; i < 2; i++) free(lists[i].text), free(lists[i].lines);
+    return status;
+}
+
 int main(int argc, char **argv)
 {
     mtt_env env = {0};
@@ -73,8 +185,11 @@ int main(int argc, char **argv)
     int code = option_parse(options, LENGTH(options), argc, argv);
     if (code) return code == OPTION_HELP ? 0 : code;
     if (compare && !html) return option_fail("--compare needs a page: add --html memory.html");
+    if ((before || after) && (html || json))
+        return option_fail("--before and --after print lists: leave out --html and --json");
     status = explorer_open(&env, &model, &policy, batch, seq_len, option_technique(), &plan);
     if (!status && html) status = write_page(&env, &plan);
+    else if (!status && (before || after)) status = print_lists(&env, plan.schedule);
     else if (!status && json) mtt_schedule_json(plan.schedule, print, stdout);
     else if (!status) {
         mtt_schedule_print(plan.schedule, print, stdout);

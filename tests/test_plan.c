@@ -395,7 +395,7 @@ static void check_program(const mtt__program *p, const char *text)
             travels++;
         int gone = !op->recomputed, read = !op->recomputed;
         int reads = op->inputs > 0 || op->gradients || op->kind == MTT_OP_rescale;
-        check(reads && (op->outputs > 0 || op->sums),
+        check(reads && (op->outputs > 0 || op->sums || op->weights),
               "%s: operation %d reads or writes nothing", text, i); /* rescale reads what it writes */
         for (int k = op->inputs; k < op->inputs + op->outputs && op->recomputed; k++)
             if (op->operands[k]) gone |= op->operands[k]->first == i, read |= op->operands[k]->last > i;
@@ -1780,6 +1780,49 @@ static void listing(void)
     }
 }
 
+/* The list after each pass of a step in FP8, of adapters, of ranks, of early updates: the forward pass knows of no
+   technique, each pass brings what it is for, and after the last one the list is the schedule's. */
+static void lists_between_passes(void)
+{
+    enum { FORWARD = 1, ADAPTERS, EIGHT, ADJOINTS, ABSORB, GRADIENTS, FUSIONS, STEP };
+    static const struct { const char *word; int pass; mtt_policy policy; } CASES[] = {
+        {"quantize", EIGHT, {.precision = MTT_FP8}},
+        {".t8", EIGHT, {.precision = MTT_FP8, .fp8_products = MTT_FP8_LAYERS}},
+        {"lora_B", ADAPTERS, {.precision = MTT_BF16, .lora_rank = 8, .lora_alpha = 8, .lora_targets = "*"}},
+        {"all_gather", GRADIENTS, {.ranks = 2}},
+        {"all_to_all", GRADIENTS, {.ranks = 3, .rank = 1, .shard = MTT_SHARD_GRADIENTS, .accumulate = 2}},
+        {"gather_weights", STEP, {.ranks = 2, .shard = MTT_SHARD_OPTIMIZER}},
+        {"adamw", GRADIENTS, {.early_update = 1}},
+        {"adamw", STEP, {.state = MTT_STATE_COMPACT}},
+        {"residual_norm", FUSIONS, {.precision = MTT_FP16}},
+        {"norm_backward", ADJOINTS, {.recompute = MTT_RECOMPUTE_SEGMENTS}},
+    };
+    for (size_t i = 0; i < MTT__LENGTH(CASES); i++) {
+        configuration c = known('A', 2);
+        mtt_schedule *s = NULL;
+        int count, passes = 0;
+        c.policy = CASES[i].policy;
+        check(!mtt_schedule_create(&env, &c.model, &c.policy, c.batch, c.seq_len, &s), "%s", env.error);
+        mtt_schedule_ops(s, &count);
+        while (mtt_schedule_pass(passes)) passes++;
+        check(passes == STEP && !mtt_schedule_pass(-1), "there are %d passes", passes);
+        for (int pass = 0; pass <= passes; pass++) {
+            static char text[400000];
+            mtt__text out;
+            mtt__text_init(&out, text, sizeof(text));
+            check(!mtt_schedule_print_passes(s, pass, append, &out), "after %d passes: %s", pass, env.error);
+            check((count_of(text, CASES[i].word) > 0) == (pass >= CASES[i].pass), "%s after %d passes",
+                  CASES[i].word, pass);
+            check(pass || !out.size, "there is a list before the first pass");
+            check(pass < passes || count_of(text, "\n") == count, "%d operations at the end, %d run",
+                  count_of(text, "\n"), count);
+        }
+        check(mtt_schedule_print_passes(s, passes + 1, append, NULL) == MTT_E_ARGUMENT &&
+                  mtt_schedule_print_passes(s, -1, append, NULL) == MTT_E_ARGUMENT, "passes that are none");
+        mtt_schedule_destroy(s);
+    }
+}
+
 /* Under FP8 flash attention makes the 8 bits that products read, and no others. Transposes of its gradients
    need sequences of whole 16 tokens: with others, gradients in 16 bits are quantized. */
 static void attention_in_eight(void)
@@ -2088,6 +2131,7 @@ int main(int argc, char **argv)
     extremes();
     lists();
     listing();
+    lists_between_passes();
     attention_in_eight();
     merged();
     residual_norms();

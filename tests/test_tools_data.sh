@@ -292,6 +292,15 @@ expect 0 'GFLOP a step, 0.0 % of them recomputed' "$build/schedule"
 expect 0 ' again ' "$build/schedule" --recompute layer
 expect 0 ' again ' "$build/schedule" --technique bf16_checkpointing
 expect 2 'did you mean --layers' "$build/schedule" --layer 2
+expect 0 '^forward  linear: h.0.ln_1 h.0.attn.c_attn.weight ' "$build/schedule" --after forward
+check "the forward pass alone" not says out 'backward'
+expect 0 '^ +> forward  quantize_weights: ' "$build/schedule" --fp8 --before eight --after eight
+expect 0 '= forward  embed:' "$build/schedule" --fp8 --before eight --after eight
+expect 0 '^forward  linear: .*lora_A' "$build/schedule" --lora-rank 8 --after adapters
+check "before the adapters there are none" not says <("$build/schedule" --lora-rank 8 --before adapters) lora_A
+check "before the first pass the list is empty" [ -z "$("$build/schedule" --before forward)" ]
+expect 2 'no pass nothing: take forward adapters eight adjoints ' "$build/schedule" --after nothing
+expect 2 'leave out --html and --json' "$build/schedule" --after step --json
 
 # get_data: files by their address
 get 0 'tinyshakespeare.txt +public domain'
