@@ -1327,96 +1327,99 @@ typedef struct mtt_shape {
 #define MTT_OPERANDS(...) mtt_tensor __VA_ARGS__;
 #define MTT_LOCAL_OPS(X)                                                                                     \
     X(embed, 4, MTT_OPERANDS(*tokens, *wte, *positions, *control, *x),                                       \
-      N(o->x), 3 * B(o->x), 0)                                                                               \
+      mtt__count(o->x), 3 * (double)o->x->bytes, 0)                                                          \
     X(norm, 3, MTT_OPERANDS(*x, *gain, *shift, *y, *stats),                                                  \
-      8 * N(o->x), MOVED, 0)                                                                                 \
+      8 * mtt__count(o->x), moved, 0)                                                                        \
     X(linear, 3, MTT_OPERANDS(*x, *weight, *bias, *y),                                                       \
-      2 * N(o->y) * W(o->x), MOVED, 0)                                                                       \
+      2 * mtt__count(o->y) * mtt__columns(o->x), moved, 0)                                                   \
     X(linear_adapted, 5, MTT_OPERANDS(*x, *weight, *bias, *xa, *lora_b, *y),                                 \
-      2 * N(o->y) * (W(o->x) + W(o->xa)), MOVED + 2 * B(o->y), 0)                                            \
+      2 * mtt__count(o->y) * (mtt__columns(o->x) + mtt__columns(o->xa)), moved + 2 * (double)o->y->bytes, 0) \
     X(quantize, 4, MTT_OPERANDS(*x, *stats, *gain, *shift, *y, *y_t),                                        \
-      (o->stats ? 5 : 1) * N(o->x), MOVED, 0)                                                                \
+      (o->stats ? 5 : 1) * mtt__count(o->x), moved, 0)                                                       \
     X(quantize_weights, 4, MTT_OPERANDS(*qkv, *proj, *fc, *mlp, *qkv_8, *proj_8, *fc_8, *mlp_8),             \
-      N(o->qkv) + N(o->proj) + N(o->fc) + N(o->mlp), MOVED, 0)                                               \
+      mtt__count(o->qkv) + mtt__count(o->proj) + mtt__count(o->fc) + mtt__count(o->mlp), moved, 0)           \
     X(gelu, 1, MTT_OPERANDS(*x, *y),                                                                         \
-      12 * N(o->y), MOVED, 0)                                                                                \
+      12 * mtt__count(o->y), moved, 0)                                                                       \
     X(activation, 1, MTT_OPERANDS(*x, *y),                                                                   \
-      10 * N(o->y), MOVED, 0)                                                                                \
+      10 * mtt__count(o->y), moved, 0)                                                                       \
     X(linear_gelu, 3, MTT_OPERANDS(*x, *weight, *bias, *pre, *y),                                            \
-      (2 * W(o->x) + (o->y ? 12 : 0)) * N(o->pre), MOVED, o->bias ? 0 : 2 * mtt__width(o->pre))              \
+      (2 * mtt__columns(o->x) + (o->y ? 12 : 0)) * mtt__count(o->pre), moved,                                \
+      o->bias ? 0 : 2 * mtt__width(o->pre))                                                                  \
     X(rotary, 4, MTT_OPERANDS(*qkv, *angles, *q_gain, *k_gain, *y),                                          \
-      (o->q_gain ? 7 : 3) * N(o->y), MOVED, 0)                                                               \
+      (o->q_gain ? 7 : 3) * mtt__count(o->y), moved, 0)                                                      \
     X(linear_rotary, 6, MTT_OPERANDS(*x, *weight, *bias, *angles, *q_gain, *k_gain, *y),                     \
-      (2 * W(o->x) + (o->q_gain ? 7 : 3)) * N(o->y), MOVED + 2 * B(o->y), 0)                                 \
+      (2 * mtt__columns(o->x) + (o->q_gain ? 7 : 3)) * mtt__count(o->y), moved + 2 * (double)o->y->bytes, 0) \
     X(residual, 3, MTT_OPERANDS(*x, *branch, *control, *sum),                                                \
-      N(o->sum), MOVED, 0)                                                                                   \
+      mtt__count(o->sum), moved, 0)                                                                          \
     X(residual_norm, 5, MTT_OPERANDS(*x, *branch, *control, *gain, *shift, *sum, *y, *stats),                \
-      9 * N(o->sum), MOVED, 0)                                                                               \
+      9 * mtt__count(o->sum), moved, 0)                                                                      \
     X(attention_scores, 1, MTT_OPERANDS(*qkv, *scores),                                                      \
-      2 * N(o->scores) * d->head_dim, MOVED, 0)                                                              \
+      2 * mtt__count(o->scores) * d->head_dim, moved, 0)                                                     \
     X(softmax, 1, MTT_OPERANDS(*scores, *probs),                                                             \
-      5 * N(o->probs), MOVED, 0)                                                                             \
+      5 * mtt__count(o->probs), moved, 0)                                                                    \
     X(dropout_scores, 2, MTT_OPERANDS(*probs, *control, *dropped),                                           \
-      N(o->dropped), MOVED, 0)                                                                               \
+      mtt__count(o->dropped), moved, 0)                                                                      \
     X(attention_values, 2, MTT_OPERANDS(*probs, *qkv, *out),                                                 \
-      2 * N(o->probs) * d->head_dim, MOVED, 0)                                                               \
+      2 * mtt__count(o->probs) * d->head_dim, moved, 0)                                                      \
     X(flash, 2, MTT_OPERANDS(*qkv, *control, *out, *lse, *out_8),                                            \
-      4 * mtt__attention_pairs(d) * d->head_dim, MOVED, 0)                                                   \
+      4 * mtt__attention_pairs(d) * d->head_dim, moved, 0)                                                   \
     X(pick_row, 2, MTT_OPERANDS(*x, *control, *row),                                                         \
-      N(o->row), 2 * B(o->row), 0)                                                                           \
+      mtt__count(o->row), 2 * (double)o->row->bytes, 0)                                                      \
     X(gather, 2, MTT_OPERANDS(*x, *index, *y),                                                               \
-      N(o->y), 2 * B(o->y), 0)                                                                               \
+      mtt__count(o->y), 2 * (double)o->y->bytes, 0)                                                          \
     X(cached_attention, 3, MTT_OPERANDS(*qkv, *sequences, *places, *keys, *values, *out),                    \
-      4 * N(o->out) * (double)o->keys->shape[1], MOVED, 0)                                                   \
+      4 * mtt__count(o->out) * (double)o->keys->shape[1], moved, 0)                                          \
     X(cross_entropy, 2, MTT_OPERANDS(*logits, *targets, *losses),                                            \
-      4 * N(o->logits), MOVED, 0)                                                                            \
+      4 * mtt__count(o->logits), moved, 0)                                                                   \
     X(chunked_loss, 8, MTT_OPERANDS(*x, *x_t, *weight, *weight_t, *bias, *targets, *control, *counters,      \
       *losses, *logits, *d_logits, *d_logits_t, *dx, *d_weight, *d_bias),                                    \
-      (o->dx ? 6 : 2) * N(o->x) * d->vocab_padded, mtt__chunked_bytes(op),                                   \
+      (o->dx ? 6 : 2) * mtt__count(o->x) * d->vocab_padded, mtt__chunked_bytes(op),                          \
       o->d_logits && o->d_bias ? 4 * (size_t)d->vocab_padded : 0)                                            \
     X(sum_loss, 2, MTT_OPERANDS(*losses, *control, *counters, *count),                                       \
-      N(o->losses), MOVED, 0)                                                                                \
+      mtt__count(o->losses), moved, 0)                                                                       \
     X(cross_entropy_backward, 5, MTT_OPERANDS(*logits, *losses, *targets, *control, *counters, *d_logits),   \
-      4 * N(o->d_logits), MOVED, 0)                                                                          \
+      4 * mtt__count(o->d_logits), moved, 0)                                                                 \
     X(linear_backward_weight, 2, MTT_OPERANDS(*x, *dy, *d_weight, *d_bias),                                  \
-      o->d_weight ? 2 * N(o->d_weight) * (double)d->rows : N(o->dy), MOVED, 0)                               \
+      o->d_weight ? 2 * mtt__count(o->d_weight) * (double)d->rows : mtt__count(o->dy), moved, 0)             \
     X(linear_backward_input, 2, MTT_OPERANDS(*dy, *weight, *dx),                                             \
-      2 * N(o->dx) * W(o->dy), MOVED, 0)                                                                     \
+      2 * mtt__count(o->dx) * mtt__columns(o->dy), moved, 0)                                                 \
     X(norm_backward, 6, MTT_OPERANDS(*dy, *x, *stats, *gain, *shift, *joined, *dx, *dx_8, *dx_t, *y_t,       \
       *d_gain, *d_shift),                                                                                    \
-      14 * N(o->dx) + (o->dx_t ? N(o->dx) : 0) + (o->y_t ? 5 * N(o->x) : 0), MOVED, 8 * mtt__width(o->dx))   \
+      14 * mtt__count(o->dx) + (o->dx_t ? mtt__count(o->dx) : 0) + (o->y_t ? 5 * mtt__count(o->x) : 0),      \
+      moved, 8 * mtt__width(o->dx))                                                                          \
     X(dropout_backward, 2, MTT_OPERANDS(*dy, *control, *dx),                                                 \
-      N(o->dx), MOVED, 0)                                                                                    \
+      mtt__count(o->dx), moved, 0)                                                                           \
     X(gelu_backward, 2, MTT_OPERANDS(*dy, *x, *dx, *dx_t, *y_t),                                             \
-      21 * N(o->dx), MOVED, 0)                                                                               \
+      21 * mtt__count(o->dx), moved, 0)                                                                      \
     X(activation_backward, 2, MTT_OPERANDS(*dy, *x, *dx, *dx_t, *y_t),                                       \
-      12 * N(o->x), MOVED, 0)                                                                                \
+      12 * mtt__count(o->x), moved, 0)                                                                       \
     X(add, 2, MTT_OPERANDS(*a, *b, *sum),                                                                    \
-      N(o->sum), MOVED, 0)                                                                                   \
+      mtt__count(o->sum), moved, 0)                                                                          \
     X(linear_backward_gelu, 3, MTT_OPERANDS(*dy, *weight, *pre, *dx, *dx_t, *y_t, *d_bias),                  \
-      2 * N(o->dx) * W(o->dy) + 21 * N(o->dx), MOVED,                                                        \
+      2 * mtt__count(o->dx) * mtt__columns(o->dy) + 21 * mtt__count(o->dx), moved,                           \
       o->dx_t ? 512 * mtt__width(o->dx) + 512 : o->d_bias ? 8 * mtt__width(o->dx) : 0)                       \
     X(attention_values_backward, 3, MTT_OPERANDS(*d_out, *probs, *qkv, *d_probs, *d_qkv),                    \
-      4 * N(o->d_probs) * d->head_dim, MOVED, 0)                                                             \
+      4 * mtt__count(o->d_probs) * d->head_dim, moved, 0)                                                    \
     X(softmax_backward, 3, MTT_OPERANDS(*d_probs, *probs, *control, *d_scores),                              \
-      5 * N(o->d_scores), MOVED, 0)                                                                          \
+      5 * mtt__count(o->d_scores), moved, 0)                                                                 \
     X(attention_scores_backward, 2, MTT_OPERANDS(*d_scores, *qkv, *d_qkv),                                   \
-      4 * N(o->d_scores) * d->head_dim, MOVED, 0)                                                            \
+      4 * mtt__count(o->d_scores) * d->head_dim, moved, 0)                                                   \
     X(flash_backward, 5, MTT_OPERANDS(*d_out, *qkv, *out, *lse, *control, *d_qkv, *d_qkv_t),                 \
-      10 * mtt__attention_pairs(d) * d->head_dim, MOVED,                                     \
+      10 * mtt__attention_pairs(d) * d->head_dim, moved,                                                     \
       mtt__flash_scratch(d, o->qkv->dtype, 2 * (d->heads / d->heads_kv) + (d->heads > d->heads_kv)))         \
     X(rotary_backward, 5, MTT_OPERANDS(*dy, *qkv, *angles, *q_gain, *k_gain, *dx, *d_q_gain, *d_k_gain),     \
-      (o->q_gain ? 15 : 3) * N(o->dx), MOVED, o->q_gain ? mtt__rotary_scratch(d) : 0)                        \
+      (o->q_gain ? 15 : 3) * mtt__count(o->dx), moved, o->q_gain ? mtt__rotary_scratch(d) : 0)               \
     X(embed_backward, 3, MTT_OPERANDS(*dx, *tokens, *control, *d_wte, *d_wpe),                               \
-      N(o->dx), 3 * B(o->dx), mtt__sort_scratch(mtt__min(d->rows, MTT__SORT_LEAST), d->d_model))             \
+      mtt__count(o->dx), 3 * (double)o->dx->bytes,                                                           \
+      mtt__sort_scratch(mtt__min(d->rows, MTT__SORT_LEAST), d->d_model))                                     \
     X(sum_gradients, 2, MTT_OPERANDS(*ranges, *received),                                                    \
-      PARAMETERS, MOVED, 0)                                                                                  \
+      parameters, moved, 0)                                                                                  \
     X(grad_norm, 3, MTT_OPERANDS(*control, *ranges, *squares, *counters),                                    \
-      2 * PARAMETERS, MOVED, o->ranges ? 8 * MTT__RANGE_BLOCKS * (size_t)op->range_count : 0)                \
+      2 * parameters, moved, o->ranges ? 8 * MTT__RANGE_BLOCKS * (size_t)op->range_count : 0)                \
     X(adamw, 3, MTT_OPERANDS(*control, *counters, *ranges, *master, *m, *v),                                 \
-      16 * PARAMETERS, MOVED, 0)                                                                             \
+      16 * parameters, moved, 0)                                                                             \
     X(rescale, 0, MTT_OPERANDS(*scales, *counters),                                                          \
-      N(o->scales), MOVED, 0)
+      mtt__count(o->scales), moved, 0)
 
 /* Those between ranks. all_to_all sends each rank its share of the gradients, and receives this rank's share
    of theirs: first all of rank 0's, then those of rank 1, and so on, without this rank's own. sum_gradients
@@ -1442,16 +1445,16 @@ typedef struct mtt_shape {
     X(gather_weights, 1, MTT_OPERANDS(*ranges),                                                              \
       0, 2 * mtt__wire_bytes(op), 0)                                                                         \
     X(add_counts, 3, MTT_OPERANDS(*count, *counts, *control, *counters),                                     \
-      N(o->counts), MOVED, 0)                                                                                \
+      mtt__count(o->counts), moved, 0)                                                                       \
     X(sum_squares, 1, MTT_OPERANDS(*ranges, *squares),                                                       \
-      2 * PARAMETERS, MOVED, 0)                                                                              \
+      2 * parameters, moved, 0)                                                                              \
     X(merge_records, 1, MTT_OPERANDS(*rows, *scales),                                                        \
-      N(o->rows), MOVED, 0)
+      mtt__count(o->rows), moved, 0)
 #define MTT_OPS(X) MTT_LOCAL_OPS(X) MTT_RANK_OPS(X)
 #define MTT__OP_ENUM(name, inputs, operands, flops, bytes, scratch) MTT_OP_##name,
 typedef enum mtt_op_kind { MTT_OPS(MTT__OP_ENUM) MTT_OP_KIND_COUNT } mtt_op_kind;
 #define MTT__OP_STRUCT(name, inputs, operands, flops, bytes, scratch)                   \
-    typedef struct mtt_##name { operands } mtt_##name;
+    typedef struct mtt_op_##name { operands } mtt_op_##name;
 MTT_OPS(MTT__OP_STRUCT)
 
 /* What goes to another rank and what comes from it. Either size may be 0, for nothing. */
@@ -1491,8 +1494,8 @@ struct mtt_op {
     double flops, traffic_bytes;       /* as its row in the table says */
 };
 
-/* The operands by name: const mtt_norm *o = MTT_OPERANDS_OF(norm, op); then o->x, o->gain, ... */
-#define MTT_OPERANDS_OF(name, op) ((const mtt_##name *)(const void *)(op)->operands)
+/* The operands by name: const mtt_op_norm *o = MTT_OPERANDS_OF(norm, op); then o->x, o->gain, ... */
+#define MTT_OPERANDS_OF(name, op) ((const mtt_op_##name *)(const void *)(op)->operands)
 
 /* The rates of some parameters: a factor of the learning rate, and the decay. */
 typedef struct mtt_rate {
@@ -2061,7 +2064,7 @@ static inline MTT__UNUSED size_t mtt__op_scratch(const mtt_op *op)
     switch (op->kind) {
 #define MTT__OP_SCRATCH(name, inputs, operands_, flops, bytes, scratch)                 \
     case MTT_OP_##name: {                                                               \
-        const mtt_##name *o = MTT_OPERANDS_OF(name, op);                                \
+        const mtt_op_##name *o = MTT_OPERANDS_OF(name, op);                                \
         return o ? (size_t)(scratch) : 0;                                               \
     }
         MTT_OPS(MTT__OP_SCRATCH)
@@ -3312,36 +3315,36 @@ static int mtt__fc_width(const mtt_model_desc *m)
 
 /* Every parameter: kind, name, place, rows, columns (0 = a vector), initial values, exists if. Matrices are
    [in, out] as GPT-2's, embedding and head [vocab, d_model]. Only matrices decay. Rows of VOCAB are padded in
-   memory. QKV_WIDTH: columns of q, k and v. */
+   memory. qkv_width: columns of q, k and v. */
 #define MTT__PARAMETERS(X)                                                                              \
-    X(WTE, "wte.weight", BEFORE, VOCAB, m->d_model, NORMAL, 1)                                          \
+    X(WTE, "wte.weight", BEFORE, vocab, m->d_model, NORMAL, 1)                                          \
     X(WPE, "wpe.weight", BEFORE, m->max_seq, m->d_model, NORMAL, m->positions == MTT_POSITIONS_LEARNED) \
-    X(LN_1_WEIGHT, "h.%d.ln_1.weight", LAYER, m->d_model, 0, ONES, NORMS)                               \
-    X(LN_1_BIAS, "h.%d.ln_1.bias", LAYER, m->d_model, 0, ZEROS, NORMS && SHIFTS)                        \
-    X(QKV_WEIGHT, "h.%d.attn.c_attn.weight", LAYER, m->d_model, QKV_WIDTH, NORMAL, 1)                   \
-    X(QKV_BIAS, "h.%d.attn.c_attn.bias", LAYER, QKV_WIDTH, 0, ZEROS, !m->no_biases)                     \
+    X(LN_1_WEIGHT, "h.%d.ln_1.weight", LAYER, m->d_model, 0, ONES, norms)                               \
+    X(LN_1_BIAS, "h.%d.ln_1.bias", LAYER, m->d_model, 0, ZEROS, norms && shifts)                        \
+    X(QKV_WEIGHT, "h.%d.attn.c_attn.weight", LAYER, m->d_model, qkv_width, NORMAL, 1)                   \
+    X(QKV_BIAS, "h.%d.attn.c_attn.bias", LAYER, qkv_width, 0, ZEROS, !m->no_biases)                     \
     X(Q_NORM_WEIGHT, "h.%d.attn.q_norm.weight", LAYER, m->d_head, 0, ONES, m->qk_norm)                  \
     X(K_NORM_WEIGHT, "h.%d.attn.k_norm.weight", LAYER, m->d_head, 0, ONES, m->qk_norm)                  \
     X(PROJ_WEIGHT, "h.%d.attn.c_proj.weight", LAYER, m->heads * m->d_head, m->d_model, NORMAL_RESIDUAL, 1) \
     X(PROJ_BIAS, "h.%d.attn.c_proj.bias", LAYER, m->d_model, 0, ZEROS, !m->no_biases)                   \
-    X(LN_2_WEIGHT, "h.%d.ln_2.weight", LAYER, m->d_model, 0, ONES, NORMS)                               \
-    X(LN_2_BIAS, "h.%d.ln_2.bias", LAYER, m->d_model, 0, ZEROS, NORMS && SHIFTS)                        \
+    X(LN_2_WEIGHT, "h.%d.ln_2.weight", LAYER, m->d_model, 0, ONES, norms)                               \
+    X(LN_2_BIAS, "h.%d.ln_2.bias", LAYER, m->d_model, 0, ZEROS, norms && shifts)                        \
     X(FC_WEIGHT, "h.%d.mlp.c_fc.weight", LAYER, m->d_model, mtt__fc_width(m), NORMAL, 1)                \
     X(FC_BIAS, "h.%d.mlp.c_fc.bias", LAYER, mtt__fc_width(m), 0, ZEROS, !m->no_biases)                  \
     X(MLP_WEIGHT, "h.%d.mlp.c_proj.weight", LAYER, m->d_ff, m->d_model, NORMAL_RESIDUAL, 1)             \
     X(MLP_BIAS, "h.%d.mlp.c_proj.bias", LAYER, m->d_model, 0, ZEROS, !m->no_biases)                     \
-    X(QKV_A, "h.%d.attn.c_attn.lora_A", LAYER, m->d_model, RANK, UNIFORM, RANK)                         \
-    X(QKV_B, "h.%d.attn.c_attn.lora_B", LAYER, RANK, QKV_WIDTH, ZEROS, RANK)                            \
-    X(PROJ_A, "h.%d.attn.c_proj.lora_A", LAYER, m->heads * m->d_head, RANK, UNIFORM, RANK)              \
-    X(PROJ_B, "h.%d.attn.c_proj.lora_B", LAYER, RANK, m->d_model, ZEROS, RANK)                          \
-    X(FC_A, "h.%d.mlp.c_fc.lora_A", LAYER, m->d_model, RANK, UNIFORM, RANK)                             \
-    X(FC_B, "h.%d.mlp.c_fc.lora_B", LAYER, RANK, mtt__fc_width(m), ZEROS, RANK)                         \
-    X(MLP_A, "h.%d.mlp.c_proj.lora_A", LAYER, m->d_ff, RANK, UNIFORM, RANK)                             \
-    X(MLP_B, "h.%d.mlp.c_proj.lora_B", LAYER, RANK, m->d_model, ZEROS, RANK)                            \
-    X(LN_F_WEIGHT, "ln_f.weight", AFTER, m->d_model, 0, ONES, PRE_NORM)                                 \
-    X(LN_F_BIAS, "ln_f.bias", AFTER, m->d_model, 0, ZEROS, PRE_NORM && SHIFTS)                          \
-    X(HEAD_WEIGHT, "lm_head.weight", AFTER, VOCAB, m->d_model, NORMAL, !m->tied_head)                   \
-    X(HEAD_BIAS, "lm_head.bias", AFTER, VOCAB, 0, ZEROS, !m->no_head_bias)
+    X(QKV_A, "h.%d.attn.c_attn.lora_A", LAYER, m->d_model, rank, UNIFORM, rank)                         \
+    X(QKV_B, "h.%d.attn.c_attn.lora_B", LAYER, rank, qkv_width, ZEROS, rank)                            \
+    X(PROJ_A, "h.%d.attn.c_proj.lora_A", LAYER, m->heads * m->d_head, rank, UNIFORM, rank)              \
+    X(PROJ_B, "h.%d.attn.c_proj.lora_B", LAYER, rank, m->d_model, ZEROS, rank)                          \
+    X(FC_A, "h.%d.mlp.c_fc.lora_A", LAYER, m->d_model, rank, UNIFORM, rank)                             \
+    X(FC_B, "h.%d.mlp.c_fc.lora_B", LAYER, rank, mtt__fc_width(m), ZEROS, rank)                         \
+    X(MLP_A, "h.%d.mlp.c_proj.lora_A", LAYER, m->d_ff, rank, UNIFORM, rank)                             \
+    X(MLP_B, "h.%d.mlp.c_proj.lora_B", LAYER, rank, m->d_model, ZEROS, rank)                            \
+    X(LN_F_WEIGHT, "ln_f.weight", AFTER, m->d_model, 0, ONES, pre_norm)                                 \
+    X(LN_F_BIAS, "ln_f.bias", AFTER, m->d_model, 0, ZEROS, pre_norm && shifts)                          \
+    X(HEAD_WEIGHT, "lm_head.weight", AFTER, vocab, m->d_model, NORMAL, !m->tied_head)                   \
+    X(HEAD_BIAS, "lm_head.bias", AFTER, vocab, 0, ZEROS, !m->no_head_bias)
 
 #define MTT__PARAMETER_ENUM(kind, name, place, rows, columns, init, exists) MTT__##kind,
 enum { MTT__PARAMETERS(MTT__PARAMETER_ENUM) MTT__PARAMETER_KINDS };
@@ -3356,12 +3359,12 @@ static int mtt__is_adapter(int kind)
     return kind >= MTT__QKV_A && kind <= MTT__MLP_B;
 }
 
-/* The shape of a parameter with VOCAB rows of the vocabulary and adapters of rank RANK; 0: there is none. */
-static int mtt__parameter_shape(const mtt_model_desc *m, int kind, int RANK, int64_t VOCAB, int64_t shape[2])
+/* The shape of a parameter, with `vocab` rows of the vocabulary, adapters of that rank; 0: there is none. */
+static int mtt__parameter_shape(const mtt_model_desc *m, int kind, int rank, int64_t vocab, int64_t shape[2])
 {
-    const int NORMS = m->norm_place != MTT_NORM_NONE, PRE_NORM = m->norm_place == MTT_NORM_PRE;
-    const int SHIFTS = m->norm == MTT_NORM_LAYER;
-    int64_t QKV_WIDTH = (m->heads + 2 * m->heads_kv) * m->d_head;
+    const int norms = m->norm_place != MTT_NORM_NONE, pre_norm = m->norm_place == MTT_NORM_PRE;
+    const int shifts = m->norm == MTT_NORM_LAYER;
+    int64_t qkv_width = (m->heads + 2 * m->heads_kv) * m->d_head;
     switch (kind) {
 #define MTT__PARAMETER_SHAPE(kind, name, place, rows, columns, init, exists)            \
     case MTT__##kind: shape[0] = rows; shape[1] = columns; return exists;
@@ -3508,14 +3511,14 @@ static int64_t mtt__parameter_elements(const mtt__parameter *q)
    tensor its place. */
 
 #define MTT__OP_ROW(name, inputs, operands, flops, bytes, scratch)                      \
-    {#name, inputs, (int)(sizeof(mtt_##name) / sizeof(mtt_tensor *))},
+    {#name, inputs, (int)(sizeof(mtt_op_##name) / sizeof(mtt_tensor *))},
 static const struct {
     const char *name;
     int inputs, operands;
 } mtt__op_row[] = {MTT_OPS(MTT__OP_ROW)};
 
 /* The operands of any operation. */
-#define MTT__OP_MEMBER(name, inputs, operands, flops, bytes, scratch) mtt_##name name;
+#define MTT__OP_MEMBER(name, inputs, operands, flops, bytes, scratch) mtt_op_##name name;
 typedef union mtt__operands {
     MTT_OPS(MTT__OP_MEMBER)
 } mtt__operands;
@@ -3738,7 +3741,7 @@ static mtt_op *mtt__emit(mtt__builder *b, mtt_op_kind kind, int layer, int site,
 /* MTT__EMIT(b, layer, site, norm, x, gain, shift, y, stats); b->op is the new operation. */
 #define MTT__EMIT(b, layer, site, name, ...)                                            \
     do {                                                                                \
-        mtt_##name mtt__row = {__VA_ARGS__};                                            \
+        mtt_op_##name mtt__row = {__VA_ARGS__};                                            \
         b->op = mtt__emit(b, MTT_OP_##name, layer, site, &mtt__row);                    \
     } while (0)
 
@@ -4005,7 +4008,7 @@ static mtt_tensor *mtt__residual(mtt__builder *b, int layer, int which, mtt_tens
 /* GELU is an operation of its own, since products have it as their epilogue. It has the same operands. */
 static mtt_tensor *mtt__activate(mtt__builder *b, int layer, mtt_tensor *x)
 {
-    mtt_activation row = {x, mtt__make(b, MTT__A_GELU, layer)};
+    mtt_op_activation row = {x, mtt__make(b, MTT__A_GELU, layer)};
     int gelu = b->schedule->model.mlp == MTT_MLP_GELU;
     mtt__emit(b, gelu ? MTT_OP_gelu : MTT_OP_activation, layer, 0, &row);
     return row.y;
@@ -4136,13 +4139,13 @@ static int mtt__linear_number(const mtt__builder *b, const mtt_op *op)
 static mtt_tensor *mtt__input_again(mtt__builder *b, int layer, const mtt_tensor *x)
 {
     mtt_op maker = mtt__maker(b, x);
-    const mtt_norm *n = MTT_OPERANDS_OF(norm, &maker);
+    const mtt_op_norm *n = MTT_OPERANDS_OF(norm, &maker);
     int attention = maker.kind == MTT_OP_flash; /* its output is there in 16 bits */
     mtt_tensor *from, *stats = NULL, *gain = NULL, *shift = NULL, *again;
     from = mtt__need(b, maker.operands[attention ? maker.inputs : 0]);
     if (maker.kind == MTT_OP_norm) stats = mtt__need(b, n->stats), gain = n->gain, shift = n->shift;
     if (mtt__is_activation(maker.kind)) { /* quantize normalizes, but has no activations */
-        mtt_activation row = {from, mtt__add_tensor(b, mtt__dtype(b), x->category, -1, x->name, ".16",
+        mtt_op_activation row = {from, mtt__add_tensor(b, mtt__dtype(b), x->category, -1, x->name, ".16",
                                                     mtt__rows(x), mtt__width(x), 0)};
         b->recomputing = 1;
         mtt__emit(b, maker.kind, layer, 0, &row);
@@ -4196,7 +4199,7 @@ static void mtt__emit_weights(mtt__builder *b, int layer, int transposed)
    */
 static int mtt__eight_linear(mtt__builder *b, const mtt_op *op, int which)
 {
-    const mtt_linear *f = MTT_OPERANDS_OF(linear, op);
+    const mtt_op_linear *f = MTT_OPERANDS_OF(linear, op);
     mtt_tensor *x = mtt__eight_input(b, op->layer, f->x, which == 0 ? MTT__A_LN_1 : MTT__A_LN_2), *w;
     if (which == 0) mtt__emit_weights(b, op->layer, 1);
     w = b->activations[mtt__slot(b, mtt__linears[which].eight, op->layer)].current;
@@ -4208,7 +4211,7 @@ static int mtt__eight_linear(mtt__builder *b, const mtt_op *op, int which)
 /* The head's products, with its weight as it is and transposed. */
 static int mtt__eight_loss(mtt__builder *b, const mtt_op *op)
 {
-    mtt_chunked_loss f = *MTT_OPERANDS_OF(chunked_loss, op);
+    mtt_op_chunked_loss f = *MTT_OPERANDS_OF(chunked_loss, op);
     mtt_tensor *x = mtt__eight_input(b, -1, f.x, MTT__A_LN_F), *w = f.weight;
     int scales = MTT__LAYER_SCALES * b->program->shape.layers;
     int64_t rows, vocab = b->program->shape.vocab_padded;
@@ -4252,7 +4255,7 @@ static int mtt__rule_eight(mtt__builder *b, mtt_op *op, const mtt_op *end)
     case MTT_OP_activation: mtt__narrow(b, made); return 0;
     case MTT_OP_chunked_loss: return head && mtt__eight_loss(b, op);
     case MTT_OP_flash:
-        ((mtt_flash *)(void *)op->operands)->out_8 = mtt__make(b, MTT__A_ATTENDED_EIGHT, op->layer);
+        ((mtt_op_flash *)(void *)op->operands)->out_8 = mtt__make(b, MTT__A_ATTENDED_EIGHT, op->layer);
         return 0;
     case MTT_OP_attention_values:
         mtt__append(b, op);
@@ -4304,7 +4307,7 @@ static void mtt__input_gradient_eight(mtt__builder *b, const mtt_op *op, mtt_ten
    backward pass follows and can make x_t on its way. */
 static void mtt__adjoint_linear_eight(mtt__builder *b, const mtt_op *op)
 {
-    const mtt_linear *f = MTT_OPERANDS_OF(linear, op);
+    const mtt_op_linear *f = MTT_OPERANDS_OF(linear, op);
     mtt_tensor *weight = b->program->parameters[f->weight->parameter].weight, *x_t;
     mtt_tensor *d_weight = mtt__parameter_gradient(b, weight), *d_bias = mtt__parameter_gradient(b, f->bias);
     mtt_tensor *dy[2];
@@ -4332,12 +4335,12 @@ static mtt_op *mtt__writer(const mtt__builder *b, const mtt_tensor *t)
 }
 
 /* A gradient in 8 bits: by what makes it, if that can. Attention can with sequences of whole 16 tokens. */
-static int mtt__absorb_gradient(mtt__builder *b, const mtt_quantize *q)
+static int mtt__absorb_gradient(mtt__builder *b, const mtt_op_quantize *q)
 {
     mtt_op *maker = mtt__writer(b, q->x);
-    mtt_norm_backward *n = (mtt_norm_backward *)(void *)maker->operands;
-    mtt_activation_backward *a = (mtt_activation_backward *)(void *)maker->operands;
-    mtt_flash_backward *f = (mtt_flash_backward *)(void *)maker->operands;
+    mtt_op_norm_backward *n = (mtt_op_norm_backward *)(void *)maker->operands;
+    mtt_op_activation_backward *a = (mtt_op_activation_backward *)(void *)maker->operands;
+    mtt_op_flash_backward *f = (mtt_op_flash_backward *)(void *)maker->operands;
     switch (maker->kind) {
     case MTT_OP_norm_backward: n->dx_8 = q->y, n->dx_t = q->y_t; return 1;
     case MTT_OP_gelu_backward:
@@ -4355,10 +4358,10 @@ static int mtt__absorb_gradient(mtt__builder *b, const mtt_quantize *q)
 static int mtt__absorb_input(mtt__builder *b, mtt_op *op)
 {
     mtt__program *p = b->program;
-    mtt_norm_backward *n = (mtt_norm_backward *)(void *)op->operands;
-    mtt_activation_backward *a = (mtt_activation_backward *)(void *)op->operands;
+    mtt_op_norm_backward *n = (mtt_op_norm_backward *)(void *)op->operands;
+    mtt_op_activation_backward *a = (mtt_op_activation_backward *)(void *)op->operands;
     int activation = op->kind != MTT_OP_norm_backward;
-    const mtt_quantize *q;
+    const mtt_op_quantize *q;
     mtt_op weight;
     if (p->op_count < 3 || p->ops[p->op_count - 2].kind != MTT_OP_quantize) return 0;
     weight = p->ops[p->op_count - 1];
@@ -4377,7 +4380,7 @@ static int mtt__absorb_input(mtt__builder *b, mtt_op *op)
    their way. */
 static int mtt__rule_absorb(mtt__builder *b, mtt_op *op, const mtt_op *end)
 {
-    const mtt_quantize *q;
+    const mtt_op_quantize *q;
     if (op == end || op->phase != MTT_BACKWARD) return 0;
     q = MTT_OPERANDS_OF(quantize, op);
     switch (op->kind) {
@@ -4396,7 +4399,7 @@ static int mtt__rule_absorb(mtt__builder *b, mtt_op *op, const mtt_op *end)
 
 static void mtt__adjoint_embed(mtt__builder *b, const mtt_op *op)
 {
-    const mtt_embed *f = MTT_OPERANDS_OF(embed, op);
+    const mtt_op_embed *f = MTT_OPERANDS_OF(embed, op);
     mtt_tensor *dx = *mtt__gradient(b, f->x), *d_wte = mtt__parameter_gradient(b, f->wte);
     mtt_tensor *d_wpe = mtt__parameter_gradient(b, f->positions);
     MTT__EMIT(b, -1, op->site, embed_backward, dx, f->tokens, f->control, d_wte, d_wpe);
@@ -4406,7 +4409,7 @@ static void mtt__adjoint_embed(mtt__builder *b, const mtt_op *op)
 /* The branch's gradient passes the norm and joins the residual stream's, in place. */
 static void mtt__adjoint_norm(mtt__builder *b, const mtt_op *op)
 {
-    const mtt_norm *f = MTT_OPERANDS_OF(norm, op);
+    const mtt_op_norm *f = MTT_OPERANDS_OF(norm, op);
     mtt_tensor *x = mtt__need(b, f->x), *stats = mtt__need(b, f->stats), *dy = *mtt__gradient(b, f->y);
     mtt_tensor *joined = *mtt__gradient(b, f->x), *dx = joined ? joined : mtt__make_gradient(b, f->x);
     mtt_tensor *d_gain = mtt__parameter_gradient(b, f->gain), *d_shift = mtt__parameter_gradient(b, f->shift);
@@ -4418,7 +4421,7 @@ static void mtt__adjoint_norm(mtt__builder *b, const mtt_op *op)
 static void mtt__linear_gradients(mtt__builder *b, const mtt_op *op, mtt_tensor *x, mtt_tensor *weight,
                                   mtt_tensor *dy, int transposed)
 {
-    const mtt_linear *f = MTT_OPERANDS_OF(linear, op);
+    const mtt_op_linear *f = MTT_OPERANDS_OF(linear, op);
     mtt_tensor *d_weight = mtt__parameter_gradient(b, weight), *d_bias = mtt__parameter_gradient(b, f->bias);
     mtt_tensor *other = *mtt__gradient(b, f->x), *dx;
     if (d_weight || d_bias) {
@@ -4434,7 +4437,7 @@ static void mtt__linear_gradients(mtt__builder *b, const mtt_op *op, mtt_tensor 
 
 static void mtt__adjoint_linear(mtt__builder *b, const mtt_op *op)
 {
-    const mtt_linear *f = MTT_OPERANDS_OF(linear, op);
+    const mtt_op_linear *f = MTT_OPERANDS_OF(linear, op);
     mtt_tensor *x;
     mtt_op maker;
     if (b->status) return;
@@ -4453,7 +4456,7 @@ static void mtt__adjoint_linear(mtt__builder *b, const mtt_op *op)
    transposes need none. */
 static void mtt__adjoint_quantize(mtt__builder *b, const mtt_op *op)
 {
-    const mtt_quantize *f = MTT_OPERANDS_OF(quantize, op);
+    const mtt_op_quantize *f = MTT_OPERANDS_OF(quantize, op);
     mtt_tensor *other;
     if (f->x->role < 0 || !f->y || f->y->role < 0) return;
     other = *mtt__gradient(b, f->x);
@@ -4465,10 +4468,10 @@ static void mtt__adjoint_quantize(mtt__builder *b, const mtt_op *op)
    Nothing reads x after this. */
 static void mtt__adjoint_activation(mtt__builder *b, const mtt_op *op)
 {
-    const mtt_activation *f = MTT_OPERANDS_OF(activation, op);
+    const mtt_op_activation *f = MTT_OPERANDS_OF(activation, op);
     mtt_op_kind kind = op->kind == MTT_OP_gelu ? MTT_OP_gelu_backward : MTT_OP_activation_backward;
     mtt_tensor *x = mtt__need(b, f->x), *dy = *mtt__gradient(b, f->y);
-    mtt_activation_backward row = {dy, x, dy, NULL, NULL};
+    mtt_op_activation_backward row = {dy, x, dy, NULL, NULL};
     if (b->status) return;
     if (f->y->dtype == MTT_F8_E4M3) row.dx = mtt__make_gradient(b, x); /* it will be rounded */
     else if (mtt__width(x) > mtt__width(dy)) row.dx = x;
@@ -4480,7 +4483,7 @@ static void mtt__adjoint_activation(mtt__builder *b, const mtt_op *op)
 /* In place. */
 static void mtt__adjoint_rotary(mtt__builder *b, const mtt_op *op)
 {
-    const mtt_rotary *f = MTT_OPERANDS_OF(rotary, op);
+    const mtt_op_rotary *f = MTT_OPERANDS_OF(rotary, op);
     mtt_tensor *d = *mtt__gradient(b, f->y), *raw = f->q_gain ? mtt__need(b, f->qkv) : NULL;
     mtt_tensor *d_q = mtt__parameter_gradient(b, f->q_gain), *d_k = mtt__parameter_gradient(b, f->k_gain);
     MTT__EMIT(b, op->layer, 0, rotary_backward, d, raw, f->angles, f->q_gain, f->k_gain, d, d_q, d_k);
@@ -4490,7 +4493,7 @@ static void mtt__adjoint_rotary(mtt__builder *b, const mtt_op *op)
 /* The gradient of the sum is that of both: of the branch without what dropout dropped. */
 static void mtt__adjoint_residual(mtt__builder *b, const mtt_op *op)
 {
-    const mtt_residual *f = MTT_OPERANDS_OF(residual, op);
+    const mtt_op_residual *f = MTT_OPERANDS_OF(residual, op);
     mtt_tensor *dy = *mtt__gradient(b, f->sum);
     *mtt__gradient(b, f->x) = *mtt__gradient(b, f->branch) = dy;
     if (b->program->shape.dropout > 0)
@@ -4499,14 +4502,14 @@ static void mtt__adjoint_residual(mtt__builder *b, const mtt_op *op)
 
 static void mtt__adjoint_attention_scores(mtt__builder *b, const mtt_op *op)
 {
-    const mtt_attention_scores *f = MTT_OPERANDS_OF(attention_scores, op);
+    const mtt_op_attention_scores *f = MTT_OPERANDS_OF(attention_scores, op);
     mtt_tensor *qkv = mtt__need(b, f->qkv), *d_scores = *mtt__gradient(b, f->scores);
     MTT__EMIT(b, op->layer, 0, attention_scores_backward, d_scores, qkv, *mtt__gradient(b, f->qkv));
 }
 
 static void mtt__adjoint_softmax(mtt__builder *b, const mtt_op *op)
 {
-    const mtt_softmax *f = MTT_OPERANDS_OF(softmax, op);
+    const mtt_op_softmax *f = MTT_OPERANDS_OF(softmax, op);
     mtt_tensor *probs = mtt__need(b, f->probs), *d = *mtt__gradient(b, f->probs);
     MTT__EMIT(b, op->layer, MTT__SITE_ATTENTION, softmax_backward, d, probs, b->program->control, d);
     *mtt__gradient(b, f->scores) = d;
@@ -4515,14 +4518,14 @@ static void mtt__adjoint_softmax(mtt__builder *b, const mtt_op *op)
 /* softmax_backward applies the mask. */
 static void mtt__adjoint_dropout_scores(mtt__builder *b, const mtt_op *op)
 {
-    const mtt_dropout_scores *f = MTT_OPERANDS_OF(dropout_scores, op);
+    const mtt_op_dropout_scores *f = MTT_OPERANDS_OF(dropout_scores, op);
     *mtt__gradient(b, f->probs) = *mtt__gradient(b, f->dropped);
 }
 
 /* Makes the part of V in d_qkv; attention_scores_backward adds those of Q and K. */
 static void mtt__adjoint_attention_values(mtt__builder *b, const mtt_op *op)
 {
-    const mtt_attention_values *f = MTT_OPERANDS_OF(attention_values, op);
+    const mtt_op_attention_values *f = MTT_OPERANDS_OF(attention_values, op);
     mtt_tensor *qkv = mtt__need(b, f->qkv), *probs = mtt__need(b, f->probs), *dy = *mtt__gradient(b, f->out);
     mtt_tensor *d_probs = mtt__make_gradient(b, f->probs), *d_qkv = mtt__make_gradient(b, f->qkv);
     MTT__EMIT(b, op->layer, 0, attention_values_backward, dy, probs, qkv, d_probs, d_qkv);
@@ -4530,7 +4533,7 @@ static void mtt__adjoint_attention_values(mtt__builder *b, const mtt_op *op)
 
 static void mtt__adjoint_flash(mtt__builder *b, const mtt_op *op)
 {
-    const mtt_flash *f = MTT_OPERANDS_OF(flash, op);
+    const mtt_op_flash *f = MTT_OPERANDS_OF(flash, op);
     mtt_tensor *qkv = mtt__need(b, f->qkv), *out = mtt__need(b, f->out), *lse = mtt__need(b, f->lse);
     mtt_tensor *dy = *mtt__gradient(b, f->out_8 ? f->out_8 : f->out), *d_qkv = mtt__make_gradient(b, f->qkv);
     MTT__EMIT(b, op->layer, op->site, flash_backward, dy, qkv, out, lse, f->control, d_qkv, NULL);
@@ -4539,7 +4542,7 @@ static void mtt__adjoint_flash(mtt__builder *b, const mtt_op *op)
 /* The gradients take the logits' place. */
 static void mtt__adjoint_cross_entropy(mtt__builder *b, const mtt_op *op)
 {
-    const mtt_cross_entropy *f = MTT_OPERANDS_OF(cross_entropy, op);
+    const mtt_op_cross_entropy *f = MTT_OPERANDS_OF(cross_entropy, op);
     mtt_tensor *control = b->program->control, *counters = b->program->counters, *x = f->logits;
     MTT__EMIT(b, -1, 0, cross_entropy_backward, x, f->losses, f->targets, control, counters, x);
     *mtt__gradient(b, x) = x;
@@ -4558,7 +4561,7 @@ static int mtt__rule_adapters(mtt__builder *b, mtt_op *op, const mtt_op *end)
 {
     int which = op == end ? -1 : mtt__linear_number(b, op), kind = which < 0 ? 0 : mtt__linears[which].lora_a;
     mtt_tensor *lora_a = which < 0 ? NULL : mtt__weight(b, kind, op->layer), *xa;
-    const mtt_linear *f;
+    const mtt_op_linear *f;
     if (!lora_a) return 0;
     f = MTT_OPERANDS_OF(linear, op);
     xa = mtt__make(b, mtt__linears[which].xa, op->layer);
@@ -4572,8 +4575,8 @@ static int mtt__rule_adapters(mtt__builder *b, mtt_op *op, const mtt_op *end)
 /* Of B and x A; then those of the layer itself. */
 static void mtt__adjoint_linear_adapted(mtt__builder *b, const mtt_op *op)
 {
-    const mtt_linear_adapted *f = MTT_OPERANDS_OF(linear_adapted, op);
-    mtt_linear linear = {f->x, f->weight, f->bias, f->y};
+    const mtt_op_linear_adapted *f = MTT_OPERANDS_OF(linear_adapted, op);
+    mtt_op_linear linear = {f->x, f->weight, f->bias, f->y};
     mtt_tensor *dy = *mtt__gradient(b, f->y), *d_b = mtt__parameter_gradient(b, f->lora_b);
     mtt_op base = *op;
     if (d_b) {
@@ -4640,9 +4643,9 @@ static void *mtt__fuse(mtt__builder *b, mtt_op *op, mtt_op_kind kind)
 /* residual, norm: one pass over the row. */
 static void mtt__fuse_residual_norm(mtt__builder *b, mtt_op *op)
 {
-    const mtt_residual *r = MTT_OPERANDS_OF(residual, op);
-    const mtt_norm *n = MTT_OPERANDS_OF(norm, &op[1]);
-    mtt_residual_norm *f = (mtt_residual_norm *)mtt__fuse(b, op, MTT_OP_residual_norm);
+    const mtt_op_residual *r = MTT_OPERANDS_OF(residual, op);
+    const mtt_op_norm *n = MTT_OPERANDS_OF(norm, &op[1]);
+    mtt_op_residual_norm *f = (mtt_op_residual_norm *)mtt__fuse(b, op, MTT_OP_residual_norm);
     f->x = r->x, f->branch = r->branch, f->control = r->control, f->sum = r->sum;
     f->gain = n->gain, f->shift = n->shift, f->y = n->y, f->stats = n->stats;
 }
@@ -4650,9 +4653,9 @@ static void mtt__fuse_residual_norm(mtt__builder *b, mtt_op *op)
 /* linear, rotary: in place. */
 static void mtt__fuse_linear_rotary(mtt__builder *b, mtt_op *op)
 {
-    const mtt_linear *l = MTT_OPERANDS_OF(linear, op);
-    const mtt_rotary *r = MTT_OPERANDS_OF(rotary, &op[1]);
-    mtt_linear_rotary *f = (mtt_linear_rotary *)mtt__fuse(b, op, MTT_OP_linear_rotary);
+    const mtt_op_linear *l = MTT_OPERANDS_OF(linear, op);
+    const mtt_op_rotary *r = MTT_OPERANDS_OF(rotary, &op[1]);
+    mtt_op_linear_rotary *f = (mtt_op_linear_rotary *)mtt__fuse(b, op, MTT_OP_linear_rotary);
     f->x = l->x, f->weight = l->weight, f->bias = l->bias, f->angles = r->angles;
     f->q_gain = r->q_gain, f->k_gain = r->k_gain, f->y = r->y;
 }
@@ -4662,10 +4665,10 @@ static void mtt__fuse_linear_rotary(mtt__builder *b, mtt_op *op)
    the same kernel, since its bits must be the same. */
 static int mtt__fuse_linear_gelu(mtt__builder *b, mtt_op *op)
 {
-    const mtt_linear *l = MTT_OPERANDS_OF(linear, op);
-    const mtt_gelu *g = MTT_OPERANDS_OF(gelu, &op[1]);
+    const mtt_op_linear *l = MTT_OPERANDS_OF(linear, op);
+    const mtt_op_gelu *g = MTT_OPERANDS_OF(gelu, &op[1]);
     int apart = b->policy->recompute == MTT_RECOMPUTE_SEGMENTS;
-    mtt_linear_gelu *f = (mtt_linear_gelu *)mtt__fuse(b, op, MTT_OP_linear_gelu);
+    mtt_op_linear_gelu *f = (mtt_op_linear_gelu *)mtt__fuse(b, op, MTT_OP_linear_gelu);
     f->x = l->x, f->weight = l->weight, f->bias = l->bias, f->pre = l->y;
     f->y = apart ? NULL : g->y;
     return !apart;
@@ -4675,14 +4678,15 @@ static int mtt__fuse_linear_gelu(mtt__builder *b, mtt_op *op)
    place of the linear_backward_weight that follows; recomputation may come between. */
 static void mtt__fuse_linear_backward_gelu(mtt__builder *b, mtt_op *op, const mtt_op *end)
 {
-    const mtt_linear_backward_input *l = MTT_OPERANDS_OF(linear_backward_input, op);
-    const mtt_gelu_backward *g = MTT_OPERANDS_OF(gelu_backward, &op[1]);
-    mtt_linear_backward_gelu *f = (mtt_linear_backward_gelu *)mtt__fuse(b, op, MTT_OP_linear_backward_gelu);
+    const mtt_op_linear_backward_input *l = MTT_OPERANDS_OF(linear_backward_input, op);
+    const mtt_op_gelu_backward *g = MTT_OPERANDS_OF(gelu_backward, &op[1]);
+    mtt_op_linear_backward_gelu *f;
+    f = (mtt_op_linear_backward_gelu *)mtt__fuse(b, op, MTT_OP_linear_backward_gelu);
     f->dy = l->dy, f->weight = l->weight, f->pre = g->x, f->dx = g->dx, f->d_bias = NULL;
     f->dx_t = g->dx_t, f->y_t = g->y_t;
     if (g->dx_t) return; /* the bias's gradient is the sum of rows of dx_t */
     for (op += 2; op < end; op++) {
-        mtt_linear_backward_weight *w = (mtt_linear_backward_weight *)(void *)op->operands;
+        mtt_op_linear_backward_weight *w = (mtt_op_linear_backward_weight *)(void *)op->operands;
         if (op->kind != MTT_OP_linear_backward_weight || w->dy != f->dx || !w->d_weight) continue;
         f->d_bias = w->d_bias;
         w->d_bias = NULL;
@@ -4891,7 +4895,7 @@ static int mtt__end_loss(mtt__builder *b, mtt_op *op)
     count = mtt__add_tensor(b, MTT_U8, MTT_DATA, -1, "", "count", (int64_t)sizeof(mtt_count), 0, 0);
     counts = mtt__add_tensor(b, MTT_U8, MTT_DATA, -1, "", "counts", b->policy->ranks,
                              (int64_t)sizeof(mtt_count), 0);
-    ((mtt_sum_loss *)(void *)op->operands)->count = count;
+    ((mtt_op_sum_loss *)(void *)op->operands)->count = count;
     mtt__append(b, op);
     MTT__EMIT(b, -1, 0, all_gather, count, counts);
     return 1;
@@ -5590,6 +5594,11 @@ static double mtt__count(const mtt_tensor *t)
     return (double)t->bytes / (double)mtt__dtype_bytes[t->dtype];
 }
 
+static double mtt__columns(const mtt_tensor *t)
+{
+    return (double)mtt__width(t);
+}
+
 static double mtt__tensor_traffic(const mtt_tensor *t, int written, int copies)
 {
     int twice = t->category == MTT_OPTIMIZER ||
@@ -5620,7 +5629,7 @@ static double mtt__op_bytes(const mtt_op *op)
    and gradients of half their size, in both orders, twice. */
 static double mtt__chunked_bytes(const mtt_op *op)
 {
-    const mtt_chunked_loss *o = MTT_OPERANDS_OF(chunked_loss, op);
+    const mtt_op_chunked_loss *o = MTT_OPERANDS_OF(chunked_loss, op);
     double share = (double)op->shape->rows / (double)o->logits->shape[0], chunks = ceil(share);
     double bytes = mtt__op_bytes(op);
     double reads = o->dx && !o->weight_t ? 2 * chunks - 1 : chunks - 1;
@@ -5680,16 +5689,13 @@ static double mtt__attention_pairs(const mtt_shape *d)
 static void mtt__op_cost(const mtt_op *op, double *flops, double *traffic)
 {
     const mtt_shape *d = op->shape;
-    double MOVED = mtt__op_bytes(op), PARAMETERS = 0;
+    double moved = mtt__op_bytes(op), parameters = 0;
     int i;
     for (i = 0; i < op->parameters && op->gradients; i++)
-        if (op->gradients[i]) PARAMETERS += mtt__count(op->gradients[i]);
-#define N(tensor) mtt__count(tensor)
-#define W(tensor) ((double)mtt__width(tensor))
-#define B(tensor) ((double)(tensor)->bytes)
+        if (op->gradients[i]) parameters += mtt__count(op->gradients[i]);
 #define MTT__OP_COST(name, inputs, operands_, flops_of, traffic_of, scratch)            \
     case MTT_OP_##name: {                                                               \
-        const mtt_##name *o = MTT_OPERANDS_OF(name, op);                                \
+        const mtt_op_##name *o = MTT_OPERANDS_OF(name, op);                                \
         (void)o;                                                                        \
         *flops = flops_of;                                                              \
         *traffic = traffic_of;                                                          \
@@ -5699,9 +5705,6 @@ static void mtt__op_cost(const mtt_op *op, double *flops, double *traffic)
         MTT_OPS(MTT__OP_COST)
     case MTT_OP_KIND_COUNT: break;
     }
-#undef N
-#undef W
-#undef B
 }
 
 /* Lists what each operation costs, and the bytes alive during it, by category: changes at the first and after
@@ -6388,23 +6391,23 @@ static void mtt__add_block(const float *a, float *b, int64_t n)
 }
 
 /* sum = x + dropout(branch) */
-static void mtt__cpu_residual(const mtt_op *op, const mtt_residual *o)
+static void mtt__cpu_residual(const mtt_op *op, const mtt_op_residual *o)
 {
     mtt__elementwise(op, o->control, o->x, o->branch, o->sum, mtt__add_block);
 }
 
-static void mtt__cpu_add(const mtt_op *op, const mtt_add *o)
+static void mtt__cpu_add(const mtt_op *op, const mtt_op_add *o)
 {
     mtt__elementwise(op, NULL, o->a, o->b, o->sum, mtt__add_block);
 }
 
-static void mtt__cpu_dropout_scores(const mtt_op *op, const mtt_dropout_scores *o)
+static void mtt__cpu_dropout_scores(const mtt_op *op, const mtt_op_dropout_scores *o)
 {
     mtt__elementwise(op, o->control, NULL, o->probs, o->dropped, NULL);
 }
 
 /* Dropout is its own gradient. */
-static void mtt__cpu_dropout_backward(const mtt_op *op, const mtt_dropout_backward *o)
+static void mtt__cpu_dropout_backward(const mtt_op *op, const mtt_op_dropout_backward *o)
 {
     mtt__elementwise(op, o->control, NULL, o->dy, o->dx, NULL);
 }
@@ -6470,19 +6473,19 @@ static void mtt__activate_rows(mtt_mlp mlp, const mtt_tensor *x_of, const mtt_te
     }
 }
 
-static void mtt__cpu_gelu(const mtt_op *op, const mtt_gelu *o)
+static void mtt__cpu_gelu(const mtt_op *op, const mtt_op_gelu *o)
 {
     (void)op;
     mtt__activate_rows(MTT_MLP_GELU, o->x, o->y);
 }
 
-static void mtt__cpu_activation(const mtt_op *op, const mtt_activation *o)
+static void mtt__cpu_activation(const mtt_op *op, const mtt_op_activation *o)
 {
     mtt__activate_rows(op->shape->mlp, o->x, o->y);
 }
 
 /* Stores `count` values of a gradient, in columns from `at` up, and under FP8 transposed. */
-static void mtt__store_activation(const mtt_activation_backward *o, int64_t row, int64_t at, int64_t count,
+static void mtt__store_activation(const mtt_op_activation_backward *o, int64_t row, int64_t at, int64_t count,
                                   const float *dx)
 {
     if (row < mtt__rows(o->x)) mtt__store(o->dx, row * mtt__width(o->x) + at, count, dx);
@@ -6493,7 +6496,7 @@ static void mtt__store_activation(const mtt_activation_backward *o, int64_t row,
 }
 
 /* dx = dy f'(x). Under FP8 in both orders, with y transposed, and zeros where transposes have no row of x. */
-static void mtt__slope_rows(mtt_mlp mlp, const mtt_activation_backward *o)
+static void mtt__slope_rows(mtt_mlp mlp, const mtt_op_activation_backward *o)
 {
     int64_t n = mtt__width(o->dy), pitch = mtt__width(o->x), rows = mtt__rows(o->x), row;
     MTT__THREADS(rows * n)
@@ -6522,14 +6525,14 @@ static void mtt__slope_rows(mtt_mlp mlp, const mtt_activation_backward *o)
     }
 }
 
-static void mtt__cpu_gelu_backward(const mtt_op *op, const mtt_gelu_backward *o)
+static void mtt__cpu_gelu_backward(const mtt_op *op, const mtt_op_gelu_backward *o)
 {
-    mtt_activation_backward row = {o->dy, o->x, o->dx, o->dx_t, o->y_t};
+    mtt_op_activation_backward row = {o->dy, o->x, o->dx, o->dx_t, o->y_t};
     (void)op;
     mtt__slope_rows(MTT_MLP_GELU, &row);
 }
 
-static void mtt__cpu_activation_backward(const mtt_op *op, const mtt_activation_backward *o)
+static void mtt__cpu_activation_backward(const mtt_op *op, const mtt_op_activation_backward *o)
 {
     mtt__slope_rows(op->shape->mlp, o);
 }
@@ -6624,11 +6627,11 @@ static void mtt__store_block(mtt__view v, int64_t i0, int64_t m, int64_t j0, int
 #endif
 
 /* C += A B for an m x k and a k x n block, in whole multiples of 8 rows and 32 columns, as mtt__load_block
-   pads them. ROWS of C, two vectors wide, are summed in registers over all of k, so a term costs little more
+   pads them. `rows` of C, two vectors wide, are summed in registers over all of k: a term costs little more
    than its multiply-add: 115 GFLOP/s a core with AVX-512, where the peak is 118. */
 typedef void mtt__multiplier(int64_t m, int64_t n, int64_t k, const float *a, int64_t a_row,
                              int64_t a_column, const float *b, int64_t ldb, float *c, int64_t ldc);
-#define MTT__MULTIPLY(name, vector, ROWS, multiply_add)                                                      \
+#define MTT__MULTIPLY(name, vector, rows, multiply_add)                                                      \
     static void name(int64_t m, int64_t n, int64_t k, const float *a, int64_t a_row, int64_t a_column,       \
                      const float *b, int64_t ldb, float *c, int64_t ldc)                                     \
     {                                                                                                        \
@@ -6636,8 +6639,8 @@ typedef void mtt__multiplier(int64_t m, int64_t n, int64_t k, const float *a, in
         int64_t i, j, p;                                                                                     \
         int r;                                                                                               \
         for (j = 0; j < n; j += 2 * wide)                                                                    \
-            for (i = 0; i < m; i += ROWS) {                                                                  \
-                vector left[ROWS], right[ROWS], u, v;                                                        \
+            for (i = 0; i < m; i += rows) {                                                                  \
+                vector left[rows], right[rows], u, v;                                                        \
                 const float *x = a + i * a_row;                                                              \
                 float *to = c + i * ldc + j;                                                                 \
                 memset(left, 0, sizeof(left));                                                               \
@@ -6646,13 +6649,13 @@ typedef void mtt__multiplier(int64_t m, int64_t n, int64_t k, const float *a, in
                     memcpy(&u, b + p * ldb + j, sizeof(u));                                                  \
                     memcpy(&v, b + p * ldb + j + wide, sizeof(v));                                           \
                     MTT__UNROLL_ROWS                                                                         \
-                    for (r = 0; r < ROWS; r++) {                                                             \
+                    for (r = 0; r < rows; r++) {                                                             \
                         left[r] = multiply_add(left[r], x[r * a_row], u);                                    \
                         right[r] = multiply_add(right[r], x[r * a_row], v);                                  \
                     }                                                                                        \
                 }                                                                                            \
                 MTT__UNROLL_ROWS                                                                             \
-                for (r = 0; r < ROWS; r++, to += ldc) {                                                      \
+                for (r = 0; r < rows; r++, to += ldc) {                                                      \
                     memcpy(&u, to, sizeof(u));                                                               \
                     memcpy(&v, to + wide, sizeof(v));                                                        \
                     u += left[r];                                                                            \
@@ -7071,7 +7074,7 @@ static void mtt__sum_rows(const mtt_tensor *dy, const mtt_tensor *x, const mtt_t
 /* ---- embedding ---- */
 
 /* x = dropout(wte[token] + position) */
-static void mtt__cpu_embed(const mtt_op *op, const mtt_embed *o)
+static void mtt__cpu_embed(const mtt_op *op, const mtt_op_embed *o)
 {
     const int32_t *tokens = (const int32_t *)o->tokens->data;
     int64_t width = op->shape->d_model, row;
@@ -7088,7 +7091,7 @@ static void mtt__cpu_embed(const mtt_op *op, const mtt_embed *o)
 }
 
 /* d_wte[token] += mask dx and d_wpe[t] += mask dx, row after row: a thread has a stripe of columns. */
-static void mtt__cpu_embed_backward(const mtt_op *op, const mtt_embed_backward *o)
+static void mtt__cpu_embed_backward(const mtt_op *op, const mtt_op_embed_backward *o)
 {
     enum { strip = 32 };
     const int32_t *tokens = (const int32_t *)o->tokens->data;
@@ -7110,7 +7113,7 @@ static void mtt__cpu_embed_backward(const mtt_op *op, const mtt_embed_backward *
     }
 }
 
-static void mtt__cpu_pick_row(const mtt_op *op, const mtt_pick_row *o)
+static void mtt__cpu_pick_row(const mtt_op *op, const mtt_op_pick_row *o)
 {
     size_t bytes = o->row->bytes;
     (void)op;
@@ -7118,7 +7121,7 @@ static void mtt__cpu_pick_row(const mtt_op *op, const mtt_pick_row *o)
 }
 
 /* y[i] = x[index[i]], or 0 */
-static void mtt__cpu_gather(const mtt_op *op, const mtt_gather *o)
+static void mtt__cpu_gather(const mtt_op *op, const mtt_op_gather *o)
 {
     const int32_t *index = (const int32_t *)o->index->data;
     size_t bytes = o->y->bytes / (size_t)o->y->shape[0];
@@ -7135,7 +7138,7 @@ static void mtt__cpu_gather(const mtt_op *op, const mtt_gather *o)
 
 /* y = (x - mean) rstd gain + shift with rstd = 1 / sqrt(variance + eps). The variance is the biased one and
    takes a second pass. RMSNorm has 0 as its mean, and no shift. Keeps mean and rstd for the backward pass. */
-static void mtt__cpu_norm(const mtt_op *op, const mtt_norm *o)
+static void mtt__cpu_norm(const mtt_op *op, const mtt_op_norm *o)
 {
     int64_t width = op->shape->d_model, rows = mtt__rows(o->y), row;
     MTT__THREADS(rows * width)
@@ -7158,7 +7161,7 @@ static void mtt__cpu_norm(const mtt_op *op, const mtt_norm *o)
 }
 
 /* y and y_t = x, or (x - mean) rstd gain + shift, in 8 bits; zeros where y_t has no row of x */
-static void mtt__cpu_quantize(const mtt_op *op, const mtt_quantize *o)
+static void mtt__cpu_quantize(const mtt_op *op, const mtt_op_quantize *o)
 {
     int64_t n = mtt__width(o->x), rows = mtt__rows(o->x), row;
     (void)op;
@@ -7185,12 +7188,12 @@ static void mtt__cpu_quantize(const mtt_op *op, const mtt_quantize *o)
     }
 }
 
-static void mtt__cpu_quantize_weights(const mtt_op *op, const mtt_quantize_weights *o)
+static void mtt__cpu_quantize_weights(const mtt_op *op, const mtt_op_quantize_weights *o)
 {
     int i;
     (void)o;
     for (i = 0; i < 4; i++) {
-        mtt_quantize q = {op->operands[i], NULL, NULL, NULL, NULL, NULL};
+        mtt_op_quantize q = {op->operands[i], NULL, NULL, NULL, NULL, NULL};
         if (op->transposed) q.y_t = op->operands[4 + i];
         else q.y = op->operands[4 + i];
         mtt__cpu_quantize(op, &q);
@@ -7198,10 +7201,10 @@ static void mtt__cpu_quantize_weights(const mtt_op *op, const mtt_quantize_weigh
 }
 
 /* A fused operation is its parts in order. */
-static void mtt__cpu_residual_norm(const mtt_op *op, const mtt_residual_norm *o)
+static void mtt__cpu_residual_norm(const mtt_op *op, const mtt_op_residual_norm *o)
 {
-    mtt_residual residual = {o->x, o->branch, o->control, o->sum};
-    mtt_norm norm = {o->sum, o->gain, o->shift, o->y, o->stats};
+    mtt_op_residual residual = {o->x, o->branch, o->control, o->sum};
+    mtt_op_norm norm = {o->sum, o->gain, o->shift, o->y, o->stats};
     mtt__cpu_residual(op, &residual);
     mtt__cpu_norm(op, &norm);
 }
@@ -7209,10 +7212,10 @@ static void mtt__cpu_residual_norm(const mtt_op *op, const mtt_residual_norm *o)
 /* With xhat = (x - mean) rstd and g = dy gain: d_gain (+)= sum over rows of dy xhat, d_shift (+)= sum over
    rows of dy, dx = rstd (g - mean(g) - xhat mean(g xhat)) [+ joined, the residual's gradient]; under FP8 also
    in 8 bits, in both orders, and the norm's result, transposed. RMSNorm: without mean(g) and d_shift. */
-static void mtt__cpu_norm_backward(const mtt_op *op, const mtt_norm_backward *o)
+static void mtt__cpu_norm_backward(const mtt_op *op, const mtt_op_norm_backward *o)
 {
-    mtt_quantize dx = {o->dx, NULL, NULL, NULL, o->dx_8, o->dx_t};
-    mtt_quantize y = {o->x, o->stats, o->gain, o->shift, NULL, o->y_t};
+    mtt_op_quantize dx = {o->dx, NULL, NULL, NULL, o->dx_8, o->dx_t};
+    mtt_op_quantize y = {o->x, o->stats, o->gain, o->shift, NULL, o->y_t};
     int64_t width = op->shape->d_model, rows = mtt__rows(o->dy), row;
     if (o->d_gain) mtt__sum_rows(o->dy, o->x, o->stats, o->d_gain, 0);
     if (o->d_shift) mtt__sum_rows(o->dy, NULL, NULL, o->d_shift, 0);
@@ -7240,22 +7243,22 @@ static void mtt__cpu_norm_backward(const mtt_op *op, const mtt_norm_backward *o)
 /* ---- linear layers ---- */
 
 /* y = x W + b, or x W^T + b for a transposed weight; scale x W for an adapter's A */
-static void mtt__cpu_linear(const mtt_op *op, const mtt_linear *o)
+static void mtt__cpu_linear(const mtt_op *op, const mtt_op_linear *o)
 {
     mtt__gemm(op, mtt__matrix(o->x, 0), mtt__matrix(o->weight, op->transposed), mtt__matrix(o->y, 0),
               o->bias, 0, mtt__op_scale(op));
 }
 
 /* y = x W + b, rounded; y += xa B */
-static void mtt__cpu_linear_adapted(const mtt_op *op, const mtt_linear_adapted *o)
+static void mtt__cpu_linear_adapted(const mtt_op *op, const mtt_op_linear_adapted *o)
 {
-    mtt_linear linear = {o->x, o->weight, o->bias, o->y};
+    mtt_op_linear linear = {o->x, o->weight, o->bias, o->y};
     mtt__cpu_linear(op, &linear);
     mtt__gemm(op, mtt__matrix(o->xa, 0), mtt__matrix(o->lora_b, 0), mtt__matrix(o->y, 0), NULL, 1, 1);
 }
 
 /* dx = scale dy W^T */
-static void mtt__cpu_linear_backward_input(const mtt_op *op, const mtt_linear_backward_input *o)
+static void mtt__cpu_linear_backward_input(const mtt_op *op, const mtt_op_linear_backward_input *o)
 {
     mtt__gemm(op, mtt__matrix(o->dy, 0), mtt__matrix(o->weight, !op->transposed), mtt__matrix(o->dx, 0),
               NULL, 0, mtt__op_scale(op));
@@ -7276,7 +7279,7 @@ static void mtt__sum_columns(const mtt_tensor *dy_t, const mtt_tensor *sums, int
 
 /* d_weight (+)= x^T dy, or dy^T x for a transposed weight; d_bias (+)= sum over rows of dy. In 8 bits x and
    dy are transposed already. */
-static void mtt__cpu_linear_backward_weight(const mtt_op *op, const mtt_linear_backward_weight *o)
+static void mtt__cpu_linear_backward_weight(const mtt_op *op, const mtt_op_linear_backward_weight *o)
 {
     const mtt_tensor *left = op->transposed ? o->dy : o->x, *right = op->transposed ? o->x : o->dy;
     int eight = o->dy->dtype == MTT_F8_E5M2;
@@ -7288,19 +7291,19 @@ static void mtt__cpu_linear_backward_weight(const mtt_op *op, const mtt_linear_b
 }
 
 /* pre = x W + b, y = GELU(pre) if there is a y */
-static void mtt__cpu_linear_gelu(const mtt_op *op, const mtt_linear_gelu *o)
+static void mtt__cpu_linear_gelu(const mtt_op *op, const mtt_op_linear_gelu *o)
 {
-    mtt_linear linear = {o->x, o->weight, o->bias, o->pre};
-    mtt_gelu gelu = {o->pre, o->y};
+    mtt_op_linear linear = {o->x, o->weight, o->bias, o->pre};
+    mtt_op_gelu gelu = {o->pre, o->y};
     mtt__cpu_linear(op, &linear);
     if (o->y) mtt__cpu_gelu(op, &gelu);
 }
 
 /* dx = (dy W^T) GELU'(pre); d_bias (+)= sum over rows of dx as it is stored */
-static void mtt__cpu_linear_backward_gelu(const mtt_op *op, const mtt_linear_backward_gelu *o)
+static void mtt__cpu_linear_backward_gelu(const mtt_op *op, const mtt_op_linear_backward_gelu *o)
 {
-    mtt_linear_backward_input linear = {o->dy, o->weight, o->dx};
-    mtt_gelu_backward gelu = {o->dx, o->pre, o->dx, NULL, NULL};
+    mtt_op_linear_backward_input linear = {o->dy, o->weight, o->dx};
+    mtt_op_gelu_backward gelu = {o->dx, o->pre, o->dx, NULL, NULL};
     mtt__cpu_linear_backward_input(op, &linear);
     mtt__cpu_gelu_backward(op, &gelu);
     if (o->d_bias) mtt__sum_rows(o->dx, NULL, NULL, o->d_bias, 0);
@@ -7328,7 +7331,7 @@ static float mtt__head_rstd(const mtt_shape *d, const float *x)
 }
 
 /* y = qkv, in which each head x of q and k becomes x rstd gain, rotated; y may be qkv. */
-static void mtt__cpu_rotary(const mtt_op *op, const mtt_rotary *o)
+static void mtt__cpu_rotary(const mtt_op *op, const mtt_op_rotary *o)
 {
     const mtt_shape *d = op->shape;
     int64_t dim = d->head_dim, heads = d->heads, turned = heads + d->heads_kv, row;
@@ -7352,17 +7355,17 @@ static void mtt__cpu_rotary(const mtt_op *op, const mtt_rotary *o)
     }
 }
 
-static void mtt__cpu_linear_rotary(const mtt_op *op, const mtt_linear_rotary *o)
+static void mtt__cpu_linear_rotary(const mtt_op *op, const mtt_op_linear_rotary *o)
 {
-    mtt_linear linear = {o->x, o->weight, o->bias, o->y};
-    mtt_rotary rotary = {o->y, o->angles, o->q_gain, o->k_gain, o->y};
+    mtt_op_linear linear = {o->x, o->weight, o->bias, o->y};
+    mtt_op_rotary rotary = {o->y, o->angles, o->q_gain, o->k_gain, o->y};
     mtt__cpu_linear(op, &linear);
     mtt__cpu_rotary(op, &rotary);
 }
 
 /* For each head of q and k of a row, with g = dy rotated back and xhat = x rstd: d_gain += g xhat and
    dx = rstd (g gain - xhat mean(g gain xhat)). Without gains dx = g. */
-static void mtt__rotary_backward_row(const mtt_op *op, const mtt_rotary_backward *o, int64_t row,
+static void mtt__rotary_backward_row(const mtt_op *op, const mtt_op_rotary_backward *o, int64_t row,
                                      float sums[2][MTT__MAX_HEAD])
 {
     const mtt_shape *d = op->shape;
@@ -7390,7 +7393,7 @@ static void mtt__rotary_backward_row(const mtt_op *op, const mtt_rotary_backward
 }
 
 /* In place: dx is dy. Sums are made of PIECES pieces of all rows, whatever the number of threads. */
-static void mtt__cpu_rotary_backward(const mtt_op *op, const mtt_rotary_backward *o)
+static void mtt__cpu_rotary_backward(const mtt_op *op, const mtt_op_rotary_backward *o)
 {
     enum { pieces = 64 };
     float (*sums)[2][MTT__MAX_HEAD] = (float (*)[2][MTT__MAX_HEAD])mtt__tiles(op);
@@ -7458,14 +7461,14 @@ static void mtt__heads_gemm(const mtt_op *op, float scale, const mtt_tensor *a, 
 }
 
 /* S = Q K^T / sqrt(head_dim), the whole square */
-static void mtt__cpu_attention_scores(const mtt_op *op, const mtt_attention_scores *o)
+static void mtt__cpu_attention_scores(const mtt_op *op, const mtt_op_attention_scores *o)
 {
     mtt__heads_gemm(op, mtt__score_scale(op), o->qkv, MTT__Q, o->qkv, MTT__K | MTT__TRANSPOSED, o->scores,
                     MTT__SQUARE);
 }
 
 /* P = softmax of the keys that each query attends, 0 elsewhere */
-static void mtt__cpu_softmax(const mtt_op *op, const mtt_softmax *o)
+static void mtt__cpu_softmax(const mtt_op *op, const mtt_op_softmax *o)
 {
     int64_t seq = op->shape->seq_len, rows = mtt__rows(o->scores), row;
     MTT__THREADS(rows * seq)
@@ -7484,20 +7487,20 @@ static void mtt__cpu_softmax(const mtt_op *op, const mtt_softmax *o)
 }
 
 /* O = P V */
-static void mtt__cpu_attention_values(const mtt_op *op, const mtt_attention_values *o)
+static void mtt__cpu_attention_values(const mtt_op *op, const mtt_op_attention_values *o)
 {
     mtt__heads_gemm(op, 1.0f, o->probs, MTT__SQUARE, o->qkv, MTT__V, o->out, MTT__OUT);
 }
 
 /* dP = dO V^T, dV = P^T dO */
-static void mtt__cpu_attention_values_backward(const mtt_op *op, const mtt_attention_values_backward *o)
+static void mtt__cpu_attention_values_backward(const mtt_op *op, const mtt_op_attention_values_backward *o)
 {
     mtt__heads_gemm(op, 1.0f, o->d_out, MTT__OUT, o->qkv, MTT__V | MTT__TRANSPOSED, o->d_probs, MTT__SQUARE);
     mtt__heads_gemm(op, 1.0f, o->probs, MTT__SQUARE | MTT__TRANSPOSED, o->d_out, MTT__OUT, o->d_qkv, MTT__V);
 }
 
 /* dS = P (mask dP - sum(mask dP P)), in place */
-static void mtt__cpu_softmax_backward(const mtt_op *op, const mtt_softmax_backward *o)
+static void mtt__cpu_softmax_backward(const mtt_op *op, const mtt_op_softmax_backward *o)
 {
     int64_t seq = op->shape->seq_len, rows = mtt__rows(o->d_probs), row;
     MTT__THREADS(rows * seq)
@@ -7517,7 +7520,7 @@ static void mtt__cpu_softmax_backward(const mtt_op *op, const mtt_softmax_backwa
 }
 
 /* dQ = dS K / sqrt(head_dim), dK = dS^T Q / sqrt(head_dim) */
-static void mtt__cpu_attention_scores_backward(const mtt_op *op, const mtt_attention_scores_backward *o)
+static void mtt__cpu_attention_scores_backward(const mtt_op *op, const mtt_op_attention_scores_backward *o)
 {
     float scale = mtt__score_scale(op);
     mtt__heads_gemm(op, scale, o->d_scores, MTT__SQUARE, o->qkv, MTT__K, o->d_qkv, MTT__Q);
@@ -7605,7 +7608,7 @@ static void mtt__attend(const mtt_op *op, const mtt__attention_tile *t)
     mtt__store_block(t->out, t->i0, m, 0, dim, o, stride);
 }
 
-static void mtt__flash_tile(const mtt_op *op, const mtt_flash *f, int64_t head, int64_t i0)
+static void mtt__flash_tile(const mtt_op *op, const mtt_op_flash *f, int64_t head, int64_t i0)
 {
     int64_t seq = op->shape->seq_len, row = head * seq + i0;
     mtt__attention_tile t = {mtt__head(op, f->qkv, MTT__Q, head),
@@ -7632,7 +7635,7 @@ static int64_t mtt__tile_rows(const mtt_op *op, const int32_t *sequences, const 
 }
 
 /* k and v of each row into the cache; then flash attention with the keys and values there */
-static void mtt__cpu_cached_attention(const mtt_op *op, const mtt_cached_attention *o)
+static void mtt__cpu_cached_attention(const mtt_op *op, const mtt_op_cached_attention *o)
 {
     const mtt_shape *d = op->shape;
     const int32_t *sequences = (const int32_t *)o->sequences->data;
@@ -7667,13 +7670,13 @@ static void mtt__cpu_cached_attention(const mtt_op *op, const mtt_cached_attenti
     }
 }
 
-static void mtt__cpu_flash(const mtt_op *op, const mtt_flash *f)
+static void mtt__cpu_flash(const mtt_op *op, const mtt_op_flash *f)
 {
     int64_t tiles = mtt__ceil_div(op->shape->seq_len, MTT__TILE), jobs = tiles * mtt__heads(op), i;
     MTT__OMP(omp parallel for schedule(dynamic, 1) if (jobs * MTT__TILE * MTT__TILE > MTT__ALONE))
     for (i = 0; i < jobs; i++) mtt__flash_tile(op, f, i / tiles, i % tiles * MTT__TILE);
     if (f->out_8) {
-        mtt_quantize quantize = {f->out, NULL, NULL, NULL, f->out_8, NULL};
+        mtt_op_quantize quantize = {f->out, NULL, NULL, NULL, f->out_8, NULL};
         mtt__cpu_quantize(op, &quantize);
     }
 }
@@ -7686,7 +7689,8 @@ typedef struct mtt__flash_pair {
     float delta[MTT__TILE]; /* rowsum(dO O) */
 } mtt__flash_pair;
 
-static void mtt__load_queries(const mtt_op *op, const mtt_flash_backward *f, int64_t i0, mtt__flash_pair *t)
+static void mtt__load_queries(const mtt_op *op, const mtt_op_flash_backward *f, int64_t i0,
+                              mtt__flash_pair *t)
 {
     enum { stride = MTT__MAX_HEAD };
     int64_t dim = op->shape->head_dim, m = mtt__min(MTT__TILE, op->shape->seq_len - i0), i;
@@ -7702,7 +7706,7 @@ static void mtt__load_queries(const mtt_op *op, const mtt_flash_backward *f, int
     }
 }
 
-static void mtt__load_keys(const mtt_op *op, const mtt_flash_backward *f, int64_t j0, mtt__flash_pair *t)
+static void mtt__load_keys(const mtt_op *op, const mtt_op_flash_backward *f, int64_t j0, mtt__flash_pair *t)
 {
     enum { side = MTT__TILE };
     int64_t dim = op->shape->head_dim, n = mtt__min(side, op->shape->seq_len - j0);
@@ -7714,7 +7718,7 @@ static void mtt__load_keys(const mtt_op *op, const mtt_flash_backward *f, int64_
 }
 
 /* P = mask e^(S - lse) and dS = e^(S - lse) (mask dP - delta) / sqrt(head_dim) with dP = dO V^T */
-static void mtt__flash_gradients(const mtt_op *op, const mtt_flash_backward *f, mtt__flash_pair *t)
+static void mtt__flash_gradients(const mtt_op *op, const mtt_op_flash_backward *f, mtt__flash_pair *t)
 {
     enum { side = MTT__TILE, stride = MTT__MAX_HEAD };
     const mtt_shape *d = op->shape;
@@ -7740,7 +7744,7 @@ static void mtt__flash_gradients(const mtt_op *op, const mtt_flash_backward *f, 
 }
 
 /* m tokens of a part of d_qkv, from a tile. Before 8 bits, they are rounded to 16. */
-static void mtt__store_gradients(const mtt_op *op, const mtt_flash_backward *f, int part, int64_t head,
+static void mtt__store_gradients(const mtt_op *op, const mtt_op_flash_backward *f, int part, int64_t head,
                                  int64_t i0, int64_t m, float *tile)
 {
     enum { stride = MTT__MAX_HEAD };
@@ -7756,7 +7760,8 @@ static void mtt__store_gradients(const mtt_op *op, const mtt_flash_backward *f, 
 
 /* Computes one tile of keys: dV = P^T dO and dK = dS^T Q, summed over the heads of queries that share it,
    from `head` up, and their tiles of queries that attend it. */
-static void mtt__flash_backward_keys(const mtt_op *op, const mtt_flash_backward *f, int64_t head, int64_t j0)
+static void mtt__flash_backward_keys(const mtt_op *op, const mtt_op_flash_backward *f, int64_t head,
+                                     int64_t j0)
 {
     enum { side = MTT__TILE, stride = MTT__MAX_HEAD };
     const mtt_shape *d = op->shape;
@@ -7779,7 +7784,7 @@ static void mtt__flash_backward_keys(const mtt_op *op, const mtt_flash_backward 
 
 /* Computes one tile of queries: dQ = dS K, summed over the tiles of keys. It computes S and dP again: two
    more products besides five, instead of an FP32 accumulator for dQ. */
-static void mtt__flash_backward_queries(const mtt_op *op, const mtt_flash_backward *f, int64_t head,
+static void mtt__flash_backward_queries(const mtt_op *op, const mtt_op_flash_backward *f, int64_t head,
                                         int64_t i0)
 {
     enum { side = MTT__TILE, stride = MTT__MAX_HEAD };
@@ -7797,7 +7802,7 @@ static void mtt__flash_backward_queries(const mtt_op *op, const mtt_flash_backwa
     mtt__store_gradients(op, f, MTT__Q, head, i0, t->m, dq);
 }
 
-static void mtt__cpu_flash_backward(const mtt_op *op, const mtt_flash_backward *f)
+static void mtt__cpu_flash_backward(const mtt_op *op, const mtt_op_flash_backward *f)
 {
     int64_t tiles = mtt__ceil_div(op->shape->seq_len, MTT__TILE), jobs = tiles * mtt__heads(op), i;
     int group = op->shape->heads / op->shape->heads_kv;
@@ -7813,7 +7818,7 @@ static void mtt__cpu_flash_backward(const mtt_op *op, const mtt_flash_backward *
 
 /* Three numbers for each row of logits, with lse = log(sum of e^x): the loss, which is lse - x[target]; 1 if
    x[target] is the largest; and lse. All are 0 where the target does not count. */
-static void mtt__cpu_cross_entropy(const mtt_op *op, const mtt_cross_entropy *o)
+static void mtt__cpu_cross_entropy(const mtt_op *op, const mtt_op_cross_entropy *o)
 {
     int64_t vocab = op->shape->vocab, rows = mtt__rows(o->losses), row;
     MTT__THREADS(rows * vocab)
@@ -7837,7 +7842,7 @@ static void mtt__cpu_cross_entropy(const mtt_op *op, const mtt_cross_entropy *o)
 /* Stores columns of a row of d_logits in e5m2. `row` counts from the micro-batch's first one. Rounded to
    nearest, a target's gradient would stay the same while its probability moves by up to 1/8. That raised a
    small model's perplexity by 1.4 % in 10,000 steps, random bytes by 0.2 to 0.5 % (tools/performance.md). */
-static void mtt__store_logits_eight(const mtt_op *op, const mtt_cross_entropy_backward *o, int64_t row,
+static void mtt__store_logits_eight(const mtt_op *op, const mtt_op_cross_entropy_backward *o, int64_t row,
                                     int64_t column, int64_t n, const float *values, uint8_t *out)
 {
     const mtt_control *c = mtt__control(o->control);
@@ -7854,7 +7859,7 @@ static void mtt__store_logits_eight(const mtt_op *op, const mtt_cross_entropy_ba
 
 /* Logits become their gradients: (softmax - [j = target]) * factor, 0 in the padding and where the target
    does not count. `first`: rows of the micro-batch before these. */
-static void mtt__cpu_logit_gradients(const mtt_op *op, const mtt_cross_entropy_backward *o, int64_t first)
+static void mtt__cpu_logit_gradients(const mtt_op *op, const mtt_op_cross_entropy_backward *o, int64_t first)
 {
     float factor = mtt__loss_factor(mtt__control(o->control), mtt__counters(o->counters));
     int64_t rows = mtt__rows(o->losses), width = mtt__width(o->logits), row;
@@ -7877,18 +7882,18 @@ static void mtt__cpu_logit_gradients(const mtt_op *op, const mtt_cross_entropy_b
     }
 }
 
-static void mtt__cpu_cross_entropy_backward(const mtt_op *op, const mtt_cross_entropy_backward *o)
+static void mtt__cpu_cross_entropy_backward(const mtt_op *op, const mtt_op_cross_entropy_backward *o)
 {
     mtt__cpu_logit_gradients(op, o, 0);
 }
 
 /* Makes the gradients of the head's weight and bias, and of a chunk's x, from 8-bit gradients of its logits.
    */
-static void mtt__chunk_gradients(const mtt_op *op, const mtt_chunked_loss *o, mtt_tensor *d_logits,
+static void mtt__chunk_gradients(const mtt_op *op, const mtt_op_chunked_loss *o, mtt_tensor *d_logits,
                                  mtt_tensor *dx, int64_t first)
 {
-    mtt_linear_backward_input d_input = {d_logits, o->weight_t, dx};
-    mtt_quantize transpose = {d_logits, NULL, NULL, NULL, NULL, o->d_logits_t};
+    mtt_op_linear_backward_input d_input = {d_logits, o->weight_t, dx};
+    mtt_op_quantize transpose = {d_logits, NULL, NULL, NULL, NULL, o->d_logits_t};
     mtt_op plain = *op;
     plain.transposed = 0; /* weight_t is [in, out] */
     mtt__cpu_quantize(op, &transpose);
@@ -7905,7 +7910,7 @@ static void mtt__chunk_gradients(const mtt_op *op, const mtt_chunked_loss *o, mt
 /* Computes head, loss and their gradients for a few rows at a time. The logits of a chunk become their
    gradients in place, or beside them in 8 bits, and feed both products before the next chunk overwrites them.
    The weight's gradient adds up in FP32. */
-static void mtt__cpu_chunked_loss(const mtt_op *op, const mtt_chunked_loss *o)
+static void mtt__cpu_chunked_loss(const mtt_op *op, const mtt_op_chunked_loss *o)
 {
     mtt_op part = *op;
     int64_t rows = op->shape->rows, first, count;
@@ -7913,12 +7918,12 @@ static void mtt__cpu_chunked_loss(const mtt_op *op, const mtt_chunked_loss *o)
         mtt__scale_logits(o->d_logits->scale, mtt__control(o->control), mtt__counters(o->counters));
     for (first = 0; first < rows; first += count, part.adds = 1) {
         mtt_tensor x, targets, losses, logits, dx, d_logits;
-        mtt_linear head = {&x, o->weight, o->bias, &logits};
-        mtt_cross_entropy loss = {&logits, &targets, &losses};
-        mtt_cross_entropy_backward d_loss = {&logits,    &losses,     &targets,
+        mtt_op_linear head = {&x, o->weight, o->bias, &logits};
+        mtt_op_cross_entropy loss = {&logits, &targets, &losses};
+        mtt_op_cross_entropy_backward d_loss = {&logits,    &losses,     &targets,
                                              o->control, o->counters, &d_logits};
-        mtt_linear_backward_input d_input = {&d_logits, o->weight, &dx};
-        mtt_linear_backward_weight d_weight = {&x, &d_logits, o->d_weight, o->d_bias};
+        mtt_op_linear_backward_input d_input = {&d_logits, o->weight, &dx};
+        mtt_op_linear_backward_weight d_weight = {&x, &d_logits, o->d_weight, o->d_bias};
         count = mtt__min(o->logits->shape[0], rows - first);
         x = mtt__row_range(o->x, first, count);
         targets = mtt__row_range(o->targets, first, count);
@@ -7940,7 +7945,7 @@ static void mtt__cpu_chunked_loss(const mtt_op *op, const mtt_chunked_loss *o)
 }
 
 /* Counts the rows. Alone, adds them to the counters. */
-static void mtt__cpu_sum_loss(const mtt_op *op, const mtt_sum_loss *o)
+static void mtt__cpu_sum_loss(const mtt_op *op, const mtt_op_sum_loss *o)
 {
     const float *losses = (const float *)o->losses->data;
     mtt_counters *counters = mtt__counters(o->counters);
@@ -7955,7 +7960,7 @@ static void mtt__cpu_sum_loss(const mtt_op *op, const mtt_sum_loss *o)
     counters->targets = mtt__control(o->control)->targets;
 }
 
-static void mtt__cpu_add_counts(const mtt_op *op, const mtt_add_counts *o)
+static void mtt__cpu_add_counts(const mtt_op *op, const mtt_op_add_counts *o)
 {
     const mtt_count *counts = (const mtt_count *)o->counts->data;
     int rank;
@@ -7994,7 +7999,7 @@ static void mtt__add_gradients(const mtt_op *op, const mtt_tensor *received, int
 }
 
 /* sum (+)= gradients; the first micro-batch starts the sum. */
-static void mtt__cpu_sum_gradients(const mtt_op *op, const mtt_sum_gradients *o)
+static void mtt__cpu_sum_gradients(const mtt_op *op, const mtt_op_sum_gradients *o)
 {
     int64_t offset = 0, i;
     int p;
@@ -8028,7 +8033,7 @@ static int mtt__block_squares(const mtt_op *op, int parameter, int64_t first, do
     return count;
 }
 
-static void mtt__cpu_sum_squares(const mtt_op *op, const mtt_sum_squares *o)
+static void mtt__cpu_sum_squares(const mtt_op *op, const mtt_op_sum_squares *o)
 {
     double *squares = (double *)o->squares->data;
     int p;
@@ -8042,7 +8047,7 @@ static void mtt__cpu_sum_squares(const mtt_op *op, const mtt_sum_squares *o)
 }
 
 /* Adds up all blocks in their order. */
-static void mtt__cpu_grad_norm(const mtt_op *op, const mtt_grad_norm *o)
+static void mtt__cpu_grad_norm(const mtt_op *op, const mtt_op_grad_norm *o)
 {
     const double *squares = o->squares ? (const double *)o->squares->data : NULL;
     double sum = 0, sums[MTT__SQUARES];
@@ -8071,8 +8076,8 @@ static uint16_t *mtt__scales(const mtt_tensor *moments, int64_t first)
 
 /* Updates n elements of a parameter from `at` up. A compact state is decoded before and encoded after,
    rounded by 16 random bits an element. */
-static void mtt__adamw_block(const mtt_op *op, const mtt_adamw *o, const mtt_adamw_rates *r, uint64_t stream,
-                             int parameter, int64_t at, int64_t n)
+static void mtt__adamw_block(const mtt_op *op, const mtt_op_adamw *o, const mtt_adamw_rates *r,
+                             uint64_t stream, int parameter, int64_t at, int64_t n)
 {
     const mtt_part *part = &op->parts[parameter];
     const int64_t first = part->first + at - part->begin;
@@ -8101,7 +8106,7 @@ static void mtt__adamw_block(const mtt_op *op, const mtt_adamw *o, const mtt_ada
 }
 
 /* The weights do not change after an overflow. */
-static void mtt__cpu_adamw(const mtt_op *op, const mtt_adamw *o)
+static void mtt__cpu_adamw(const mtt_op *op, const mtt_op_adamw *o)
 {
     const mtt_control *c = mtt__control(o->control);
     const mtt_counters *counters = mtt__counters(o->counters);
@@ -8116,7 +8121,7 @@ static void mtt__cpu_adamw(const mtt_op *op, const mtt_adamw *o)
     }
 }
 
-static void mtt__cpu_merge_records(const mtt_op *op, const mtt_merge_records *o)
+static void mtt__cpu_merge_records(const mtt_op *op, const mtt_op_merge_records *o)
 {
     const mtt_scale *rows = (const mtt_scale *)o->rows->data;
     mtt_scale *scales = (mtt_scale *)o->scales->data;
@@ -8126,7 +8131,7 @@ static void mtt__cpu_merge_records(const mtt_op *op, const mtt_merge_records *o)
 }
 
 /* Scales of the next step, and what this one clipped */
-static void mtt__cpu_rescale(const mtt_op *op, const mtt_rescale *o)
+static void mtt__cpu_rescale(const mtt_op *op, const mtt_op_rescale *o)
 {
     mtt_scale *scales = (mtt_scale *)o->scales->data;
     mtt_counters *counters = mtt__counters(o->counters);
@@ -15498,7 +15503,7 @@ static int mtt__gradient_transfers(const mtt_op *op, int peer, mtt_transfer *t)
 /* Does the same for rows. */
 static int mtt__row_transfers(const mtt_op *op, int peer, mtt_transfer *t)
 {
-    const mtt_all_gather *o = MTT_OPERANDS_OF(all_gather, op);
+    const mtt_op_all_gather *o = MTT_OPERANDS_OF(all_gather, op);
     t->send = o->row->data;
     t->receive = (char *)o->rows->data + (size_t)peer * o->row->bytes;
     t->send_bytes = t->receive_bytes = o->row->bytes;

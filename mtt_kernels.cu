@@ -646,25 +646,25 @@ static mtt_status mtt__launch_masked_sum(mtt__cuda *c, const mtt_op *op, const m
 
 static mtt_status mtt__cuda_residual(mtt__cuda *c, const mtt_op *op)
 {
-    const mtt_residual *o = MTT_OPERANDS_OF(residual, op);
+    const mtt_op_residual *o = MTT_OPERANDS_OF(residual, op);
     return mtt__launch_masked_sum(c, op, o->x, o->branch, o->control, o->sum);
 }
 
 static mtt_status mtt__cuda_add(mtt__cuda *c, const mtt_op *op)
 {
-    const mtt_add *o = MTT_OPERANDS_OF(add, op);
+    const mtt_op_add *o = MTT_OPERANDS_OF(add, op);
     return mtt__launch_masked_sum(c, op, o->a, o->b, NULL, o->sum);
 }
 
 static mtt_status mtt__cuda_dropout_scores(mtt__cuda *c, const mtt_op *op)
 {
-    const mtt_dropout_scores *o = MTT_OPERANDS_OF(dropout_scores, op);
+    const mtt_op_dropout_scores *o = MTT_OPERANDS_OF(dropout_scores, op);
     return mtt__launch_masked_sum(c, op, NULL, o->probs, o->control, o->dropped);
 }
 
 static mtt_status mtt__cuda_dropout_backward(mtt__cuda *c, const mtt_op *op)
 {
-    const mtt_dropout_backward *o = MTT_OPERANDS_OF(dropout_backward, op);
+    const mtt_op_dropout_backward *o = MTT_OPERANDS_OF(dropout_backward, op);
     return mtt__launch_masked_sum(c, op, NULL, o->dy, o->control, o->dx);
 }
 
@@ -703,13 +703,13 @@ static mtt_status mtt__launch_activation(mtt__cuda *c, mtt_mlp mlp, const mtt_te
 
 static mtt_status mtt__cuda_gelu(mtt__cuda *c, const mtt_op *op)
 {
-    const mtt_gelu *o = MTT_OPERANDS_OF(gelu, op);
+    const mtt_op_gelu *o = MTT_OPERANDS_OF(gelu, op);
     return mtt__launch_activation(c, MTT_MLP_GELU, o->x, o->y);
 }
 
 static mtt_status mtt__cuda_activation(mtt__cuda *c, const mtt_op *op)
 {
-    const mtt_activation *o = MTT_OPERANDS_OF(activation, op);
+    const mtt_op_activation *o = MTT_OPERANDS_OF(activation, op);
     return mtt__launch_activation(c, op->shape->mlp, o->x, o->y);
 }
 
@@ -729,13 +729,13 @@ static mtt_status mtt__launch_activation_backward(mtt__cuda *c, mtt_mlp mlp, con
 
 static mtt_status mtt__cuda_gelu_backward(mtt__cuda *c, const mtt_op *op)
 {
-    const mtt_gelu_backward *o = MTT_OPERANDS_OF(gelu_backward, op);
+    const mtt_op_gelu_backward *o = MTT_OPERANDS_OF(gelu_backward, op);
     return mtt__launch_activation_backward(c, MTT_MLP_GELU, o->dy, o->x, o->dx);
 }
 
 static mtt_status mtt__cuda_activation_backward(mtt__cuda *c, const mtt_op *op)
 {
-    const mtt_activation_backward *o = MTT_OPERANDS_OF(activation_backward, op);
+    const mtt_op_activation_backward *o = MTT_OPERANDS_OF(activation_backward, op);
     return mtt__launch_activation_backward(c, op->shape->mlp, o->dy, o->x, o->dx);
 }
 
@@ -954,14 +954,14 @@ template <class T> static mtt_status mtt__launch_norm(mtt__cuda *c, const mtt__n
 
 template <class T> static mtt__norm_forward<T> mtt__norm_of(const mtt_op *op)
 {
-    const mtt_norm *o = MTT_OPERANDS_OF(norm, op);
+    const mtt_op_norm *o = MTT_OPERANDS_OF(norm, op);
     return {mtt__at<T>(o->x), NULL, mtt__at<T>(o->gain), mtt__at<T>(o->shift), NULL, mtt__at<T>(o->y),
             mtt__at<float2>(o->stats), mtt__rows(o->y), (int)mtt__width(o->y), {}, op->shape->norm_eps};
 }
 
 template <class T> static mtt__norm_forward<T> mtt__residual_norm_of(const mtt_op *op)
 {
-    const mtt_residual_norm *o = MTT_OPERANDS_OF(residual_norm, op);
+    const mtt_op_residual_norm *o = MTT_OPERANDS_OF(residual_norm, op);
     return {mtt__at<T>(o->x), mtt__at<T>(o->branch), mtt__at<T>(o->gain), mtt__at<T>(o->shift),
             mtt__at<T>(o->sum), mtt__at<T>(o->y), mtt__at<float2>(o->stats), mtt__rows(o->y),
             (int)mtt__width(o->y), mtt__dropout_of(op, o->control), op->shape->norm_eps};
@@ -1186,7 +1186,7 @@ template <class S, class... P, class... A>
 static mtt_status mtt__norm_backward_by(mtt__cuda *c, const mtt_op *op, void (*kernel)(P...), size_t shared,
                                         mtt__norm_operands<typename S::T> o, A... more)
 {
-    const mtt_norm_backward *n = MTT_OPERANDS_OF(norm_backward, op);
+    const mtt_op_norm_backward *n = MTT_OPERANDS_OF(norm_backward, op);
     const int64_t width = o.width;
     int64_t blocks;
     mtt_status status;
@@ -1211,7 +1211,7 @@ static mtt_status mtt__launch_norm_backward(mtt__cuda *c, const mtt_op *op,
 template <class T>
 static mtt__norm_operands<T> mtt__norm_backward_of(const mtt_op *op, void *partial, int tile)
 {
-    const mtt_norm_backward *n = MTT_OPERANDS_OF(norm_backward, op);
+    const mtt_op_norm_backward *n = MTT_OPERANDS_OF(norm_backward, op);
     const int64_t width = mtt__width(n->dy);
     return {mtt__at<T>(n->dy), mtt__at<T>(n->x), mtt__at<T>(n->gain), mtt__at<T>(n->joined),
             mtt__at<float2>(n->stats), mtt__at<T>(n->dx), (float *)partial, mtt__rows(n->dy), (int)width,
@@ -1278,7 +1278,7 @@ static __global__ void __launch_bounds__(256)
 static mtt_status mtt__cuda_embed(mtt__cuda *c, const mtt_op *op)
 {
     const mtt_shape *d = op->shape;
-    const mtt_embed *o = MTT_OPERANDS_OF(embed, op);
+    const mtt_op_embed *o = MTT_OPERANDS_OF(embed, op);
     return mtt__by_type(c, o->x, [&](auto zero) {
         typedef decltype(zero) T;
         return mtt__launch(c, "embed", mtt_k_embed<T>, mtt__blocks(d->rows * d->d_model, 2048), 256,
@@ -1460,7 +1460,7 @@ static mtt_status mtt__sort_tokens(mtt__cuda *c, const mtt_op *op, const int32_t
 template <class T> static mtt_status mtt__embed_backward(mtt__cuda *c, const mtt_op *op)
 {
     const mtt_shape *d = op->shape;
-    const mtt_embed_backward *o = MTT_OPERANDS_OF(embed_backward, op);
+    const mtt_op_embed_backward *o = MTT_OPERANDS_OF(embed_backward, op);
     const int32_t *tokens = mtt__at<int32_t>(o->tokens);
     const T *dx = mtt__at<T>(o->dx);
     mtt__dropout dropout = mtt__dropout_of(op, o->control);
@@ -1521,13 +1521,13 @@ static mtt_status mtt__launch_gather(mtt__cuda *c, const mtt_tensor *x, const in
 
 static mtt_status mtt__cuda_gather(mtt__cuda *c, const mtt_op *op)
 {
-    const mtt_gather *o = MTT_OPERANDS_OF(gather, op);
+    const mtt_op_gather *o = MTT_OPERANDS_OF(gather, op);
     return mtt__launch_gather(c, o->x, mtt__at<int32_t>(o->index), o->y, o->y->shape[0]);
 }
 
 static mtt_status mtt__cuda_pick_row(mtt__cuda *c, const mtt_op *op)
 {
-    const mtt_pick_row *o = MTT_OPERANDS_OF(pick_row, op);
+    const mtt_op_pick_row *o = MTT_OPERANDS_OF(pick_row, op);
     return mtt__launch_gather(c, o->x, &mtt__at<mtt_control>(o->control)->row, o->row, 1);
 }
 
@@ -1897,14 +1897,14 @@ static mtt_status mtt__multiply_rows(mtt__cuda *c, const mtt_op *op, const mtt_t
 
 static mtt_status mtt__cuda_linear(mtt__cuda *c, const mtt_op *op)
 {
-    const mtt_linear *o = MTT_OPERANDS_OF(linear, op);
+    const mtt_op_linear *o = MTT_OPERANDS_OF(linear, op);
     return mtt__multiply_rows(c, op, o->x, o->weight, op->transposed, o->bias, o->y);
 }
 
 /* y = x W + b, rounded; y += xa B */
 static mtt_status mtt__cuda_linear_adapted(mtt__cuda *c, const mtt_op *op)
 {
-    const mtt_linear_adapted *o = MTT_OPERANDS_OF(linear_adapted, op);
+    const mtt_op_linear_adapted *o = MTT_OPERANDS_OF(linear_adapted, op);
     mtt_status status = mtt__multiply_rows(c, op, o->x, o->weight, op->transposed, o->bias, o->y);
     if (status != MTT_OK) return status;
     return mtt__multiply(c, op, {mtt__rows(o->y), mtt__width(o->y), mtt__width(o->xa),
@@ -1915,7 +1915,7 @@ static mtt_status mtt__cuda_linear_adapted(mtt__cuda *c, const mtt_op *op)
 /* dx = scale dy W^T */
 static mtt_status mtt__cuda_linear_backward_input(mtt__cuda *c, const mtt_op *op)
 {
-    const mtt_linear_backward_input *o = MTT_OPERANDS_OF(linear_backward_input, op);
+    const mtt_op_linear_backward_input *o = MTT_OPERANDS_OF(linear_backward_input, op);
     return mtt__multiply_rows(c, op, o->dy, o->weight, !op->transposed, NULL, o->dx);
 }
 
@@ -1934,7 +1934,7 @@ static mtt_status mtt__weight_gradient(mtt__cuda *c, const mtt_op *op, const mtt
 /* db = sum over rows of dy: first, while dy is in cache. Then dW: see mtt__weight_gradient. */
 static mtt_status mtt__cuda_linear_backward_weight(mtt__cuda *c, const mtt_op *op)
 {
-    const mtt_linear_backward_weight *o = MTT_OPERANDS_OF(linear_backward_weight, op);
+    const mtt_op_linear_backward_weight *o = MTT_OPERANDS_OF(linear_backward_weight, op);
     const int64_t rows = mtt__rows(o->dy);
     mtt_status status = o->d_bias ? mtt__bias_gradient(c, op, o->dy, rows, o->d_bias, 0) : MTT_OK;
     if (status != MTT_OK || !o->d_weight) return status;
@@ -1944,7 +1944,7 @@ static mtt_status mtt__cuda_linear_backward_weight(mtt__cuda *c, const mtt_op *o
 /* pre = x W + b, y = GELU(pre) if there is a y */
 static mtt_status mtt__cuda_linear_gelu(mtt__cuda *c, const mtt_op *op)
 {
-    const mtt_linear_gelu *o = MTT_OPERANDS_OF(linear_gelu, op);
+    const mtt_op_linear_gelu *o = MTT_OPERANDS_OF(linear_gelu, op);
     mtt_status status = mtt__multiply_rows(c, op, o->x, o->weight, op->transposed, o->bias, o->pre);
     return status == MTT_OK && o->y ? mtt__launch_activation(c, MTT_MLP_GELU, o->pre, o->y) : status;
 }
@@ -1952,7 +1952,7 @@ static mtt_status mtt__cuda_linear_gelu(mtt__cuda *c, const mtt_op *op)
 /* dx = (dy W^T) GELU'(pre); db = sum over rows of dx */
 static mtt_status mtt__cuda_linear_backward_gelu(mtt__cuda *c, const mtt_op *op)
 {
-    const mtt_linear_backward_gelu *o = MTT_OPERANDS_OF(linear_backward_gelu, op);
+    const mtt_op_linear_backward_gelu *o = MTT_OPERANDS_OF(linear_backward_gelu, op);
     mtt_status status;
     status = mtt__multiply_rows(c, op, o->dy, o->weight, !op->transposed, NULL, o->dx);
     if (status == MTT_OK)
@@ -2048,14 +2048,14 @@ static mtt_status mtt__rows_loss(mtt__cuda *c, const mtt_op *op, const mtt__loss
 
 static mtt_status mtt__cuda_cross_entropy(mtt__cuda *c, const mtt_op *op)
 {
-    const mtt_cross_entropy *o = MTT_OPERANDS_OF(cross_entropy, op);
+    const mtt_op_cross_entropy *o = MTT_OPERANDS_OF(cross_entropy, op);
     return mtt__rows_loss<false>(c, op, {o->logits, NULL, NULL, mtt__at<int32_t>(o->targets),
                                          mtt__at<float>(o->losses), op->shape->rows});
 }
 
 static mtt_status mtt__cuda_cross_entropy_backward(mtt__cuda *c, const mtt_op *op)
 {
-    const mtt_cross_entropy_backward *o = MTT_OPERANDS_OF(cross_entropy_backward, op);
+    const mtt_op_cross_entropy_backward *o = MTT_OPERANDS_OF(cross_entropy_backward, op);
     return mtt__rows_loss<true>(c, op, {o->d_logits, o->control, o->counters, mtt__at<int32_t>(o->targets),
                                         mtt__at<float>(o->losses), op->shape->rows});
 }
@@ -2067,7 +2067,7 @@ typedef mtt_status (*mtt__chunk_gradient)(mtt__cuda *c, const mtt_op *op, const 
 /* Head, loss and their gradients for a few rows at a time: logits are overwritten by the next chunk. */
 static mtt_status mtt__chunked_loss_by(mtt__cuda *c, const mtt_op *op, mtt__chunk_gradient gradient)
 {
-    const mtt_chunked_loss *o = MTT_OPERANDS_OF(chunked_loss, op);
+    const mtt_op_chunked_loss *o = MTT_OPERANDS_OF(chunked_loss, op);
     const int64_t C = mtt__width(o->x), Vp = mtt__width(o->logits), rows = op->shape->rows;
     int64_t first, count;
     mtt_status status = MTT_OK;
@@ -2086,7 +2086,7 @@ static mtt_status mtt__chunked_loss_by(mtt__cuda *c, const mtt_op *op, mtt__chun
 /* The products of a chunk whose logits have become their gradients. */
 static mtt_status mtt__chunk_products(mtt__cuda *c, const mtt_op *op, int64_t first, int64_t count)
 {
-    const mtt_chunked_loss *o = MTT_OPERANDS_OF(chunked_loss, op);
+    const mtt_op_chunked_loss *o = MTT_OPERANDS_OF(chunked_loss, op);
     const int64_t C = mtt__width(o->x), Vp = mtt__width(o->logits);
     mtt__blas_product back = {count, C, Vp, mtt__blas_whole(o->logits, 0), mtt__blas_whole(o->weight, 0),
                               mtt__blas_matrix_at(o->dx, first * C, C, 0, 0)};
@@ -2149,7 +2149,7 @@ static __global__ void __launch_bounds__(1024)
 
 static mtt_status mtt__cuda_sum_loss(mtt__cuda *c, const mtt_op *op)
 {
-    const mtt_sum_loss *o = MTT_OPERANDS_OF(sum_loss, op);
+    const mtt_op_sum_loss *o = MTT_OPERANDS_OF(sum_loss, op);
     return mtt__launch(c, "sum_loss", mtt_k_sum_loss, 1, 1024, mtt__at<float>(o->losses),
                        mtt__at<mtt_control>(o->control), mtt__at<mtt_counters>(o->counters),
                        mtt__at<mtt_count>(o->count), op->shape->rows, op->later);
@@ -2170,7 +2170,7 @@ static __global__ void mtt_k_add_counts(const mtt_count *own, const mtt_count *c
 
 static mtt_status mtt__cuda_add_counts(mtt__cuda *c, const mtt_op *op)
 {
-    const mtt_add_counts *o = MTT_OPERANDS_OF(add_counts, op);
+    const mtt_op_add_counts *o = MTT_OPERANDS_OF(add_counts, op);
     return mtt__launch(c, "add_counts", mtt_k_add_counts, 1, 1, mtt__at<const mtt_count>(o->count),
                        mtt__at<const mtt_count>(o->counts), mtt__at<mtt_counters>(o->counters),
                        op->shape->rank, op->shape->ranks, op->later);
@@ -2360,7 +2360,7 @@ static __global__ void __launch_bounds__(256) mtt_k_adamw(const mtt__update u)
 
 static mtt_status mtt__cuda_sum_gradients(mtt__cuda *c, const mtt_op *op)
 {
-    const mtt_sum_gradients *o = MTT_OPERANDS_OF(sum_gradients, op);
+    const mtt_op_sum_gradients *o = MTT_OPERANDS_OF(sum_gradients, op);
     mtt__arrivals a = {0, 0, 1, 0};
     if (o->received) {
         a.stride = o->received->shape[1];
@@ -2381,13 +2381,13 @@ static mtt_status mtt__sum_squares(mtt__cuda *c, const mtt_op *op, const mtt_ten
 
 static mtt_status mtt__cuda_sum_squares(mtt__cuda *c, const mtt_op *op)
 {
-    const mtt_sum_squares *o = MTT_OPERANDS_OF(sum_squares, op);
+    const mtt_op_sum_squares *o = MTT_OPERANDS_OF(sum_squares, op);
     return mtt__sum_squares(c, op, o->ranges, o->squares->data, 1);
 }
 
 static mtt_status mtt__cuda_grad_norm(mtt__cuda *c, const mtt_op *op)
 {
-    const mtt_grad_norm *o = MTT_OPERANDS_OF(grad_norm, op);
+    const mtt_op_grad_norm *o = MTT_OPERANDS_OF(grad_norm, op);
     int64_t count = 0;
     void *partial = mtt__at<void>(o->squares);
     mtt_status status = MTT_OK;
@@ -2404,7 +2404,7 @@ static mtt_status mtt__cuda_grad_norm(mtt__cuda *c, const mtt_op *op)
 
 static mtt__update mtt__update_of(const mtt_op *op)
 {
-    const mtt_adamw *o = MTT_OPERANDS_OF(adamw, op);
+    const mtt_op_adamw *o = MTT_OPERANDS_OF(adamw, op);
     mtt__update u = {};
     u.ranges = mtt__at<const mtt_range>(o->ranges) + op->first_range;
     u.control = mtt__at<const mtt_control>(o->control);
@@ -2502,7 +2502,7 @@ static float mtt__head_scale(const mtt_op *op)
 /* S = Q K^T / sqrt(D), the whole square */
 static mtt_status mtt__cuda_attention_scores(mtt__cuda *c, const mtt_op *op)
 {
-    const mtt_attention_scores *o = MTT_OPERANDS_OF(attention_scores, op);
+    const mtt_op_attention_scores *o = MTT_OPERANDS_OF(attention_scores, op);
     const int64_t T = op->shape->seq_len, D = op->shape->head_dim;
     return mtt__for_head_batches(op, [&](mtt__head_batch h) {
         mtt__blas_matrix q = mtt__part_matrix(op, o->qkv, MTT__PART_Q, h, 0);
@@ -2515,7 +2515,7 @@ static mtt_status mtt__cuda_attention_scores(mtt__cuda *c, const mtt_op *op)
 /* O = P V */
 static mtt_status mtt__cuda_attention_values(mtt__cuda *c, const mtt_op *op)
 {
-    const mtt_attention_values *o = MTT_OPERANDS_OF(attention_values, op);
+    const mtt_op_attention_values *o = MTT_OPERANDS_OF(attention_values, op);
     const int64_t T = op->shape->seq_len, D = op->shape->head_dim;
     return mtt__for_head_batches(op, [&](mtt__head_batch h) {
         mtt__blas_matrix p = mtt__square_matrix(op, o->probs, h, 0);
@@ -2588,7 +2588,7 @@ static mtt_status mtt__group_gradient(mtt__cuda *c, const mtt_op *op, const mtt_
 /* dP = dO V^T, dV = P^T dO */
 static mtt_status mtt__cuda_attention_values_backward(mtt__cuda *c, const mtt_op *op)
 {
-    const mtt_attention_values_backward *o = MTT_OPERANDS_OF(attention_values_backward, op);
+    const mtt_op_attention_values_backward *o = MTT_OPERANDS_OF(attention_values_backward, op);
     const int64_t T = op->shape->seq_len, D = op->shape->head_dim;
     const bool shared = op->shape->heads_kv < op->shape->heads;
     mtt_status status = mtt__for_head_batches(op, [&](mtt__head_batch h) {
@@ -2608,7 +2608,7 @@ static mtt_status mtt__cuda_attention_values_backward(mtt__cuda *c, const mtt_op
 /* dQ = dS K / sqrt(D), dK = dS^T Q / sqrt(D) */
 static mtt_status mtt__cuda_attention_scores_backward(mtt__cuda *c, const mtt_op *op)
 {
-    const mtt_attention_scores_backward *o = MTT_OPERANDS_OF(attention_scores_backward, op);
+    const mtt_op_attention_scores_backward *o = MTT_OPERANDS_OF(attention_scores_backward, op);
     const int64_t T = op->shape->seq_len, D = op->shape->head_dim;
     const bool shared = op->shape->heads_kv < op->shape->heads;
     mtt_status status = mtt__for_head_batches(op, [&](mtt__head_batch h) {
@@ -2723,7 +2723,7 @@ static int mtt__row_threads(const mtt_shape *d)
 
 template <class T> static mtt_status mtt__launch_softmax(mtt__cuda *c, const mtt_op *op)
 {
-    const mtt_softmax *o = MTT_OPERANDS_OF(softmax, op);
+    const mtt_op_softmax *o = MTT_OPERANDS_OF(softmax, op);
     const mtt_shape *d = op->shape;
     const int threads = mtt__row_threads(d);
     const int64_t rows = mtt__rows(o->scores);
@@ -2740,7 +2740,7 @@ static mtt_status mtt__cuda_softmax(mtt__cuda *c, const mtt_op *op)
 
 template <class T> static mtt_status mtt__launch_softmax_backward(mtt__cuda *c, const mtt_op *op)
 {
-    const mtt_softmax_backward *o = MTT_OPERANDS_OF(softmax_backward, op);
+    const mtt_op_softmax_backward *o = MTT_OPERANDS_OF(softmax_backward, op);
     const mtt_shape *d = op->shape;
     const int threads = mtt__row_threads(d);
     const int64_t rows = mtt__rows(o->d_probs);
@@ -3076,13 +3076,13 @@ static mtt__flash mtt__flash_of(const mtt_op *op, const mtt_tensor *qkv, const m
 
 static mtt__flash mtt__flash_forward_of(const mtt_op *op)
 {
-    const mtt_flash *o = MTT_OPERANDS_OF(flash, op);
+    const mtt_op_flash *o = MTT_OPERANDS_OF(flash, op);
     return mtt__flash_of(op, o->qkv, o->out, o->lse, o->control);
 }
 
 static mtt__flash mtt__flash_backward_of(const mtt_op *op)
 {
-    const mtt_flash_backward *o = MTT_OPERANDS_OF(flash_backward, op);
+    const mtt_op_flash_backward *o = MTT_OPERANDS_OF(flash_backward, op);
     mtt__flash f = mtt__flash_of(op, o->qkv, o->out, o->lse, o->control);
     f.d_out = o->d_out->data, f.d_qkv = o->d_qkv->data;
     return f;
@@ -3370,13 +3370,13 @@ static mtt_status mtt__launch_rotary(mtt__cuda *c, const mtt_op *op, const mtt_t
 
 static mtt_status mtt__cuda_rotary(mtt__cuda *c, const mtt_op *op)
 {
-    const mtt_rotary *o = MTT_OPERANDS_OF(rotary, op);
+    const mtt_op_rotary *o = MTT_OPERANDS_OF(rotary, op);
     return mtt__launch_rotary(c, op, o->qkv, o->q_gain, o->k_gain, o->angles, o->y, 1.0f);
 }
 
 static mtt_status mtt__cuda_linear_rotary(mtt__cuda *c, const mtt_op *op)
 {
-    const mtt_linear_rotary *o = MTT_OPERANDS_OF(linear_rotary, op);
+    const mtt_op_linear_rotary *o = MTT_OPERANDS_OF(linear_rotary, op);
     mtt_status status = mtt__multiply_rows(c, op, o->x, o->weight, op->transposed, o->bias, o->y);
     if (status != MTT_OK) return status;
     return mtt__launch_rotary(c, op, o->y, o->q_gain, o->k_gain, o->angles, o->y, 1.0f);
@@ -3385,7 +3385,7 @@ static mtt_status mtt__cuda_linear_rotary(mtt__cuda *c, const mtt_op *op)
 /* In place: dx is dy. */
 static mtt_status mtt__cuda_rotary_backward(mtt__cuda *c, const mtt_op *op)
 {
-    const mtt_rotary_backward *o = MTT_OPERANDS_OF(rotary_backward, op);
+    const mtt_op_rotary_backward *o = MTT_OPERANDS_OF(rotary_backward, op);
     const int64_t D = op->shape->head_dim, blocks = (int64_t)mtt__rotary_scratch(op->shape) / (8 * D);
     void *scratch;
     mtt_status status;
@@ -3499,7 +3499,7 @@ static __global__ void __launch_bounds__(256) mtt_k_cached_attention(const mtt__
 
 static mtt_status mtt__cuda_cached_attention(mtt__cuda *c, const mtt_op *op)
 {
-    const mtt_cached_attention *p = MTT_OPERANDS_OF(cached_attention, op);
+    const mtt_op_cached_attention *p = MTT_OPERANDS_OF(cached_attention, op);
     const mtt_shape *d = op->shape;
     return mtt__by_type(c, p->out, [&](auto zero) {
         typedef decltype(zero) T;
@@ -3820,7 +3820,7 @@ template <int KIND, class Q> static mtt_status mtt__launch_quantize(mtt__cuda *c
     return mtt__launch(c, "quantize", mtt_k_quantize<KIND, Q>, (unsigned)mtt__quantize_tiles(o), 256, o);
 }
 
-static mtt_status mtt__quantize_by(mtt__cuda *c, const mtt_quantize *o)
+static mtt_status mtt__quantize_by(mtt__cuda *c, const mtt_op_quantize *o)
 {
     mtt__quantize q = {};
     q.x = mtt__at<const __nv_bfloat16>(o->x);
@@ -3919,7 +3919,7 @@ static __global__ void __launch_bounds__(256)
 
 static mtt_status mtt__cuda_rescale(mtt__cuda *c, const mtt_op *op)
 {
-    const mtt_rescale *o = MTT_OPERANDS_OF(rescale, op);
+    const mtt_op_rescale *o = MTT_OPERANDS_OF(rescale, op);
     return mtt__launch(c, "rescale", mtt_k_rescale, 1, 256, mtt__at<mtt_scale>(o->scales),
                        o->scales->shape[0],
                        mtt__at<mtt_counters>(o->counters));
@@ -3942,7 +3942,7 @@ static __global__ void __launch_bounds__(256)
 
 static mtt_status mtt__cuda_merge_records(mtt__cuda *c, const mtt_op *op)
 {
-    const mtt_merge_records *o = MTT_OPERANDS_OF(merge_records, op);
+    const mtt_op_merge_records *o = MTT_OPERANDS_OF(merge_records, op);
     const int64_t count = o->scales->shape[0];
     return mtt__launch(c, "merge_records", mtt_k_merge_records, mtt__blocks(count, 256), 256,
                        mtt__at<const mtt_scale>(o->rows), mtt__at<mtt_scale>(o->scales), count,
@@ -3997,19 +3997,19 @@ static mtt_status mtt__launch_activation_eight(mtt__cuda *c, mtt_mlp mlp, const 
 
 static mtt_status mtt__eight_gelu(mtt__cuda *c, const mtt_op *op)
 {
-    const mtt_gelu *o = MTT_OPERANDS_OF(gelu, op);
+    const mtt_op_gelu *o = MTT_OPERANDS_OF(gelu, op);
     return mtt__launch_activation_eight(c, MTT_MLP_GELU, o->x, o->y);
 }
 
 static mtt_status mtt__eight_activation(mtt__cuda *c, const mtt_op *op)
 {
-    const mtt_activation *o = MTT_OPERANDS_OF(activation, op);
+    const mtt_op_activation *o = MTT_OPERANDS_OF(activation, op);
     return mtt__launch_activation_eight(c, op->shape->mlp, o->x, o->y);
 }
 
 static mtt_status mtt__eight_linear_gelu(mtt__cuda *c, const mtt_op *op)
 {
-    const mtt_linear_gelu *o = MTT_OPERANDS_OF(linear_gelu, op);
+    const mtt_op_linear_gelu *o = MTT_OPERANDS_OF(linear_gelu, op);
     mtt_status status = mtt__multiply_rows(c, op, o->x, o->weight, op->transposed, o->bias, o->pre);
     return status == MTT_OK ? mtt__launch_activation_eight(c, MTT_MLP_GELU, o->pre, o->y) : status;
 }
@@ -4165,7 +4165,7 @@ static bool mtt__norm_rounds(const mtt__cuda *c, int64_t width)
 
 template <class S> static mtt_status mtt__norm_backward_eight(mtt__cuda *c, const mtt_op *op)
 {
-    const mtt_norm_backward *n = MTT_OPERANDS_OF(norm_backward, op);
+    const mtt_op_norm_backward *n = MTT_OPERANDS_OF(norm_backward, op);
     const mtt__norm_results e = {mtt__at<__nv_bfloat16>(n->shift), mtt__eight_of(n->dx_8),
                                  mtt__eight_of(n->dx_t), mtt__eight_of(n->y_t)};
     void *scratch;
@@ -4178,9 +4178,9 @@ template <class S> static mtt_status mtt__norm_backward_eight(mtt__cuda *c, cons
 
 static mtt_status mtt__eight_norm_backward(mtt__cuda *c, const mtt_op *op)
 {
-    const mtt_norm_backward *o = MTT_OPERANDS_OF(norm_backward, op);
-    const mtt_quantize dx = {o->dx, NULL, NULL, NULL, o->dx_8, o->dx_t};
-    const mtt_quantize y = {o->x, o->stats, o->gain, o->shift, NULL, o->y_t};
+    const mtt_op_norm_backward *o = MTT_OPERANDS_OF(norm_backward, op);
+    const mtt_op_quantize dx = {o->dx, NULL, NULL, NULL, o->dx_8, o->dx_t};
+    const mtt_op_quantize y = {o->x, o->stats, o->gain, o->shift, NULL, o->y_t};
     const bool layer = op->shape->norm == MTT_NORM_LAYER, warp = mtt__norm_threads(mtt__width(o->dy)) == 32;
     if (mtt__norm_rounds(c, mtt__width(o->dy))) {
         if (warp && layer) return mtt__norm_backward_eight<mtt__norm_block_eight<32, false>>(c, op);
@@ -4210,13 +4210,13 @@ static mtt_status mtt__activation_backward_eight(mtt__cuda *c, mtt_mlp mlp, cons
 
 static mtt_status mtt__eight_gelu_backward(mtt__cuda *c, const mtt_op *op)
 {
-    const mtt_gelu_backward *o = MTT_OPERANDS_OF(gelu_backward, op);
+    const mtt_op_gelu_backward *o = MTT_OPERANDS_OF(gelu_backward, op);
     return mtt__activation_backward_eight(c, MTT_MLP_GELU, o->dy, o->x, o->dx, o->dx_t, o->y_t);
 }
 
 static mtt_status mtt__eight_activation_backward(mtt__cuda *c, const mtt_op *op)
 {
-    const mtt_activation_backward *o = MTT_OPERANDS_OF(activation_backward, op);
+    const mtt_op_activation_backward *o = MTT_OPERANDS_OF(activation_backward, op);
     return mtt__activation_backward_eight(c, op->shape->mlp, o->dy, o->x, o->dx, o->dx_t, o->y_t);
 }
 
@@ -4235,7 +4235,7 @@ static mtt_status mtt__weight_gradient_eight(mtt__cuda *c, const mtt_op *op, con
 
 static mtt_status mtt__eight_linear_backward_weight(mtt__cuda *c, const mtt_op *op)
 {
-    const mtt_linear_backward_weight *o = MTT_OPERANDS_OF(linear_backward_weight, op);
+    const mtt_op_linear_backward_weight *o = MTT_OPERANDS_OF(linear_backward_weight, op);
     const int64_t rows = mtt__width(o->dy);
     mtt_status status = o->d_bias ? mtt__launch_row_sums(c, o->dy, rows, o->d_bias, 0) : MTT_OK;
     if (status != MTT_OK || !o->d_weight) return status;
@@ -4246,7 +4246,7 @@ static mtt_status mtt__eight_linear_backward_weight(mtt__cuda *c, const mtt_op *
    workspace. */
 static mtt_status mtt__eight_linear_backward_gelu(mtt__cuda *c, const mtt_op *op)
 {
-    const mtt_linear_backward_gelu *o = MTT_OPERANDS_OF(linear_backward_gelu, op);
+    const mtt_op_linear_backward_gelu *o = MTT_OPERANDS_OF(linear_backward_gelu, op);
     const int64_t n = mtt__width(o->dx), rows = mtt__rows(o->dx), k = mtt__width(o->dy);
     const size_t half = op->workspace->bytes / 512 * 256;
     const int64_t slab = (int64_t)half / (2 * n) / 128 * 128;
@@ -4389,7 +4389,7 @@ static __global__ void __launch_bounds__(256, 4) mtt_k_logit_gradients(const mtt
 static mtt_status mtt__rows_gradient_eight(mtt__cuda *c, const mtt_op *op, const mtt__loss_rows &r,
                                            int64_t first, int add)
 {
-    const mtt_chunked_loss *o = MTT_OPERANDS_OF(chunked_loss, op);
+    const mtt_op_chunked_loss *o = MTT_OPERANDS_OF(chunked_loss, op);
     const int64_t width = mtt__width(o->logits), tiles = mtt__ceil_div(r.rows, MTT__TILE_ROWS);
     const int64_t columns = width / MTT__TILE_COLUMNS;
     int64_t slices = mtt__min(mtt__ceil_div(tiles, 2), mtt__ceil_div(64 * c->processors, columns)), slice;
@@ -4414,7 +4414,7 @@ static mtt_status mtt__rows_gradient_eight(mtt__cuda *c, const mtt_op *op, const
 /* A chunk's logits are in 16 bits, their gradients beside them in 8, in both orders. */
 static mtt_status mtt__chunk_in_eight(mtt__cuda *c, const mtt_op *op, const mtt__loss_rows &r, int64_t first)
 {
-    const mtt_chunked_loss *o = MTT_OPERANDS_OF(chunked_loss, op);
+    const mtt_op_chunked_loss *o = MTT_OPERANDS_OF(chunked_loss, op);
     const int64_t C = mtt__width(o->x), Vp = mtt__width(o->logits);
     const int add = first > 0;
     mtt_status status = mtt__rows_loss<false>(c, op, r);
@@ -4430,7 +4430,7 @@ static mtt_status mtt__chunk_in_eight(mtt__cuda *c, const mtt_op *op, const mtt_
 
 static mtt_status mtt__eight_chunked_loss(mtt__cuda *c, const mtt_op *op)
 {
-    const mtt_chunked_loss *o = MTT_OPERANDS_OF(chunked_loss, op);
+    const mtt_op_chunked_loss *o = MTT_OPERANDS_OF(chunked_loss, op);
     mtt_status status = MTT_OK;
     if (o->dx)
         status = mtt__launch(c, "scale_logits", mtt_k_scale_logits, 1, 1, o->d_logits->scale,
@@ -4457,7 +4457,7 @@ static mtt__function mtt__eight_function(const mtt_op *op)
         return y && y->dtype == MTT_F8_E4M3 ? mtt__eight_linear_gelu : NULL;
     }
     case MTT_OP_norm_backward: {
-        const mtt_norm_backward *o = MTT_OPERANDS_OF(norm_backward, op);
+        const mtt_op_norm_backward *o = MTT_OPERANDS_OF(norm_backward, op);
         return o->dx_t || o->y_t ? mtt__eight_norm_backward : NULL;
     }
     case MTT_OP_gelu_backward:
@@ -7048,7 +7048,7 @@ static mtt_status mtt__launch_tiles(mtt__cuda *c, const mtt_tensor *a, const mtt
 /* In slabs of rows whose sums the workspace holds. */
 template <typename E> static mtt_status mtt__linear_backward_gelu(mtt__cuda *c, const mtt_op *op)
 {
-    const mtt_linear_backward_gelu *o = MTT_OPERANDS_OF(linear_backward_gelu, op);
+    const mtt_op_linear_backward_gelu *o = MTT_OPERANDS_OF(linear_backward_gelu, op);
     const int64_t n = mtt__width(o->dx), rows = mtt__rows(o->dx), pair = (int64_t)mtt__op_scratch(op);
     const int64_t fit = pair ? (int64_t)op->workspace->bytes / pair * mtt__tile_types<E>::M : rows;
     const int64_t slab = mtt__min(rows, fit);
@@ -7068,7 +7068,7 @@ template <typename E> static mtt_status mtt__linear_backward_gelu(mtt__cuda *c, 
 /* The kernel always adds a bias. For models without one it gets zeros. */
 static mtt_status mtt__hopper_linear_gelu(mtt__cuda *c, const mtt_op *op)
 {
-    const mtt_linear_gelu *o = MTT_OPERANDS_OF(linear_gelu, op);
+    const mtt_op_linear_gelu *o = MTT_OPERANDS_OF(linear_gelu, op);
     const int64_t rows = mtt__rows(o->pre);
     mtt_tensor bias = o->bias ? *o->bias : *op->workspace;
     if (!o->bias) {
@@ -7085,7 +7085,7 @@ static mtt_status mtt__hopper_linear_gelu(mtt__cuda *c, const mtt_op *op)
 
 static mtt_status mtt__hopper_linear_backward_gelu(mtt__cuda *c, const mtt_op *op)
 {
-    const mtt_linear_backward_gelu *o = MTT_OPERANDS_OF(linear_backward_gelu, op);
+    const mtt_op_linear_backward_gelu *o = MTT_OPERANDS_OF(linear_backward_gelu, op);
     if (o->dx_t)
         return mtt__launch_tiles<mtt__eights, true>(c, o->dy, o->weight, NULL, o->pre, o->dx, 0,
                                                     mtt__rows(o->dx), NULL, o->dx_t, o->y_t);
@@ -7362,7 +7362,7 @@ static bool mtt__hopper_takes_tiles(const mtt__cuda *c, const mtt_op *op, const 
 }
 
 /* Rows that a cluster holds, or a single block on devices without clusters. */
-static bool mtt__hopper_takes_loss(const mtt__cuda *c, const mtt_chunked_loss *o)
+static bool mtt__hopper_takes_loss(const mtt__cuda *c, const mtt_op_chunked_loss *o)
 {
     size_t bytes;
     return o->dx && !o->d_logits && mtt__loss_cluster(c, mtt__width(o->logits), &bytes);

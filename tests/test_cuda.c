@@ -250,7 +250,7 @@ static int dithered(double x, uint32_t byte)
 /* As an element of a chunked loss' gradients of logits is rounded, `i` rows from the micro-batch's first. */
 static int logit_code(const mtt_op *op, double x, int64_t i, int64_t j)
 {
-    const mtt_chunked_loss *o = MTT_OPERANDS_OF(chunked_loss, op);
+    const mtt_op_chunked_loss *o = MTT_OPERANDS_OF(chunked_loss, op);
     const mtt_control *c = mtt__control(o->control);
     uint64_t stream = mtt__op_stream(op) | mtt__stream_step(c->micro_batch);
     mtt_draw draw = mtt__logits_draw(c->seed, stream, i, j, op->shape->vocab_padded);
@@ -464,7 +464,7 @@ static void scale_product(const textbook *t, int64_t count, double *y, double *s
 
 static void textbook_linear(const textbook *t)
 {
-    const mtt_linear *o = MTT_OPERANDS_OF(linear, t->op);
+    const mtt_op_linear *o = MTT_OPERANDS_OF(linear, t->op);
     const numbers_linear *v = VALUES(linear, t), *magnitude = MAGNITUDES(linear, t);
     biased_product(t, mtt__rows(o->y), mtt__width(o->y), mtt__width(o->x), v->x, v->weight, t->op->transposed,
                    v->bias, v->y, magnitude->y);
@@ -474,7 +474,7 @@ static void textbook_linear(const textbook *t)
 /* The layer's product is stored before the adapter's is added. */
 static void textbook_linear_adapted(const textbook *t)
 {
-    const mtt_linear_adapted *o = MTT_OPERANDS_OF(linear_adapted, t->op);
+    const mtt_op_linear_adapted *o = MTT_OPERANDS_OF(linear_adapted, t->op);
     const numbers_linear_adapted *v = VALUES(linear_adapted, t), *magnitude = MAGNITUDES(linear_adapted, t);
     int64_t rows = mtt__rows(o->y), n = mtt__width(o->y), i;
     double *sum = malloc((size_t)(rows * n) * sizeof(double));
@@ -491,7 +491,7 @@ static void textbook_linear_adapted(const textbook *t)
 
 static void textbook_linear_backward_input(const textbook *t)
 {
-    const mtt_linear_backward_input *o = MTT_OPERANDS_OF(linear_backward_input, t->op);
+    const mtt_op_linear_backward_input *o = MTT_OPERANDS_OF(linear_backward_input, t->op);
     const numbers_linear_backward_input *v = VALUES(linear_backward_input, t);
     biased_product(t, mtt__rows(o->dx), mtt__width(o->dx), mtt__width(o->dy), v->dy, v->weight,
                    !t->op->transposed, NULL, v->dx, MAGNITUDES(linear_backward_input, t)->dx);
@@ -557,7 +557,7 @@ static void weight_gradient(const textbook *t, double *x, int64_t k, double *dy,
 
 static void textbook_linear_backward_weight(const textbook *t)
 {
-    const mtt_linear_backward_weight *o = MTT_OPERANDS_OF(linear_backward_weight, t->op);
+    const mtt_op_linear_backward_weight *o = MTT_OPERANDS_OF(linear_backward_weight, t->op);
     const numbers_linear_backward_weight *v = VALUES(linear_backward_weight, t);
     const numbers_linear_backward_weight *magnitude = MAGNITUDES(linear_backward_weight, t);
     int64_t k = o->x ? mtt__width(o->x) : 0, n = mtt__width(o->dy), rows = mtt__rows(o->dy);
@@ -631,7 +631,7 @@ static void normalize(const textbook *t, const double *x, const double *stats, c
 }
 
 /* In 8 bits: dx as it is stored, and the norm, transposed. */
-static void norm_backward_eight(const textbook *t, const mtt_norm_backward *o)
+static void norm_backward_eight(const textbook *t, const mtt_op_norm_backward *o)
 {
     const numbers_norm_backward *v = VALUES(norm_backward, t), *magnitude = MAGNITUDES(norm_backward, t);
     int64_t rows = mtt__rows(o->x), width = mtt__width(o->x);
@@ -650,7 +650,7 @@ static void norm_backward_eight(const textbook *t, const mtt_norm_backward *o)
 
 static void textbook_norm_backward(const textbook *t)
 {
-    const mtt_norm_backward *o = MTT_OPERANDS_OF(norm_backward, t->op);
+    const mtt_op_norm_backward *o = MTT_OPERANDS_OF(norm_backward, t->op);
     const numbers_norm_backward *v = VALUES(norm_backward, t), *magnitude = MAGNITUDES(norm_backward, t);
     const double *dy = v->dy, *x = v->x, *stats = v->stats, *w = v->gain;
     int64_t C = mtt__width(o->dy), rows = mtt__rows(o->dy), r, c;
@@ -705,7 +705,7 @@ static void textbook_norm_backward(const textbook *t)
 /* x, or x normalized by given statistics. What is as it was has no error, and so no magnitude. */
 static void textbook_quantize(const textbook *t)
 {
-    const mtt_quantize *o = MTT_OPERANDS_OF(quantize, t->op);
+    const mtt_op_quantize *o = MTT_OPERANDS_OF(quantize, t->op);
     const numbers_quantize *v = VALUES(quantize, t), *magnitude = MAGNITUDES(quantize, t);
     int64_t width = mtt__width(o->x), rows = mtt__rows(o->x);
     double *y = malloc((size_t)(rows * width) * sizeof(double));
@@ -754,7 +754,7 @@ static void gelu_elements(const textbook *t, const double *x, const double *x_si
 
 static void textbook_gelu(const textbook *t)
 {
-    const mtt_gelu *o = MTT_OPERANDS_OF(gelu, t->op);
+    const mtt_op_gelu *o = MTT_OPERANDS_OF(gelu, t->op);
     const numbers_gelu *v = VALUES(gelu, t);
     gelu_elements(t, v->x, NULL, mtt__elements(o->y), v->y, MAGNITUDES(gelu, t)->y);
 }
@@ -790,7 +790,7 @@ static void gelu_turned(const textbook *t, const mtt_tensor *x_in, const double 
 
 static void textbook_gelu_backward(const textbook *t)
 {
-    const mtt_gelu_backward *o = MTT_OPERANDS_OF(gelu_backward, t->op);
+    const mtt_op_gelu_backward *o = MTT_OPERANDS_OF(gelu_backward, t->op);
     const numbers_gelu_backward *v = VALUES(gelu_backward, t);
     const numbers_gelu_backward *magnitude = MAGNITUDES(gelu_backward, t);
     gelu_gradients(t, v->dy, NULL, v->x, mtt__elements(o->dx), v->dx, magnitude->dx);
@@ -815,7 +815,7 @@ static void activation_elements(const textbook *t, const double *x, int64_t rows
 
 static void textbook_activation(const textbook *t)
 {
-    const mtt_activation *o = MTT_OPERANDS_OF(activation, t->op);
+    const mtt_op_activation *o = MTT_OPERANDS_OF(activation, t->op);
     const numbers_activation *v = VALUES(activation, t);
     activation_elements(t, v->x, mtt__rows(o->y), mtt__width(o->y), v->y, MAGNITUDES(activation, t)->y);
 }
@@ -823,7 +823,7 @@ static void textbook_activation(const textbook *t)
 /* dx = dy 2 max(x, 0), or dy (s + x s (1 - s)) [up]; d_up = dy x s */
 static void textbook_activation_backward(const textbook *t)
 {
-    const mtt_activation_backward *o = MTT_OPERANDS_OF(activation_backward, t->op);
+    const mtt_op_activation_backward *o = MTT_OPERANDS_OF(activation_backward, t->op);
     const numbers_activation_backward *v = VALUES(activation_backward, t);
     const numbers_activation_backward *magnitude = MAGNITUDES(activation_backward, t);
     mtt_mlp mlp = t->op->shape->mlp;
@@ -856,7 +856,7 @@ static void textbook_activation_backward(const textbook *t)
 
 static void textbook_add(const textbook *t)
 {
-    const mtt_add *o = MTT_OPERANDS_OF(add, t->op);
+    const mtt_op_add *o = MTT_OPERANDS_OF(add, t->op);
     const numbers_add *v = VALUES(add, t);
     int64_t i;
     for (i = 0; i < mtt__elements(o->sum); i++) {
@@ -876,7 +876,7 @@ static void store_all(const textbook *t, const mtt_tensor *tensor, double *value
 
 static void textbook_linear_gelu(const textbook *t)
 {
-    const mtt_linear_gelu *o = MTT_OPERANDS_OF(linear_gelu, t->op);
+    const mtt_op_linear_gelu *o = MTT_OPERANDS_OF(linear_gelu, t->op);
     const numbers_linear_gelu *v = VALUES(linear_gelu, t), *magnitude = MAGNITUDES(linear_gelu, t);
     biased_product(t, mtt__rows(o->pre), mtt__width(o->pre), mtt__width(o->x), v->x, v->weight,
                    t->op->transposed, v->bias, v->pre, magnitude->pre);
@@ -888,7 +888,7 @@ static void textbook_linear_gelu(const textbook *t)
 /* The bias's gradient sums dx as it is stored. */
 static void textbook_linear_backward_gelu(const textbook *t)
 {
-    const mtt_linear_backward_gelu *o = MTT_OPERANDS_OF(linear_backward_gelu, t->op);
+    const mtt_op_linear_backward_gelu *o = MTT_OPERANDS_OF(linear_backward_gelu, t->op);
     const numbers_linear_backward_gelu *v = VALUES(linear_backward_gelu, t);
     const numbers_linear_backward_gelu *magnitude = MAGNITUDES(linear_backward_gelu, t);
     int64_t rows = mtt__rows(o->dx), n = mtt__width(o->dx);
@@ -917,7 +917,7 @@ static void masked_sum(const textbook *t, const mtt_tensor *control, const doubl
 
 static void textbook_residual(const textbook *t)
 {
-    const mtt_residual *o = MTT_OPERANDS_OF(residual, t->op);
+    const mtt_op_residual *o = MTT_OPERANDS_OF(residual, t->op);
     const numbers_residual *v = VALUES(residual, t);
     masked_sum(t, o->control, v->x, v->branch, mtt__elements(o->sum), v->sum, MAGNITUDES(residual, t)->sum);
 }
@@ -925,7 +925,7 @@ static void textbook_residual(const textbook *t)
 /* The norm reads the sum as it is stored, in double too. */
 static void textbook_residual_norm(const textbook *t)
 {
-    const mtt_residual_norm *o = MTT_OPERANDS_OF(residual_norm, t->op);
+    const mtt_op_residual_norm *o = MTT_OPERANDS_OF(residual_norm, t->op);
     const numbers_residual_norm *v = VALUES(residual_norm, t), *magnitude = MAGNITUDES(residual_norm, t);
     int64_t count = mtt__elements(o->sum), i;
     double *sum = malloc((size_t)count * sizeof(double));
@@ -941,7 +941,7 @@ static void textbook_residual_norm(const textbook *t)
 /* d_wte[token] and d_wpe[position], row after row. */
 static void textbook_embed_backward(const textbook *t)
 {
-    const mtt_embed_backward *o = MTT_OPERANDS_OF(embed_backward, t->op);
+    const mtt_op_embed_backward *o = MTT_OPERANDS_OF(embed_backward, t->op);
     const numbers_embed_backward *v = VALUES(embed_backward, t), *magnitude = MAGNITUDES(embed_backward, t);
     const mtt_shape *d = t->op->shape;
     const int32_t *tokens = (const int32_t *)o->tokens->data;
@@ -1115,7 +1115,7 @@ static void softmax_backward_row(const textbook *t, const double *dp, const doub
 
 static void textbook_softmax_backward(const textbook *t)
 {
-    const mtt_softmax_backward *o = MTT_OPERANDS_OF(softmax_backward, t->op);
+    const mtt_op_softmax_backward *o = MTT_OPERANDS_OF(softmax_backward, t->op);
     const numbers_softmax_backward *v = VALUES(softmax_backward, t),
                                    *magnitude = MAGNITUDES(softmax_backward, t);
     FOR_EACH_HEAD(h) {
@@ -1167,7 +1167,7 @@ static double *new_square(int64_t T)
 /* Of each row and head, over the places of its sequence in the cache. */
 static void textbook_cached_attention(const textbook *t)
 {
-    const mtt_cached_attention *o = MTT_OPERANDS_OF(cached_attention, t->op);
+    const mtt_op_cached_attention *o = MTT_OPERANDS_OF(cached_attention, t->op);
     const numbers_cached_attention *v = VALUES(cached_attention, t);
     const mtt_shape *d = t->op->shape;
     const int32_t *sequences = (const int32_t *)o->sequences->data;
@@ -1217,7 +1217,7 @@ static void textbook_cached_attention(const textbook *t)
 
 static void textbook_flash(const textbook *t)
 {
-    const mtt_flash *o = MTT_OPERANDS_OF(flash, t->op);
+    const mtt_op_flash *o = MTT_OPERANDS_OF(flash, t->op);
     const numbers_flash *v = VALUES(flash, t), *magnitude = MAGNITUDES(flash, t);
     if (o->out_8) {
         size_t bytes = (size_t)mtt__elements(o->out_8) * sizeof(double);
@@ -1257,7 +1257,7 @@ static void textbook_flash(const textbook *t)
    draws with 61 tokens). Where each query attends one key, dS is 0 and so are dQ and dK. */
 static void textbook_flash_backward(const textbook *t)
 {
-    const mtt_flash_backward *o = MTT_OPERANDS_OF(flash_backward, t->op);
+    const mtt_op_flash_backward *o = MTT_OPERANDS_OF(flash_backward, t->op);
     const numbers_flash_backward *v = VALUES(flash_backward, t), *magnitude = MAGNITUDES(flash_backward, t);
     double *gradients = new_gradients(t, 1), *sizes = new_gradients(t, t->exact);
     FOR_EACH_HEAD(h) {
@@ -1354,7 +1354,7 @@ static void turn_rows(const textbook *t, const double *angles, const double *q_g
 
 static void textbook_rotary(const textbook *t)
 {
-    const mtt_rotary *o = MTT_OPERANDS_OF(rotary, t->op);
+    const mtt_op_rotary *o = MTT_OPERANDS_OF(rotary, t->op);
     const numbers_rotary *v = VALUES(rotary, t);
     int64_t count = mtt__elements(o->y), width = mtt__width(o->y), v_width = 0, i;
     double *size = malloc((size_t)count * sizeof(double));
@@ -1369,7 +1369,7 @@ static void textbook_rotary(const textbook *t)
 /* The product is stored before its heads are normalized and rotated. */
 static void textbook_linear_rotary(const textbook *t)
 {
-    const mtt_linear_rotary *o = MTT_OPERANDS_OF(linear_rotary, t->op);
+    const mtt_op_linear_rotary *o = MTT_OPERANDS_OF(linear_rotary, t->op);
     const numbers_linear_rotary *v = VALUES(linear_rotary, t);
     int64_t count = mtt__elements(o->y);
     double *size = calloc((size_t)count, sizeof(double));
@@ -1383,7 +1383,7 @@ static void textbook_linear_rotary(const textbook *t)
 
 static void textbook_rotary_backward(const textbook *t)
 {
-    const mtt_rotary_backward *o = MTT_OPERANDS_OF(rotary_backward, t->op);
+    const mtt_op_rotary_backward *o = MTT_OPERANDS_OF(rotary_backward, t->op);
     const numbers_rotary_backward *v = VALUES(rotary_backward, t),
                                   *magnitude = MAGNITUDES(rotary_backward, t);
     const mtt_shape *d = t->op->shape;
@@ -1484,7 +1484,7 @@ static void textbook_cross_entropy(const textbook *t)
 
 static void textbook_cross_entropy_backward(const textbook *t)
 {
-    const mtt_cross_entropy_backward *o = MTT_OPERANDS_OF(cross_entropy_backward, t->op);
+    const mtt_op_cross_entropy_backward *o = MTT_OPERANDS_OF(cross_entropy_backward, t->op);
     const numbers_cross_entropy_backward *v = VALUES(cross_entropy_backward, t);
     const numbers_cross_entropy_backward *magnitude = MAGNITUDES(cross_entropy_backward, t);
     const int32_t *targets = (const int32_t *)o->targets->data;
@@ -1503,7 +1503,7 @@ static void textbook_cross_entropy_backward(const textbook *t)
    here: one that lies near the middle of two numbers may then become the other one. */
 static void textbook_chunked_loss_eight(const textbook *t)
 {
-    const mtt_chunked_loss *o = MTT_OPERANDS_OF(chunked_loss, t->op);
+    const mtt_op_chunked_loss *o = MTT_OPERANDS_OF(chunked_loss, t->op);
     const numbers_chunked_loss *v = VALUES(chunked_loss, t), *magnitude = MAGNITUDES(chunked_loss, t);
     const int32_t *targets = (const int32_t *)o->targets->data;
     int64_t rows = t->op->shape->rows, width = t->op->shape->vocab_padded, C = t->op->shape->d_model, i, j;
@@ -1560,7 +1560,7 @@ static void textbook_chunked_loss_eight(const textbook *t)
 /* The full loss's four operations, logits and their gradients stored in between. */
 static void textbook_chunked_loss(const textbook *t)
 {
-    const mtt_chunked_loss *o = MTT_OPERANDS_OF(chunked_loss, t->op);
+    const mtt_op_chunked_loss *o = MTT_OPERANDS_OF(chunked_loss, t->op);
     const numbers_chunked_loss *v = VALUES(chunked_loss, t), *magnitude = MAGNITUDES(chunked_loss, t);
     const int32_t *targets = (const int32_t *)o->targets->data;
     int64_t rows = t->op->shape->rows, width = t->op->shape->vocab_padded, C = t->op->shape->d_model, i;
@@ -1605,7 +1605,7 @@ static void textbook_chunked_loss(const textbook *t)
 
 static void textbook_adamw(const textbook *t)
 {
-    const mtt_adamw *o = MTT_OPERANDS_OF(adamw, t->op);
+    const mtt_op_adamw *o = MTT_OPERANDS_OF(adamw, t->op);
     const numbers_adamw *v = VALUES(adamw, t), *magnitude = MAGNITUDES(adamw, t);
     const mtt_control *c = mtt__control(o->control);
     const mtt_counters *counters = mtt__counters(o->counters);
@@ -2275,7 +2275,7 @@ static int wrong_weights(const mtt_tensor *host, const mtt_tensor *device, const
    numbers differ, and those are neighbours. */
 static void compare_compact(lock_step *l, const mtt_op *op, const mtt_op *device)
 {
-    const mtt_adamw *o = MTT_OPERANDS_OF(adamw, op), *d = MTT_OPERANDS_OF(adamw, device);
+    const mtt_op_adamw *o = MTT_OPERANDS_OF(adamw, op), *d = MTT_OPERANDS_OF(adamw, device);
     mtt_tensor m = downloaded(l, d->m), v = downloaded(l, d->v), master = {.data = NULL};
     int i;
     if (o->master) master = downloaded(l, d->master);
@@ -2389,11 +2389,11 @@ static mtt__cpu host_cpu; /* the context of a CPU's operations */
    between its parts. */
 static void run_on_host(mtt_op *op)
 {
-    const mtt_linear_backward_gelu *o = MTT_OPERANDS_OF(linear_backward_gelu, op);
+    const mtt_op_linear_backward_gelu *o = MTT_OPERANDS_OF(linear_backward_gelu, op);
     mtt_op part = *op;
     mtt_tensor between;
-    mtt_linear_backward_input product = {NULL, NULL, &between};
-    mtt_gelu_backward gelu = {&between, NULL, NULL, NULL, NULL};
+    mtt_op_linear_backward_input product = {NULL, NULL, &between};
+    mtt_op_gelu_backward gelu = {&between, NULL, NULL, NULL, NULL};
     if (op->kind != MTT_OP_linear_backward_gelu || !o->dx_t) {
         mtt__cpu_run(&host_cpu, op, 1);
         return;
@@ -2492,30 +2492,30 @@ static void check_transposes(const setup *s, const mtt_op *op, const char *whose
     const mtt_op stored_op = {.operands = out};
     int64_t rows = op->shape->rows, chunk;
     if (op->kind == MTT_OP_quantize) {
-        const mtt_quantize *o = MTT_OPERANDS_OF(quantize, &stored_op);
+        const mtt_op_quantize *o = MTT_OPERANDS_OF(quantize, &stored_op);
         if (o->y_t) check_transpose(s, op, whose, o->y, o->y_t, mtt__rows(o->x));
     } else if (op->kind == MTT_OP_norm_backward) {
-        const mtt_norm_backward *o = MTT_OPERANDS_OF(norm_backward, &stored_op);
+        const mtt_op_norm_backward *o = MTT_OPERANDS_OF(norm_backward, &stored_op);
         if (o->dx_t) check_transpose(s, op, whose, o->dx_8, o->dx_t, rows);
         if (o->y_t) check_transpose(s, op, whose, NULL, o->y_t, rows);
     } else if (op->kind == MTT_OP_flash_backward) {
-        const mtt_flash_backward *o = MTT_OPERANDS_OF(flash_backward, &stored_op);
+        const mtt_op_flash_backward *o = MTT_OPERANDS_OF(flash_backward, &stored_op);
         check_transpose(s, op, whose, o->d_qkv, o->d_qkv_t, rows);
     } else if (op->kind == MTT_OP_gelu_backward) {
-        const mtt_gelu_backward *o = MTT_OPERANDS_OF(gelu_backward, &stored_op);
+        const mtt_op_gelu_backward *o = MTT_OPERANDS_OF(gelu_backward, &stored_op);
         check_transpose(s, op, whose, o->dx, o->dx_t, rows);
         if (o->y_t) check_transpose(s, op, whose, NULL, o->y_t, rows);
     } else if (op->kind == MTT_OP_activation_backward) {
-        const mtt_activation_backward *o = MTT_OPERANDS_OF(activation_backward, &stored_op);
+        const mtt_op_activation_backward *o = MTT_OPERANDS_OF(activation_backward, &stored_op);
         if (!o->dx_t) return;
         check_transpose(s, op, whose, o->dx, o->dx_t, rows);
         if (o->y_t) check_transpose(s, op, whose, NULL, o->y_t, rows);
     } else if (op->kind == MTT_OP_linear_backward_gelu) {
-        const mtt_linear_backward_gelu *o = MTT_OPERANDS_OF(linear_backward_gelu, &stored_op);
+        const mtt_op_linear_backward_gelu *o = MTT_OPERANDS_OF(linear_backward_gelu, &stored_op);
         check_transpose(s, op, whose, o->dx, o->dx_t, rows);
         if (o->y_t) check_transpose(s, op, whose, NULL, o->y_t, rows);
     } else if (op->kind == MTT_OP_chunked_loss) {
-        const mtt_chunked_loss *o = MTT_OPERANDS_OF(chunked_loss, &stored_op);
+        const mtt_op_chunked_loss *o = MTT_OPERANDS_OF(chunked_loss, &stored_op);
         if (!o->d_logits) return;
         chunk = mtt__rows(o->logits);
         check_transpose(s, op, whose, o->d_logits, o->d_logits_t, rows % chunk ? rows % chunk : chunk);
@@ -2539,7 +2539,7 @@ static void compare_records(const setup *s, const mtt_op *op, const char *whose,
                             const mtt_scale *after, int64_t count, const range_of_records *ranges)
 {
     int *recorded = calloc((size_t)count, sizeof(int)), i;
-    const mtt_chunked_loss *loss = MTT_OPERANDS_OF(chunked_loss, op);
+    const mtt_op_chunked_loss *loss = MTT_OPERANDS_OF(chunked_loss, op);
     int64_t entry;
     for (i = op->inputs; i < op->inputs + op->outputs; i++) {
         const mtt_tensor *t = op->operands[i];
@@ -3039,11 +3039,11 @@ static mtt_tensor matrix_on_device(void *context, mtt_dtype dtype, int64_t rows,
 /* GELU(pre), which a fused operation makes again and transposes, has the bits of GELU alone. */
 static void same_gelu(lock_step *l, const mtt_op *op)
 {
-    const mtt_linear_backward_gelu *o = MTT_OPERANDS_OF(linear_backward_gelu, op);
+    const mtt_op_linear_backward_gelu *o = MTT_OPERANDS_OF(linear_backward_gelu, op);
     mtt_shape shape = *op->shape;
     mtt_tensor alone = matrix_on_device(l->context, MTT_F8_E4M3, mtt__rows(o->pre), mtt__width(o->pre)),
         ours, theirs;
-    mtt_gelu gelu = {o->pre, &alone};
+    mtt_op_gelu gelu = {o->pre, &alone};
     alone.scale = o->y_t->scale;
     run_alone(l->context, MTT_OP_gelu, 1, 1, &gelu, &shape);
     ours = downloaded(l, &alone);
@@ -3059,11 +3059,11 @@ static void same_gelu(lock_step *l, const mtt_op *op)
 static void gelu_backward_alone(lock_step *l, int i, float size)
 {
     mtt_op host = *op_at(l->host, MTT__TRAIN, i, 0), device = *op_at(l->device, MTT__TRAIN, i, 0);
-    const mtt_linear_backward_gelu *h = MTT_OPERANDS_OF(linear_backward_gelu, &host);
-    const mtt_linear_backward_gelu *d = MTT_OPERANDS_OF(linear_backward_gelu, &device);
+    const mtt_op_linear_backward_gelu *h = MTT_OPERANDS_OF(linear_backward_gelu, &host);
+    const mtt_op_linear_backward_gelu *d = MTT_OPERANDS_OF(linear_backward_gelu, &device);
     mtt_tensor dy = *h->pre, device_dy = *d->pre;
-    mtt_gelu_backward row = {&dy, h->pre, h->dx, h->dx_t, h->y_t};
-    mtt_gelu_backward device_row = {&device_dy, d->pre, d->dx, d->dx_t, d->y_t};
+    mtt_op_gelu_backward row = {&dy, h->pre, h->dx, h->dx_t, h->y_t};
+    mtt_op_gelu_backward device_row = {&device_dy, d->pre, d->dx, d->dx_t, d->y_t};
     dy.data = malloc(dy.bytes);
     fill_tensor(&dy, size, 0);
     check(cuda.alloc(l->context, dy.bytes, &device_dy.data) == MTT_OK, "alloc: %s", env.error);
@@ -3120,16 +3120,16 @@ static void eight_products_with_gelu(void)
 /* Attention's results in 8 bits have the bits of quantize after attention in 16 bits. */
 static void same_attention(lock_step *l, const mtt_op *device)
 {
-    const mtt_flash *f = MTT_OPERANDS_OF(flash, device);
-    const mtt_flash_backward *g = MTT_OPERANDS_OF(flash_backward, device);
+    const mtt_op_flash *f = MTT_OPERANDS_OF(flash, device);
+    const mtt_op_flash_backward *g = MTT_OPERANDS_OF(flash_backward, device);
     int backward = device->kind == MTT_OP_flash_backward, i;
     const mtt_tensor *wanted[2] = {backward ? g->d_qkv : f->out_8, backward ? g->d_qkv_t : NULL};
     const mtt_tensor *usual = backward ? g->d_qkv : f->out;
     mtt_tensor alone = matrix_on_device(l->context, MTT_BF16_BITS, mtt__rows(usual), mtt__width(usual));
     mtt_tensor eight[2] = {*wanted[0], *(backward ? wanted[1] : wanted[0])};
-    mtt_quantize then = {&alone, NULL, NULL, NULL, &eight[0], backward ? &eight[1] : NULL};
-    mtt_flash forward_row = {f->qkv, f->control, &alone, f->lse, NULL};
-    mtt_flash_backward backward_row = {g->d_out, g->qkv, g->out, g->lse, g->control, &alone, NULL};
+    mtt_op_quantize then = {&alone, NULL, NULL, NULL, &eight[0], backward ? &eight[1] : NULL};
+    mtt_op_flash forward_row = {f->qkv, f->control, &alone, f->lse, NULL};
+    mtt_op_flash_backward backward_row = {g->d_out, g->qkv, g->out, g->lse, g->control, &alone, NULL};
     mtt_shape shape = *device->shape;
     mtt_op op = *device;
     op.operands = backward ? (mtt_tensor **)(void *)&backward_row : (mtt_tensor **)(void *)&forward_row;
@@ -3222,7 +3222,7 @@ static void every_number(void *context)
         int e4m3 = number < 12, alone = number % 3 == 2, wrong = 0, clipped = 0;
         double scale = e4m3 ? ldexp(1, exponents[number / 3]) : 1;
         mtt_scale scales = {(float)(1 / scale), (float)scale, mtt__float_bits(0.5f), 7}, after;
-        mtt_quantize row = {&x, NULL, NULL, NULL, alone ? NULL : &y, number % 3 ? &y_t : NULL};
+        mtt_op_quantize row = {&x, NULL, NULL, NULL, alone ? NULL : &y, number % 3 ? &y_t : NULL};
         new_case();
         y.dtype = y_t.dtype = e4m3 ? MTT_F8_E4M3 : MTT_F8_E5M2;
         y.scale = y_t.scale = e4m3 ? (mtt_scale *)table.data : NULL;
@@ -3318,10 +3318,10 @@ static void norms_eight(void *context)
         }
         for (way = 0; way < WAYS; way++) {
             mtt_tensor *u = t[way];
-            mtt_norm_backward row = {&u[DY], &u[X], &u[STATS], &u[GAIN], NULL, NULL, &u[DX],
+            mtt_op_norm_backward row = {&u[DY], &u[X], &u[STATS], &u[GAIN], NULL, NULL, &u[DX],
                                      NULL,   NULL,  NULL,      &u[D_GAIN], &u[D_SHIFT]};
-            mtt_quantize gradient = {&u[DX], NULL, NULL, NULL, &u[DX_8], &u[DX_T]};
-            mtt_quantize norm = {&u[X], &u[STATS], &u[GAIN], &u[SHIFT], NULL, &u[Y_T]};
+            mtt_op_quantize gradient = {&u[DX], NULL, NULL, NULL, &u[DX_8], &u[DX_T]};
+            mtt_op_quantize norm = {&u[X], &u[STATS], &u[GAIN], &u[SHIFT], NULL, &u[Y_T]};
             mtt_op op = {.kind = MTT_OP_norm_backward, .layer = -1, .inputs = 6, .outputs = 6,
                          .shape = &shape, .operands = (mtt_tensor **)(void *)&row, .workspace = &workspace};
             if (number % 3) row.joined = &u[DX];
@@ -3357,7 +3357,7 @@ static void probe_eight(void *context)
     mtt_tensor x = matrix_on_device(context, MTT_F8_E4M3, ROWS, TERMS);
     mtt_tensor weight = matrix_on_device(context, MTT_F8_E4M3, ROWS, TERMS), scales, workspace;
     mtt_tensor y = matrix_on_device(context, MTT_BF16_BITS, ROWS, ROWS);
-    mtt_linear linear = {&x, &weight, NULL, &y};
+    mtt_op_linear linear = {&x, &weight, NULL, &y};
     const mtt_scale one = {1, 1, 0, 0};
     int kept[2] = {0, 0}, later, r, c;
     scales = matrix_on_device(context, MTT_F32, 4, 1);
@@ -3527,7 +3527,7 @@ static mtt_status run_in_double(void *context, const mtt_op *ops, int count)
     (void)context;
     for (int i = 0; i < count; i++) {
         mtt_op op = ops[i];
-        const mtt_gather *gather = MTT_OPERANDS_OF(gather, &op);
+        const mtt_op_gather *gather = MTT_OPERANDS_OF(gather, &op);
         textbook t = {.op = &op, .exact = 1};
         int operands = op.inputs + op.outputs;
         t.values = widen_all(op.operands, 0, operands);
@@ -3765,7 +3765,7 @@ static void operations(int large, int small)
    them. */
 static void flash_with_window(lock_step *l, mtt_op *ops[2], int window, char *results[3])
 {
-    const mtt_flash *forward = MTT_OPERANDS_OF(flash, ops[0]);
+    const mtt_op_flash *forward = MTT_OPERANDS_OF(flash, ops[0]);
     const mtt_tensor *outputs[3] = {forward->out, forward->lse,
                                     MTT_OPERANDS_OF(flash_backward, ops[1])->d_qkv};
     mtt_shape shape = *ops[0]->shape;

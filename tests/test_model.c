@@ -1013,7 +1013,7 @@ static void check_frozen_plan(const mtt_schedule *schedule, const reference *r, 
               "%s: %s in layer %d, below layer %d",
               what, mtt_op_name(op->kind), op->layer, lowest);
         if (op->kind == MTT_OP_linear_backward_weight) {
-            const mtt_linear_backward_weight *o = MTT_OPERANDS_OF(linear_backward_weight, op);
+            const mtt_op_linear_backward_weight *o = MTT_OPERANDS_OF(linear_backward_weight, op);
             check(o->d_weight || o->d_bias, "%s: a linear_backward_weight for nothing", what);
         }
     }
@@ -1624,8 +1624,8 @@ static void gelu_curve(void)
     of_y.data = y;
     of_slope.data = slope;
     for (int i = 0; i < POINTS; i++) x[i] = (float)(i - 2000) / 200, slope[i] = 1;
-    mtt_gelu forward_ = {&of_x, &of_y};
-    mtt_gelu_backward backward = {&of_slope, &of_x, &of_slope, NULL, NULL};
+    mtt_op_gelu forward_ = {&of_x, &of_y};
+    mtt_op_gelu_backward backward = {&of_slope, &of_x, &of_slope, NULL, NULL};
     mtt__cpu_gelu(&op, &forward_);
     mtt__cpu_gelu_backward(&op, &backward);
     double worst[2] = {0, 0};
@@ -2527,7 +2527,7 @@ static void quantized(void)
                    gain = new_tensor(MTT_F32, 1, width, NULL), shift = new_tensor(MTT_F32, 1, width, NULL),
                    stats = new_tensor(MTT_F32, rows, 2, NULL),
                    y = new_tensor(MTT_F8_E4M3, rows, width, &scale), y_t = new_transpose(&y, 0);
-        mtt_quantize o = {&x,
+        mtt_op_quantize o = {&x,
                           normed ? &stats : NULL,
                           normed ? &gain : NULL,
                           normed ? &shift : NULL,
@@ -2618,7 +2618,7 @@ static void gelu_eight(void)
                    dx = new_tensor(MTT_F8_E5M2, rows, WIDTH, NULL),
                    y = new_tensor(MTT_F8_E4M3, rows, WIDTH, &scale), dx_t = new_transpose(&dx, 0),
                    y_t = new_transpose(&y, 0);
-        mtt_gelu_backward o = {&dy, &x, &dx, &dx_t, &y_t};
+        mtt_op_gelu_backward o = {&dy, &x, &dx, &dx_t, &y_t};
         mtt_op op = {.kind = MTT_OP_gelu_backward};
         int wrong[2] = {0, 0}, padding = 0;
         fill(&dy, 100), fill(&x, 3);
@@ -2662,7 +2662,7 @@ static void norm_eight(void)
                    stats = new_tensor(MTT_F32, rows, 2, NULL), dx[2], sums[2][2],
                    dx_8 = new_tensor(MTT_F8_E5M2, rows, width, NULL), dx_t = new_transpose(&dx_8, 0),
                    y = new_tensor(MTT_F8_E4M3, rows, width, &scale), y_t = new_transpose(&y, 0);
-        mtt_quantize again = {&x, &stats, &gain, &shift, &y, NULL};
+        mtt_op_quantize again = {&x, &stats, &gain, &shift, &y, NULL};
         mtt_op op = {.kind = MTT_OP_norm_backward, .workspace = tiles(), .shape = &shape};
         int wrong = 0;
         new_case();
@@ -2676,7 +2676,7 @@ static void norm_eight(void)
             for (int k = 0; k < 2; k++) sums[i][k] = new_tensor(MTT_F32, 1, width, NULL);
         }
         for (int i = 0; i < 2; i++) {
-            mtt_norm_backward o = {&dy, &x, &stats, &gain, NULL, joins ? &dx[i] : NULL, &dx[i],
+            mtt_op_norm_backward o = {&dy, &x, &stats, &gain, NULL, joins ? &dx[i] : NULL, &dx[i],
                                    NULL, NULL, NULL, &sums[i][0], &sums[i][1]};
             if (i && of & 1) o.dx_8 = &dx_8, o.dx_t = &dx_t;
             if (i && of & 2) o.shift = &shift, o.y_t = &y_t;
@@ -2724,11 +2724,11 @@ static void attention_eight(void)
                    d_16 = new_tensor(MTT_BF16_BITS, R, 3 * C, NULL),
                    d_8 = new_tensor(MTT_F8_E5M2, R, 3 * C, NULL),
                    d_wanted = new_tensor(MTT_F8_E5M2, R, 3 * C, NULL), d_t = new_transpose(&d_8, 0);
-        mtt_flash both = {&qkv, &of_control, &out, &lse, &out_8},
+        mtt_op_flash both = {&qkv, &of_control, &out, &lse, &out_8},
                   alone = {&qkv, &of_control, &out_2, &lse, NULL};
-        mtt_quantize then = {&out_2, NULL, NULL, NULL, &wanted, NULL},
+        mtt_op_quantize then = {&out_2, NULL, NULL, NULL, &wanted, NULL},
                      d_then = {&d_16, NULL, NULL, NULL, &d_wanted, NULL};
-        mtt_flash_backward d_alone = {&d_out, &qkv, &out, &lse, &of_control, &d_16, NULL},
+        mtt_op_flash_backward d_alone = {&d_out, &qkv, &out, &lse, &of_control, &d_16, NULL},
                            d_both = {&d_out, &qkv, &out, &lse, &of_control, &d_8, &d_t};
         new_case();
         scales[1] = scales[0];
@@ -2794,9 +2794,9 @@ static void linear_eight(void)
         fill(&x, 3), fill(&w, 0.5), fill(&dy, 20), fill(&bias, 1), fill(&d_weight, 10), fill(&d_bias, 10);
         mtt_tensor x_t = new_transpose(&x, 1), dy_t = new_transpose(&dy, 1), w_t = new_transpose(&w, 1);
         mtt_tensor ones = new_tensor(MTT_F32, 1, rows, NULL);
-        mtt_linear forward_ = {&x, &w_t, &bias, &y};
-        mtt_linear_backward_input input = {&dy, &w, &dx};
-        mtt_linear_backward_weight weight = {&x_t, &dy_t, &d_weight, &d_bias};
+        mtt_op_linear forward_ = {&x, &w_t, &bias, &y};
+        mtt_op_linear_backward_input input = {&dy, &w, &dx};
+        mtt_op_linear_backward_weight weight = {&x_t, &dy_t, &d_weight, &d_bias};
         mtt_op op = {.workspace = tiles(), .transposed = 1}, plain = {.workspace = tiles(), .adds = adds};
         new_case();
         for (int i = 0; i < rows; i++) ((float *)ones.data)[i] = 1;
@@ -2847,7 +2847,7 @@ static void loss_eight(void)
                 double old = !adds ? 0 : c < C ? element(&d_weight, v, c) : element(&d_bias, 0, v);
                 want[v * (C + 1) + c] = old, bound[v * (C + 1) + c] = fabs(old) * 1e-5;
             }
-        mtt_chunked_loss o = {&x,      &x_t,    &w, &w_t, &bias, &targets,  &of_control, &of_counters,
+        mtt_op_chunked_loss o = {&x,      &x_t,    &w, &w_t, &bias, &targets,  &of_control, &of_counters,
                               &losses, &logits, &d, &d_t, &dx,   &d_weight, &d_bias};
         new_case();
         mtt__cpu_chunked_loss(&op, &o);

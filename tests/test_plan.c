@@ -682,7 +682,7 @@ static void option_costs(int *seen)
         if (!s) continue;
         for (int k = 0; k < s->programs[MTT__TRAIN].op_count; k++) {
             const mtt_op *op = &s->programs[MTT__TRAIN].ops[k];
-            const mtt_activation_backward *a = MTT_OPERANDS_OF(activation_backward, op);
+            const mtt_op_activation_backward *a = MTT_OPERANDS_OF(activation_backward, op);
             const sizes z = sizes_of(&c);
             const double padded = ceil(z.R / 16) * 16, X = z.F * (c.model.mlp == MTT_MLP_SWIGLU ? 2 : 1);
             const double made = bytes_of(op->operands[op->inputs]);
@@ -1780,8 +1780,8 @@ static void listing(void)
     }
 }
 
-/* The list after each pass of a step in FP8, of adapters, of ranks, of early updates: the forward pass knows of no
-   technique, each pass brings what it is for, and after the last one the list is the schedule's. */
+/* The list after each pass, in FP8, with adapters, ranks, early updates: the forward pass knows of none of
+   them, each pass brings what it is for, and after the last one the list is the schedule's. */
 static void lists_between_passes(void)
 {
     enum { FORWARD = 1, ADAPTERS, EIGHT, ADJOINTS, ABSORB, GRADIENTS, FUSIONS, STEP };
@@ -1841,9 +1841,9 @@ static void attention_in_eight(void)
         check(!mtt_schedule_create(&env, &c.model, &c.policy, c.batch, c.seq_len, &s), "%s", env.error);
         const mtt_op *ops = mtt_schedule_ops(s, &count);
         for (int i = 0; i < count; i++) {
-            const mtt_flash *f = MTT_OPERANDS_OF(flash, &ops[i]);
-            const mtt_flash_backward *g = MTT_OPERANDS_OF(flash_backward, &ops[i]);
-            const mtt_quantize *q = MTT_OPERANDS_OF(quantize, &ops[i]);
+            const mtt_op_flash *f = MTT_OPERANDS_OF(flash, &ops[i]);
+            const mtt_op_flash_backward *g = MTT_OPERANDS_OF(flash_backward, &ops[i]);
+            const mtt_op_quantize *q = MTT_OPERANDS_OF(quantize, &ops[i]);
             if (ops[i].kind == MTT_OP_flash)
                 check(f->out_8 ? f->out_8->last > i : ops[i].recomputed, "%s: flash %d %s 8 bits", c.text, i,
                       f->out_8 ? "makes unused" : "makes no");
@@ -1861,8 +1861,8 @@ static void attention_in_eight(void)
 /* Whether a fused operation has the operands of both. `apart`: GELU is left out. */
 static int merged_well(const mtt_op *op, int apart)
 {
-    const mtt_linear_gelu *f = MTT_OPERANDS_OF(linear_gelu, op);
-    const mtt_linear_backward_gelu *g = MTT_OPERANDS_OF(linear_backward_gelu, op);
+    const mtt_op_linear_gelu *f = MTT_OPERANDS_OF(linear_gelu, op);
+    const mtt_op_linear_backward_gelu *g = MTT_OPERANDS_OF(linear_backward_gelu, op);
     char bias[64];
     snprintf(bias, sizeof(bias), "d_h.%d.mlp.c_fc.bias", op->layer);
     if (op->kind == MTT_OP_linear_gelu)
@@ -1891,7 +1891,7 @@ static void residual_norms(void)
         const mtt__program *p = &s->programs[MTT__TRAIN];
         for (int i = 0; i < p->op_count; i++) {
             const mtt_op *op = &p->ops[i], *next = op + 1;
-            const mtt_residual_norm *f = MTT_OPERANDS_OF(residual_norm, op);
+            const mtt_op_residual_norm *f = MTT_OPERANDS_OF(residual_norm, op);
             check(op->kind != MTT_OP_residual || next->kind != MTT_OP_norm ||
                       MTT_OPERANDS_OF(residual, op)->sum != MTT_OPERANDS_OF(norm, next)->x,
                   "%s: operation %d is apart", c.text, i);
@@ -1924,8 +1924,8 @@ static void norms_round(void)
         const mtt__program *p = &s->programs[MTT__TRAIN];
         for (int i = 0; i < p->op_count; i++) {
             const mtt_op *op = &p->ops[i], *next = op + 1;
-            const mtt_norm_backward *n = MTT_OPERANDS_OF(norm_backward, op);
-            const mtt_linear_backward_weight *w = MTT_OPERANDS_OF(linear_backward_weight, next);
+            const mtt_op_norm_backward *n = MTT_OPERANDS_OF(norm_backward, op);
+            const mtt_op_linear_backward_weight *w = MTT_OPERANDS_OF(linear_backward_weight, next);
             apart += op->kind == MTT_OP_quantize && op->phase == MTT_BACKWARD && !op->recomputed;
             if (op->kind != MTT_OP_norm_backward) continue;
             check(!n->dx_8 == !n->dx_t && (!n->dx_8 || (n->dx_8->last > i && n->dx_t->last > n->dx_8->first)),

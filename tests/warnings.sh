@@ -99,6 +99,14 @@ for option in $options MTT_CBLAS MTT_CUDA MTT_STATIC MTT_SEPARATE_ALLOCS; do
   case $option in MTT_H_INCLUDED | MTT_IMPLEMENTATION_DONE) continue;; esac
   grep -qE "^ +$option " mtt.h; tell $? "$option is not in the manual's table of options"
 done
+# A user's macros change nothing: words in capitals begin with MTT, are of system headers, or are pasted.
+system=$(gcc -x c -std=gnu99 -E -dD -DMTT_IMPLEMENTATION mtt.h |
+  awk '/^# [0-9]+ "/ {own = $3 ~ /mtt\.h"/} !own' | grep -oE '\b[A-Z][A-Z0-9_]*\b' | sort -u)
+words=$(sed 's/"\(\\.\|[^"\\]\)*"//g' mtt.h | gcc -x c -fpreprocessed -E -P - 2> /dev/null |
+  grep -oE '\b[A-Z][A-Z0-9_]*\b' | grep -vE '^(MTT|STB|MPI|SO_)' | sort -u | comm -23 - <(echo "$system"))
+[ "$(wc -w <<< "$words")" -gt 50 ]; tell $? "words in capitals"
+check "a user's macros" gcc -x c -std=c99 -DMTT_IMPLEMENTATION -Wall -Wextra -Werror -fsyntax-only \
+  $(printf -- '-D%s=users_own ' $words HEADER BLOCK N W B X MOVED ROWS RANK VOCAB SIZE COUNT MAX MIN) mtt.h
 for tag in $(sed -n 's/^ *>>\([a-z]*\) .*/\1/p' mtt.h); do
   grep -qE "^ *>>$tag\$" mtt.h; tell $? "the table of contents names >>$tag, which is not there"
 done
