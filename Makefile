@@ -11,7 +11,6 @@ override CFLAGS += -std=gnu99 -Wall -Wextra -fopenmp
 B      := build
 VPATH  := examples tools tests
 export OMP_WAIT_POLICY ?= passive# threads that spin slow each other down on a busy machine
-
 # OpenBLAS if it is there. It must be the build for OpenMP: threads of its own would wait for OpenMP's.
 BLAS_DIR := $(firstword $(wildcard /usr/lib/$(shell $(CC) -print-multiarch 2>/dev/null)/openblas-openmp))
 ifneq ($(BLAS_DIR),)
@@ -21,7 +20,7 @@ endif
 CUDA := $(and $(shell command -v nvcc),$(shell tools/arch.sh gpu 2>/dev/null),test_cuda test_together_cuda)
 TESTS    := $(addprefix test_,tokenizer files ranks identity plan model models generate together memory)
 TESTS    += $(if $(BLAS),test_model_blas test_memory_blas) $(CUDA)
-PROGRAMS := train hello generate schedule prepare report profile convert
+PROGRAMS := train tiny hello generate schedule prepare report profile convert
 HEADERS  := mtt.h $(wildcard tools/*.h tests/*.h)
 # Recipes take these from the environment, so that neither make nor the shell expands what they hold.
 $(foreach v,TEXT BENCH ARGS,$(eval override export $v := $$(value $v)))
@@ -30,31 +29,32 @@ $(foreach v,TEXT BENCH ARGS,$(eval override export $v := $$(value $v)))
 train: deps $(B)/train
 hello: deps $(B)/hello
 	@$(B)/hello $${TEXT:+"$$TEXT"}
-deps:
-	@mkdir -p $(B) && tools/deps.sh
+deps:; @mkdir -p $(B) && tools/deps.sh
 
-$(B)/train $(B)/hello $(B)/%_blas: LIBRARIES = $(BLAS)
-$(B)/%: %.c $(HEADERS) | deps
-	$(CC) $(CFLAGS) $< -o $@ $(LIBRARIES) -lm
-$(B)/%_blas: %.c $(HEADERS) | deps
-	$(CC) $(CFLAGS) $< -o $@ $(LIBRARIES) -lm
-$(B)/mtt_kernels.o: mtt_kernels.cu mtt.h | deps
-	nvcc -O3 $(shell tools/arch.sh) -c $< -o $@
-$(B)/test_cuda $(if $(CUDA),$(B)/profile): $(B)/%: %.c $(HEADERS) $(B)/mtt_kernels.o
-	nvcc -O3 -DMTT_CUDA= -Xcompiler -fopenmp $< $(B)/mtt_kernels.o -o $@ -lcublasLt
-$(B)/%_cuda: %.c $(HEADERS) $(B)/mtt_kernels.o
-	nvcc -O3 -DMTT_CUDA= -Xcompiler -fopenmp $< $(B)/mtt_kernels.o -o $@ -lcublasLt
+# One object has mtt.h's implementation for all programs; each test has its own, with what is private.
+DONE  = -DMTT_IMPLEMENTATION_DONE -DMTT_WORDPIECE_DONE
+APART = $(CC) $(CFLAGS) $(DONE) $< $(filter %.o,$^) -o $@ $(LIBRARIES) -lm
+WHOLE = $(CC) $(CFLAGS) -DMTT_STATIC $< -o $@ $(LIBRARIES) -lm
+NVCC  = nvcc -O3 -DMTT_CUDA= -Xcompiler -fopenmp $< $(B)/mtt_kernels.o -o $@ -lcublasLt
+$(addprefix $(B)/,train tiny hello %_blas mtt_blas.o): LIBRARIES = $(BLAS)
+$(B)/mtt.o $(B)/mtt_blas.o: tools/wordpiece.h mtt.h | deps
+	$(CC) $(CFLAGS) -DMTT_IMPLEMENTATION -include mtt.h -x c -c $< -o $@ $(filter -D%,$(LIBRARIES))
+$(B)/train: trainer.c $(HEADERS) $(B)/mtt_blas.o; $(APART)
+$(B)/tiny: train.c $(HEADERS) $(B)/mtt_blas.o; $(APART)
+$(B)/hello: hello.c $(HEADERS) $(B)/mtt_blas.o; $(APART)
+$(B)/test_%_blas: test_%.c $(HEADERS) | deps; $(WHOLE)
+$(B)/test_%: test_%.c $(HEADERS) | deps; $(WHOLE)
+$(B)/%: %.c $(HEADERS) $(B)/mtt.o; $(APART)
+$(B)/mtt_kernels.o: mtt_kernels.cu mtt.h | deps; nvcc -O3 $(shell tools/arch.sh) -c $< -o $@
+$(B)/test_cuda $(if $(CUDA),$(B)/profile): $(B)/%: %.c $(HEADERS) $(B)/mtt_kernels.o; $(NVCC)
+$(B)/train_cuda: trainer.c $(HEADERS) $(B)/mtt_kernels.o; $(NVCC)
+$(B)/%_cuda: %.c $(HEADERS) $(B)/mtt_kernels.o; $(NVCC)
 
 test: deps; @tools/arch.sh gpu >/dev/null; $(MAKE) --no-print-directory test-programs
 test-programs: $(PROGRAMS:%=$(B)/%) $(TESTS:%=$(B)/%)
 	@tests/run.sh $(B) $(TESTS)
-
 demo:; @set -f; CC="$(CC)" tools/demo.sh "$$TEXT" $$ARGS
-
 bench: deps; @set -f; tools/bench.sh $$BENCH
-
 profile: $(B)/profile; @set -f; tools/profile.sh $$ARGS
-
 fuzz: deps; @tests/fuzz.sh $(B) $$((60 * $(or $(MINUTES),1)))
-
 clean:; rm -rf $(B)

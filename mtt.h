@@ -506,6 +506,10 @@ typedef struct mtt_field {
 MTTDEF const mtt_field *mtt_model_fields(void);
 MTTDEF const mtt_field *mtt_policy_fields(void);
 MTTDEF const mtt_field *mtt_optim_fields(void);
+/* Sets a field of `desc` to what a text says: a number; bytes, as in 24G; the name of a choice; 0 or 1; or
+   the text itself, which the caller keeps. Where the default is not 0, a text of 0 or less sets -1, which
+   stands for 0. MTT_E_ARGUMENT: the error says what is expected, and the field is as it was. */
+MTTDEF mtt_status mtt_field_set(mtt_env *env, const mtt_field *field, void *desc, const char *text);
 
 /* ---------------------------------------------------------------------------------------------- plan ---- */
 
@@ -2962,6 +2966,58 @@ MTTDEF const mtt_field *mtt_policy_fields(void)
 MTTDEF const mtt_field *mtt_optim_fields(void)
 {
     return mtt__optim_field;
+}
+
+/* Tells what a field takes. */
+static mtt_status mtt__field_expected(mtt_env *env, const mtt_field *f, double high, double number)
+{
+    const char *what = f->kind == MTT_FIELD_FLOAT ? "a number" : "a whole number";
+    char range[64];
+    if (f->kind == MTT_FIELD_TEXT) mtt__format(range, sizeof(range), "a text");
+    else if (f->kind == MTT_FIELD_BYTES) mtt__format(range, sizeof(range), "bytes, as in 24G or 512M");
+    else if (f->low > 0 && f->low < 1e-20)
+        mtt__format(range, sizeof(range), "%s above 0, at most %g", what, high);
+    else if (high >= INT_MAX && !(number > high))
+        mtt__format(range, sizeof(range), "%s, %g or more", what, f->low);
+    else mtt__format(range, sizeof(range), "%s from %g to %.10g", what, f->low, high);
+    return mtt__fail(env, MTT_E_ARGUMENT, "expected %s (%s)", f->choices ? f->choices : range, f->help);
+}
+
+MTTDEF mtt_status mtt_field_set(mtt_env *env, const mtt_field *f, void *desc, const char *text)
+{
+    const char *units = "KMG", *unit = NULL, *choice = f->choices;
+    char *at = (char *)desc + f->offset, *end;
+    double number, high = f->kind == MTT_FIELD_BYTES && f->high > 1e18 ? 1e18 : f->high; /* fits 63 bits */
+    float real;
+    int64_t whole;
+    size_t bytes;
+    int value = 0;
+    if (!text) return mtt__field_expected(env, f, high, 0);
+    if (f->kind == MTT_FIELD_TEXT) {
+        memcpy(at, &text, sizeof(text));
+        return MTT_OK;
+    }
+    for (; choice; choice = strchr(choice, '|'), value++) {
+        choice += *choice == '|';
+        if (strcspn(choice, "|") != strlen(text) || strncmp(choice, text, strlen(text))) continue;
+        memcpy(at, &value, sizeof(value)); /* of an enum: clang drops stores through int * */
+        return MTT_OK;
+    }
+    number = strtod(text, &end);
+    if (end != text && *end && f->kind == MTT_FIELD_BYTES) unit = strchr(units, *end);
+    if (unit) number = ldexp(number, 10 * (int)(unit - units + 1)), end++;
+    if (f->choices || end == text || *end) return mtt__field_expected(env, f, high, 0);
+    if (f->low == 0 && f->fallback != 0 && number <= 0) number = -1;
+    else if (!(number >= f->low && number <= high)) return mtt__field_expected(env, f, high, number);
+    if (f->kind != MTT_FIELD_FLOAT && f->kind != MTT_FIELD_BYTES && number != floor(number))
+        return mtt__field_expected(env, f, high, number);
+    real = (float)number, whole = (int64_t)number, bytes = (size_t)(number < 0 ? 0 : number);
+    value = f->kind == MTT_FIELD_INT || f->kind == MTT_FIELD_FLAG ? (int)number : 0;
+    if (f->kind == MTT_FIELD_FLOAT) memcpy(at, &real, sizeof(real));
+    else if (f->kind == MTT_FIELD_INT64) memcpy(at, &whole, sizeof(whole));
+    else if (f->kind == MTT_FIELD_BYTES) memcpy(at, &bytes, sizeof(bytes));
+    else memcpy(at, &value, sizeof(value));
+    return MTT_OK;
 }
 
 static double mtt__field_get(const void *desc, const mtt_field *field)
@@ -9656,6 +9712,7 @@ static mtt_status mtt__file_fail(mtt_env *env, const char *path, const char *ver
 static mtt_status mtt__open_regular(mtt_env *env, const char *path, int *fd, mtt__file_info *info)
 {
     int error;
+    memset(info, 0, sizeof(*info));
     *fd = mtt__os_open(path, MTT__READ_AT_ONCE);
     error = *fd < 0 || mtt__os_info(*fd, info) ? errno : 0;
     if (!error && info->kind == MTT__REGULAR) return MTT_OK;

@@ -1,300 +1,300 @@
-/* train.c - trains a small GPT on your text with any memory technique of mtt.h, and measures what it saves.
+/* train.c - trains a small decoder with a memory technique, and measures memory, speed and perplexity.
+   Copy mtt.h and stb_sprintf.h beside it, and for a GPU mtt_kernels.cu:
 
-   cc -O3 -march=native -fopenmp examples/train.c -o train -lm            (faster: -DMTT_CBLAS -lopenblas)
-   nvcc -O3 -arch=native -DMTT_CUDA examples/train.c mtt_kernels.cu -lcublasLt -o train   (then --device cuda)
-   ./train --data my_text.txt            (--ranks 4: four processes; or torchrun, mpirun, srun start them)
+   cc -O3 -march=native -fopenmp train.c -o train -lm
+   nvcc -O3 -arch=native -DMTT_CUDA train.c mtt_kernels.cu -lcublasLt -o train        then --device cuda
+   ./train --data my_text.txt --technique bf16_flash --layers 4 --heads 8 --d-model 256 --sample 200
+   ./train --data my_text.txt --bf16 --flash-attn --gradient-checkpointing --dry-run  memory, before anything
 
-   It uses nothing but the public interface. Results go to stdout, progress to stderr, files to --results-dir.
-   The training loop is in train(). main() has what comes before: options, data, plan, trainer. */
+   --help lists all options. A run leaves {results-dir}/{dataset}_{technique}_metrics.json, _memory.json
+   (operation by operation), .jsonl (each step) and .safetensors (for --resume). Read main first. The larger
+   program, with presets, adapters, several GPUs and the best of the checkpoints, is tools/trainer.c. */
 #define MTT_IMPLEMENTATION
+#if __has_include("mtt.h")
+#include "mtt.h"
+#else
 #include "../mtt.h"
-#include "../tools/wordpiece.h"
-#include "../tools/options.h"
-#include "../tools/results.h"
-#include "../tools/run.h"
-#include "../tools/speak.h"
+#endif
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
-static struct {
-    mtt_model_desc model;
-    mtt_policy policy;
-    mtt_optim_desc optim;
-    mtt_sampling sampling;
-    int batch, seq_len, steps, epochs, seed, eval_every, eval_batches, save_every, resume, sample;
-    int dry_run, find_max, json, no_memory;
-    const char *data, *field, *tokenizer, *dataset, *prompt, *results;
-} set = {.batch = 32, .seq_len = 256, .epochs = 1, .optim = {.lr = 1e-3f}, .policy = {.accumulate = 1},
-         .sampling = {.temperature = 0.8f, .top_k = 200}, .prompt = "\n", .results = "results"};
+/* ---- options: fields of four structs, by their names ---- */
 
-static mtt_env env;
-static run files = {.env = &env, .keep = 2, .optim = &set.optim};
-static speaker session;
-static const option options[] = {
-    TITLE("usage: train --data FILE [option...]\n\n"
-          "  train --data my_text.txt                a small model; it takes a minute or two on a CPU\n"
-          "  train --data my_text.txt --preset a --technique bf16_flash --eval-every 100 --sample 200\n"
-          "  train --dry-run --preset gpt2 --technique bf16_flash_checkpointing      memory, without data\n\n"
-          "Data and results:"),
-    TEXT("data", &set.data, "text, JSONL, - for standard input, or the prefix of prepared token files"),
-    TEXT("field", &set.field, "field of the JSONL documents, default text"),
-    TEXT("tokenizer", &set.tokenizer, "tokenizer.json, vocab.bpe or vocab.txt; default: train a BPE"),
-    TEXT("init", &files.init, "first weights: a checkpoint, or a folder of Hugging Face's"),
-    TEXT("dataset", &set.dataset, "name of the result files, default the name of the data file"),
-    TEXT("results-dir", &set.results, "folder of metrics, logs, checkpoints and token files"),
-    CHOICE("log", &files.curves, "none|csv|tensorboard", "write the log as a table, too, or for TensorBoard"),
-    TITLE("Training:"),
-    INT("batch-size", &set.batch, 0, "sequences in a micro-batch"),
-    INT("seq-len", &set.seq_len, 0, "tokens in a sequence"),
-    INT("steps", &set.steps, 0, "optimizer steps, default those of --epochs"),
-    INT("epochs", &set.epochs, 1, "passes over the data"),
-    INT("seed", &set.seed, 0, "seed of weights, dropout, data split and data order"),
-    TITLE("Evaluations and checkpoints:"),
-    INT("eval-every", &set.eval_every, 0, "steps between evaluations; 0: only at the end"),
-    INT("eval-batches", &set.eval_batches, 0, "batches of an evaluation; 0: the whole split"),
-    INT("save-every", &set.save_every, 0, "steps between checkpoints; 0: only at the end"),
-    INT("keep", &files.keep, 1, "newest checkpoints to keep, besides the best by validation"),
-    FLAG("no-checkpoint", &set.save_every, -1, "save no checkpoints"),
-    FLAG("resume", &set.resume, 1, "continue from the checkpoint of this dataset and technique"),
-    TITLE("Sample:"),
-    INT("sample", &set.sample, 0, "tokens to write at the end"),
-    TEXT("prompt", &set.prompt, "text to continue, default a new line"),
-    REAL("temperature", &set.sampling.temperature, 0, "0: always the most likely token"),
-    INT("top-k", &set.sampling.top_k, 0, "draw from the N most likely tokens; 0: all"),
-    OPTION("top-p", MTT_FIELD_FLOAT, &set.sampling.top_p, 0, 1e-30, 1,
-           "draw from the top X of probability; 1: all"),
-    TITLE("Memory:"),
-    FLAG("dry-run", &set.dry_run, 1, "print the plan and stop; needs neither data nor a device"),
-    FLAG("find-max-batch", &set.find_max, 1, "print the largest batch, in sequences, under --memory-budget"),
-    FLAG("json", &set.json, 1, "the plan as one JSON object"),
-    FLAG("no-memory-profiling", &set.no_memory, 1, "do not write the memory file"),
-    OPTION("memory-budget", MTT_FIELD_BYTES, &set.policy.budget_bytes, 0, 0, 1e18,
-           "refuse a plan that needs more; --recompute budget fits it (24G, 512M)"),
-    FIELDS("Technique; its words are also options: --bf16 --flash ...", mtt_policy_fields, &set.policy),
-    OPTION("rank-timeout", MTT_FIELD_FLOAT, &files.timeout, 0, 0, 86400, "seconds to wait for a rank (20)"),
-    FIELDS("Model; small on a CPU without --layers, --heads or --d-model:", mtt_model_fields, &set.model),
-    FIELDS("Optimizer:", mtt_optim_fields, &set.optim),
-};
+typedef struct settings {
+    const char *data, *dataset, *technique, *results_dir;
+    int batch_size, seq_len, steps, epochs, seed, eval_every, eval_batches, save_every, sample;
+    int resume, no_checkpoint, no_memory_profiling, dry_run, json, find_max_batch;
+} settings;
 
-/* After a failure that ends the run, of which other ranks may not know. Returns the exit code. */
-static int report(mtt_status status)
+#define OWN(name, kind, low, help) \
+    {#name, MTT_FIELD_##kind, offsetof(settings, name), 0, low, 1 << 30, NULL, help}
+static const mtt_field own_fields[] = {
+    OWN(data, TEXT, 0, "a text or JSONL, or the prefix of prepared token files"),
+    OWN(dataset, TEXT, 0, "name of the result files (the data's)"),
+    OWN(technique, TEXT, 0, "words joined by _, as in bf16_flash_window16_bs64; later options change it"),
+    OWN(results_dir, TEXT, 0, "folder of all files (results)"),
+    OWN(batch_size, INT, 1, "sequences in a batch (32)"),
+    OWN(seq_len, INT, 1, "tokens in a sequence (256)"),
+    OWN(steps, INT, 1, "optimizer steps (those of the epochs)"),
+    OWN(epochs, INT, 1, "passes over the data (1)"),
+    OWN(seed, INT, 0, "of weights, dropout, split and order (0)"),
+    OWN(eval_every, INT, 0, "steps between evaluations (0: at the end)"),
+    OWN(eval_batches, INT, 0, "batches of an evaluation (0: all)"),
+    OWN(save_every, INT, 0, "steps between checkpoints (0: at the end)"),
+    OWN(sample, INT, 0, "tokens to write at the end"),
+    OWN(resume, FLAG, 0, "continue from the checkpoint of this dataset and technique"),
+    OWN(no_checkpoint, FLAG, 0, "save none"),
+    OWN(no_memory_profiling, FLAG, 0, "do not write the memory file"),
+    OWN(dry_run, FLAG, 0, "print the plan and stop"),
+    OWN(json, FLAG, 0, "print it as JSON"),
+    OWN(find_max_batch, FLAG, 0, "print the largest batch under --memory-budget"),
+    {NULL, MTT_FIELD_INT, 0, 0, 0, 0, NULL, NULL}};
+
+static settings set = {.results_dir = "results", .batch_size = 32, .seq_len = 256, .epochs = 1};
+static mtt_model_desc model;
+static mtt_policy policy = {.accumulate = 1};
+static mtt_optim_desc optim = {.lr = 1e-3f};
+static mtt_env env; /* has the text of the last error */
+
+/* Options, and the field or the word of a technique that they stand for. */
+static const char *const other_names[][2] = {
+    {"vocab_size", "vocab"}, {"window_size", "window"}, {"memory_budget", "budget_bytes"},
+    {"flash_attn", "flash"}, {"gradient_checkpointing", "checkpointing"}};
+
+#define STOP(code, ...) (fprintf(stderr, "train: " __VA_ARGS__), fputc('\n', stderr), exit(code))
+
+static void check(mtt_status status)
 {
-    int code = run_tell(&files, status);
-    if (code && status != MTT_E_NUMBERS) mtt_ranks_fail(files.ranks, env.error);
-    return code;
+    int code = status == MTT_E_ARGUMENT ? 2 : status == MTT_E_MEMORY || status == MTT_E_BUDGET ? 4 : 3;
+    if (status) STOP(code, "%s", *env.error ? env.error : mtt_status_string(status));
 }
 
-static int read_options(int argc, char **argv)
+/* Sets the option `argument`, of which `value` is the next argument. Returns how many of both it took. */
+static int set_option(const char *argument, const char *value)
 {
-    const mtt_policy *policy = &set.policy;
-    int code;
-    option_all.fallback = "small";
-    code = option_parse(options, LENGTH(options), argc, argv);
-    if (code) return code;
-    set.dry_run |= set.find_max;
-    if (!set.data && !set.dry_run)
-        return option_fail("--data is missing, for example --data my_text.txt (--help lists all options)");
-    if (policy->recompute == MTT_RECOMPUTE_BUDGET && !policy->budget_bytes)
-        return option_fail("--recompute budget needs a budget, for example --memory-budget 8G");
-    if (policy->split && policy->recompute != MTT_RECOMPUTE_BUDGET)
-        return option_fail("--split needs --recompute budget");
-    if (!policy->lora_rank && (policy->lora_targets || policy->lora_alpha > 0))
-        return option_fail("--lora-targets and --lora-alpha need a rank, for example --lora-rank 16");
-    if (set.find_max && !policy->budget_bytes)
-        return option_fail("--find-max-batch needs a budget, for example --memory-budget 24G");
-    if (set.seq_len > 1024 && !set.model.max_seq) set.model.max_seq = set.seq_len;
-    return 0;
+    const struct { const mtt_field *fields; void *desc; } groups[] = {
+        {own_fields, &set}, {mtt_model_fields(), &model}, {mtt_policy_fields(), &policy},
+        {mtt_optim_fields(), &optim}};
+    char name[64] = "", *at;
+    const mtt_field *f;
+    int help = !strcmp(argument, "--help");
+    size_t i;
+    if (!strncmp(argument, "--", 2)) snprintf(name, sizeof(name), "%s", argument + 2);
+    for (at = name; (at = strchr(at, '-')) != NULL;) *at = '_';
+    for (i = 0; i < sizeof(other_names) / sizeof(other_names[0]); i++)
+        if (!strcmp(other_names[i][0], name)) strcpy(name, other_names[i][1]);
+    for (i = 0; i < 4; i++)
+        for (f = groups[i].fields; f->name; f++) {
+            int flag = f->kind == MTT_FIELD_FLAG;
+            if (help) printf("--%-22s %s %s\n", f->name, f->help, f->choices ? f->choices : "");
+            if (strcmp(f->name, name)) continue;
+            if (mtt_field_set(&env, f, groups[i].desc, flag ? "1" : value))
+                STOP(2, "%s %s: %s", argument, value ? value : "", env.error);
+            if (!strcmp(name, "technique")) check(mtt_policy_parse(&env, value, &policy, &set.batch_size));
+            return flag ? 1 : 2;
+        }
+    if (help) exit(0);
+    if (!*name || mtt_policy_parse(NULL, name, &policy, NULL))
+        STOP(2, "there is no option %s: --help lists all", argument);
+    return 1; /* a word of a technique */
 }
 
-/* Opens the dataset that --data names. Rank 0 makes it of the text, unless an earlier run has. */
-static mtt_status open_data(mtt_dataset *data, mtt_batches *batches)
+/* ---- files ---- */
+
+static char run[512]; /* {dataset}_{technique} */
+
+/* A path, until the next call. */
+static const char *path_of(const char *name, const char *ending)
 {
-    mtt_status status = run_open(&files, &env, set.results, set.data, set.dataset, option_technique());
-    int prepared = result_is_prefix(set.data), vocab;
-    const char *prefix = prepared ? set.data : result_path(set.results, files.dataset, "");
-    mtt_tokenizer_kind kind = mtt_wordpiece(NULL);
-    mtt_prepare_desc job = {.input = set.data, .output = prefix, .field = set.field, .vocab = set.model.vocab,
-                            .tokenizer = set.tokenizer, .seed = (uint64_t)set.seed};
-    if (!status && set.resume) status = run_check_resume(&files);
-    if (set.tokenizer) job.kind = &kind;
-    job.reuse_only = set.resume && strcmp(set.data, "-") && result_has_tokens(prefix);
-    if (job.reuse_only && !option_given("vocab-size")) job.vocab = 0; /* whatever the run has */
-    if (!status && !prepared && !run_rank) status = speak_prepare(&env, &job);
-    if (!status) status = run_share_dataset(&files);
-    if (!status) status = mtt_dataset_open(&env, prefix, &kind, data);
-    if (status) return status;
-    vocab = mtt_tokens_vocab(data->train);
-    if (prepared && (set.tokenizer || (option_given("vocab-size") && set.model.vocab != vocab)))
-        return run_fail(&files, MTT_E_ARGUMENT, "%s has its own tokenizer: leave out --tokenizer and "
-                        "--vocab-size, or give the text", prefix);
-    status = run_check_text(&files, set.data, data, set.seq_len, &set.model);
-    if (!status)
-        status = mtt_batches_init(&env, batches, data->train, set.batch, set.seq_len, (uint64_t)set.seed, 0);
-    batches->rank = run_rank;
-    batches->ranks = mtt_ranks_count(files.ranks);
-    return status;
+    static char path[2100];
+    snprintf(path, sizeof(path), "%.1500s/%.500s%.60s", set.results_dir, name, ending);
+    return path;
 }
 
-/* Steps and warm-up, unless they are given. */
-static mtt_status choose_steps(const mtt_batches *batches)
+static void close_file(FILE *f)
 {
-    mtt_status status = MTT_OK;
-    if (!set.steps || (option_given("epochs") && !option_given("steps"))) /* --epochs before the preset's */
-        status = run_count_steps(&files, batches, set.policy.accumulate, set.epochs, &set.steps);
-    if (!option_given("warmup-steps") && set.optim.warmup_steps >= set.steps)
-        set.optim.warmup_steps = set.steps / 10; /* fewer than the preset was made for */
-    return status;
+    if (ferror(f) + fclose(f)) STOP(3, "cannot write all files of %s: is the disk full?", run);
 }
 
-/* Writes the metrics to their file and to stdout, but in words to a terminal; and the memory file. */
-static mtt_status write_results(mtt_trainer *t, const mtt_quality *q)
+static void print(void *file, const char *text, size_t bytes)
 {
-    result r = {.batch_size = set.batch, .seq_len = set.seq_len,
-                .tokens_per_s = session.tokens * (double)files.steps / files.ms * 1e3};
-    mtt_status status;
-    run_fill(&files, &r, t, q);
-    status = run_write_metrics(&files, &r);
-    if (!status && !set.no_memory) status = run_write_memory(&files, mtt_trainer_schedule(t));
-    if (!status) speak_summary(&files, &r, !set.no_memory);
-    if (!isatty(1)) result_print(stdout, &r);
-    fflush(stdout);
-    return status;
+    fwrite(text, 1, bytes, (FILE *)file);
 }
 
-/* Evaluates, unless it is interrupted. The best checkpoint is kept. */
-static mtt_status evaluate(mtt_trainer *t, const mtt_batches *batches, const mtt_dataset *data,
-                           mtt_quality *q)
+static int print_token(void *file, int prompt, int32_t id, const char *text, size_t bytes)
 {
-    int better;
-    mtt_status status = run_evaluate(&files, t, data, set.eval_batches, q, &better);
-    if (status || files.stopped) return status;
-    if (mtt_trainer_step(t) < set.steps) speak_quality(q); /* after the last step the summary has it */
-    if (better && set.save_every >= 0) run_tell(&files, run_save_best(&files, t, batches));
-    run_log_quality(&files, mtt_trainer_step(t), q); /* after the save: who dies between does both again */
-    return MTT_OK;
+    return (void)prompt, (void)id, print(file, text, bytes), 0; /* not 0 would stop it */
 }
 
-/* Steps until the last one, a signal or a failure. A checkpoint that cannot be written does not end the run:
-   the next one may be. A resumed run first evaluates its step, if a signal kept it from that. */
-static mtt_status train(mtt_trainer *t, mtt_batches *batches, const mtt_dataset *data)
+/* ---- training ---- */
+
+static FILE *steps_file; /* a line of JSON for each step and each evaluation */
+static double total_ms, last_loss;
+static int64_t evaluated = -1; /* the step of the last evaluation */
+static mtt_quality quality;
+
+/* The log of a run that continues keeps the lines up to its step; their times and the last loss count. */
+static void open_log(int64_t step)
 {
-    size_t part = (size_t)set.batch * (size_t)set.seq_len, all = part * (size_t)set.policy.accumulate, i;
-    int32_t *tokens = malloc(2 * all * sizeof(*tokens)), *targets = tokens ? tokens + all : NULL;
-    mtt_status status = tokens ? MTT_OK : MTT_E_MEMORY;
-    mtt_step_info info = {.step = mtt_trainer_step(t)};
-    mtt_quality q;
-    while (!status && info.step < set.steps && !files.stopped) {
-        if (set.eval_every && info.step % set.eval_every == 0 && files.evaluated != (double)info.step)
-            status = evaluate(t, batches, data, &q);
-        if (!status && !files.stopped) status = run_look_for_signals(&files);
-        if (files.stopped) break;
-        for (i = 0; i < all && !status; i += part)
-            status = mtt_batches_next(batches, tokens + i, targets + i);
-        if (!status) status = mtt_train_step(t, tokens, targets, &info);
-        if (status) break;
-        run_log_step(&files, &info, session.tokens);
-        speak_step(&session, &info);
-        if (set.save_every > 0 && info.step % set.save_every == 0 && info.step < set.steps)
-            run_tell(&files, run_save(&files, t, batches));
+    const char *path = path_of(run, ".jsonl");
+    char line[512];
+    long at, end = 0;
+    double loss, ms;
+    steps_file = fopen(path, step && !access(path, F_OK) ? "r+" : "w+");
+    if (!steps_file) STOP(3, "cannot write %s", path);
+    while (fgets(line, sizeof(line), steps_file) && sscanf(line, "{\"step\": %ld", &at) == 1 && at <= step) {
+        end = ftell(steps_file);
+        if (sscanf(line, "{\"step\": %*d, \"loss\": %lf, \"ms\": %lf", &loss, &ms) == 2)
+            total_ms += ms, last_loss = loss;
+        else evaluated = at;
+    }
+    if (fseek(steps_file, end, SEEK_SET) || ftruncate(fileno(steps_file), end)) STOP(3, "cannot cut it");
+}
+
+/* The mean loss of the validation split, perplexity and accuracy. */
+static void evaluate(mtt_trainer *trainer, const mtt_dataset *data)
+{
+    long long step = mtt_trainer_step(trainer);
+    check(mtt_evaluate_tokens(trainer, data->valid, data->tokenizer, set.eval_batches, NULL, &quality));
+    fprintf(stderr, "step %lld: validation loss %.4f\n", step, quality.loss);
+    if (evaluated != step) fprintf(steps_file, "{\"step\": %lld, \"val_loss\": %.6f}\n", step, quality.loss);
+    evaluated = step;
+}
+
+static void train(mtt_trainer *trainer, mtt_batches *batches, const mtt_dataset *data)
+{
+    size_t part = (size_t)set.batch_size * (size_t)set.seq_len, all = part * (size_t)policy.accumulate, i;
+    int32_t *tokens = malloc(2 * all * sizeof(*tokens)), *targets = tokens + all;
+    int step = (int)mtt_trainer_step(trainer), last;
+    mtt_step_info info;
+    if (!tokens) STOP(4, "out of memory for a batch");
+    while (step < set.steps) {
+        if (set.eval_every && step % set.eval_every == 0 && evaluated != step) evaluate(trainer, data);
+        for (i = 0; i < all; i += part) check(mtt_batches_next(batches, tokens + i, targets + i));
+        check(mtt_train_step(trainer, tokens, targets, &info));
+        step = (int)info.step, last = step == set.steps;
+        total_ms += info.ms, last_loss = info.loss;
+        fprintf(steps_file, "{\"step\": %d, \"loss\": %.6f, \"ms\": %.3f}\n", step, info.loss, info.ms);
+        if (step % 20 == 0 || last)
+            fprintf(stderr, "step %d of %d: loss %.4f, %.1f ms, %.0f tokens/s\n", step, set.steps, info.loss,
+                    info.ms, (double)all / info.ms * 1e3);
+        if (set.no_checkpoint || !(last || (set.save_every && step % set.save_every == 0))) continue;
+        fflush(steps_file); /* the log has what the checkpoint continues */
+        check(mtt_save(trainer, path_of(run, ".safetensors"), batches));
     }
     free(tokens);
-    return status;
 }
 
-/* Everything after the last step is tried, whatever fails before it. Returns an exit code. */
-static int finish(mtt_status status, mtt_trainer *t, mtt_batches *batches, const mtt_dataset *data)
+/* One line of JSON, in which a number that is not finite is null; a summary to standard output. */
+static void write_metrics(const mtt_trainer *trainer)
 {
-    mtt_quality q = {NAN, NAN, NAN, NAN, 0};
-    int code = report(status), saved = 0, results = 0, log;
-    if (!status && set.save_every >= 0) saved = run_tell(&files, run_save_last(&files, t, batches));
-    if (!status && !files.stopped) code = report(evaluate(t, batches, data, &q));
-    if (!code && files.stopped) {
-        run_say("train: stopped after step %lld%s\n", (long long)mtt_trainer_step(t),
-                set.save_every >= 0 && !saved ? ": --resume continues from there" : ", without a checkpoint");
-        code = EXIT_INTERRUPTED;
-    }
-    if (!code && !isfinite(q.perplexity)) {
-        run_say("train: the run diverged, its validation loss is %g: lower --lr\n", q.loss);
-        code = EXIT_DIVERGED;
-    }
-    if ((!code || code == EXIT_DIVERGED) && !run_rank) results = report(write_results(t, &q));
-    log = report(run_close_log(&files));
-    return code ? code : saved ? saved : results ? results : log;
-}
-
-/* Data and plan. Rank 0 goes ahead. Returns an exit code. */
-static int prepare(mtt_dataset *data, mtt_batches *batches)
-{
-    int max_batch = 0;
-    size_t budget = set.policy.budget_bytes;
+    double tokens = (double)set.batch_size * set.seq_len * policy.accumulate, ms = total_ms / set.steps;
+    const char *path = path_of(run, "_metrics.json");
+    FILE *f = fopen(path, "w");
     mtt_plan_report plan;
-    mtt_status status = run_rank ? run_meet(&files) : MTT_OK;
-    run_note_window(&set.policy, set.seq_len);
-    if (!status) status = run_open_init(&files, &set.model, set.data, &set.tokenizer);
-    if (!status && !set.dry_run)
-        status = run_check_model(&files, &set.model, &set.policy, set.batch, set.seq_len);
-    if (!status && !set.dry_run) status = open_data(data, batches);
-    if (!status && budget)
-        status = mtt_plan_max_batch(&env, &set.model, &set.policy, set.seq_len, budget, &max_batch);
-    if (!status && set.find_max) fputs("sequences in the largest batch under --memory-budget:\n", stderr);
-    if (!status && set.find_max) return printf("%d\n", max_batch), 0;
-    if (!status) status = mtt_plan(&env, &set.model, &set.policy, set.batch, set.seq_len, &plan);
-    if (status) return report(status);
-    speak_plan(&plan, set.dry_run, set.json, max_batch);
-    if (max_batch && plan.arena_bytes > budget)
-        return report(run_fail(&files, MTT_E_BUDGET, "a batch of %d does not fit --memory-budget, %d does; or"
-                               " pass --recompute budget --split", set.batch, max_batch));
-    if (set.dry_run) return 0;
-    status = choose_steps(batches);
-    if (!status && !run_rank) status = run_meet(&files);
-    return report(status ? status : run_check_dataset(&files, data));
-}
-
-/* From the first step to the sample. Returns an exit code. */
-static int execute(mtt_backend *backend, mtt_batches *batches, const mtt_dataset *data)
-{
-    mtt_trainer *t = NULL;
-    mtt_status status;
-    int code;
-    mtt_generation job = {.texts = &set.prompt, .prompt_count = 1, .count = set.sample,
-                          .write = result_write_token, .user = stdout};
-    set.optim.seed = set.sampling.seed = (uint64_t)set.seed;
-    job.sampling = set.sampling;
-    set.optim.total_steps = set.steps;
-    status = mtt_trainer_create(&env, &set.model, &set.policy, &set.optim, backend, set.batch, set.seq_len,
-                                &t);
-    if (!status)
-        status = run_check_settings(&files, set.eval_every, set.eval_batches, set.save_every, set.resume);
-    if (!status) status = run_begin(&files, t, batches, data->tokenizer, set.save_every, set.resume);
-    if (!status) speak_begin(&session, batches, mtt_trainer_step(t), set.steps, set.policy.accumulate);
-    code = report(status);
-    run_obey_signals(1);
-    if (!status) code = finish(train(t, batches, data), t, batches, data);
-    run_obey_signals(0); /* all is saved */
-    if (!code && set.sample && !run_rank) {
-        mtt_ranks_busy(files.ranks); /* the others wait to end */
-        fprintf(stderr, "\na sample of %d tokens:\n", set.sample);
-        fputs(set.prompt, stdout);
-        code = report(mtt_generate(t, data->tokenizer, &job));
-        putchar('\n');
+    char text[512];
+    size_t i;
+    if (!f) STOP(3, "cannot write %s", path);
+    mtt_schedule_report(mtt_trainer_schedule(trainer), &plan);
+    const struct { const char *format; double value; } numbers[] = {
+        {"parameters\": %.0f", (double)plan.parameters}, {"batch_size\": %.0f", set.batch_size},
+        {"seq_len\": %.0f", set.seq_len}, {"ranks\": %.0f", 1}, {"steps\": %.0f", set.steps},
+        {"train_loss\": %.6f", last_loss}, {"val_loss\": %.6f", quality.loss},
+        {"perplexity\": %.4f", quality.perplexity}, {"bits_per_byte\": %.5f", quality.bits_per_byte},
+        {"accuracy\": %.5f", quality.accuracy}, {"training_time\": %.3f", total_ms * 1e-3},
+        {"ms_per_step\": %.3f", ms}, {"tokens_per_s\": %.1f", tokens / ms * 1e3},
+        {"arena_bytes\": %.0f", (double)plan.arena_bytes}, {"peak_bytes\": %.0f", (double)plan.peak_bytes},
+        {"device_bytes\": %.0f", (double)mtt_trainer_device_bytes(trainer)},
+        {"peak_forward_bytes\": %.0f", (double)plan.phase_peak_bytes[MTT_FORWARD]},
+        {"peak_backward_bytes\": %.0f", (double)plan.phase_peak_bytes[MTT_BACKWARD]}};
+    fprintf(f, "{\"dataset\": \"%s\", \"technique\": \"%s\"", set.dataset, set.technique);
+    for (i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++) {
+        snprintf(text, sizeof(text), numbers[i].format, numbers[i].value);
+        if (!isfinite(numbers[i].value)) strcpy(strchr(text, ':'), ": null");
+        fprintf(f, ", \"%s", text);
     }
-    mtt_trainer_destroy(t);
-    return code;
+    fputs("}\n", f);
+    close_file(f);
+    printf("%s: %.1f MiB, %.1f ms a step, perplexity %.2f; %s\n", set.technique,
+           (double)plan.arena_bytes / 1048576, ms, quality.perplexity, path);
+    if (set.no_memory_profiling) return;
+    path = path_of(run, "_memory.json");
+    if (!(f = fopen(path, "w"))) STOP(3, "cannot write %s", path);
+    mtt_schedule_json(mtt_trainer_schedule(trainer), print, f);
+    close_file(f);
 }
 
+/* Opens the tokens of --data, which are made of it first if it is a text and they are not there yet. */
+static void open_data(mtt_dataset *data, mtt_batches *batches)
+{
+    mtt_prepare_desc job = {.input = set.data, .vocab = model.vocab, .seed = (uint64_t)set.seed};
+    char tokens[2100];
+    uint64_t in_step = (uint64_t)set.batch_size * (uint64_t)policy.accumulate;
+    if (!set.dataset) set.dataset = strrchr(set.data, '/') ? strrchr(set.data, '/') + 1 : set.data;
+    if (strpbrk(set.dataset, "/\"\\")) STOP(2, "--dataset %s: leave out / \" \\", set.dataset);
+    snprintf(run, sizeof(run), "%s_%s", set.dataset, set.technique);
+    snprintf(tokens, sizeof(tokens), "%s.train.tokens", set.data);
+    mkdir(set.results_dir, 0777);
+    job.output = access(tokens, R_OK) ? path_of(set.dataset, "") : set.data;
+    if (access(tokens, R_OK)) check(mtt_prepare(&env, &job, NULL));
+    check(mtt_dataset_open(&env, job.output, NULL, data));
+    check(mtt_batches_init(&env, batches, data->train, set.batch_size, set.seq_len, (uint64_t)set.seed, 0));
+    model.vocab = mtt_tokens_vocab(data->train);
+    if (!set.steps) set.steps = (int)(batches->sequences * (uint64_t)set.epochs / in_step);
+    if (!set.steps || mtt_tokens_count(data->valid) <= (uint64_t)set.seq_len)
+        STOP(3, "%s is too short: lower --batch-size or --seq-len", set.data);
+}
+
+/* Options, plan, data, trainer; then it trains, evaluates, writes metrics and a sample. */
 int main(int argc, char **argv)
 {
     mtt_backend backend = *mtt_cpu_backend();
-    mtt_dataset data = {0};
-    mtt_batches batches = {0};
-    int code = read_options(argc, argv);
-    if (code) return code == OPTION_HELP ? 0 : code;
-    if (!set.dry_run) code = report(run_join(&files, &env, &set.policy));
-    if (!code && !set.dry_run && set.policy.device == MTT_DEVICE_CUDA)
-        code = report(run_find_device(&files, &backend));
-    backend.ranks = files.ranks;
-    if (!code) code = prepare(&data, &batches);
-    if (!code && !set.dry_run) code = execute(&backend, &batches, &data);
-    if (!run_rank) code = option_close_output(code);
+    mtt_plan_report plan;
+    mtt_trainer *trainer;
+    mtt_dataset data;
+    mtt_batches batches;
+    char name[256], json[2048]; /* enough for both */
+    int i;
+    mtt_wait_passively(argv);
+    for (i = 1; i < argc;) i += set_option(argv[i], argv[i + 1]);
+    if (!set.data && !set.dry_run && !set.find_max_batch) STOP(2, "--data is missing: --data my_text.txt");
+    if (set.find_max_batch) {
+        check(mtt_plan_max_batch(&env, &model, &policy, set.seq_len, policy.budget_bytes, &i));
+        return printf("%d\n", i), 0;
+    }
+    mtt_policy_name(&policy, name, sizeof(name));
+    if (!set.technique) set.technique = name;
+    if (!set.dry_run) open_data(&data, &batches);
+    check(mtt_plan(&env, &model, &policy, set.batch_size, set.seq_len, &plan));
+    if (set.json) mtt_plan_json(&plan, json, sizeof(json)), puts(json);
+    else mtt_plan_print(&plan, print, set.dry_run ? stdout : stderr);
+    if (policy.budget_bytes && plan.arena_bytes > policy.budget_bytes)
+        STOP(4, "the plan needs more than --memory-budget: lower --batch-size, or --recompute budget");
+    if (set.dry_run) return 0;
+    if (policy.device == MTT_DEVICE_CUDA) check(mtt_cuda_backend(&env, 0, &backend));
+    optim.seed = (uint64_t)set.seed;
+    optim.total_steps = set.steps;
+    if (optim.warmup_steps >= set.steps) optim.warmup_steps = set.steps / 10;
+    check(mtt_trainer_create(&env, &model, &policy, &optim, &backend, set.batch_size, set.seq_len, &trainer));
+    if (set.resume) check(mtt_resume(trainer, path_of(run, ".safetensors"), &batches));
+    else if (!set.no_checkpoint && !access(path_of(run, ".safetensors"), F_OK))
+        STOP(3, "%s is there: --resume continues it, or move it away", path_of(run, ".safetensors"));
+    open_log(mtt_trainer_step(trainer));
+    train(trainer, &batches, &data);
+    evaluate(trainer, &data);
+    close_file(steps_file);
+    write_metrics(trainer);
+    if (set.sample) {
+        mtt_generation job = {.texts = (const char *[]){"\n"}, .prompt_count = 1, .count = set.sample,
+                              .write = print_token, .user = stdout,
+                              .sampling = {.temperature = 0.8f, .top_k = 200, .seed = (uint64_t)set.seed}};
+        check(mtt_generate(trainer, data.tokenizer, &job));
+        putchar('\n');
+    }
+    mtt_trainer_destroy(trainer);
     mtt_dataset_close(&data);
-    mtt_ranks_close(files.ranks);
-    return code;
+    if (!isfinite(quality.perplexity)) STOP(5, "the run diverged: lower --lr");
+    return 0;
 }

@@ -13,8 +13,8 @@ model=(--layers 1 --heads 1 --d-model 8 --d-ff 8 --vocab-size 280 --batch-size 2
        --eval-batches 2 --dataset ds)
 
 cc -O1 -Wall -Wextra -shared -fPIC tests/faults.c -o "$build/faults.so" -ldl || exit 1
-for source in examples/train.c tools/prepare.c tools/report.c; do # one thread: calls come in one order
-  program=$(basename $source .c)
+for source in tools/trainer.c tools/prepare.c tools/report.c; do # one thread: calls come in one order
+  program=$(basename $source .c); [ $program != trainer ] || program=train
   cc -std=gnu99 -O1 -DMTT_DOCUMENT_BYTES=512 $source -o "$build/$program" -lm || exit 1
 done
 mkdir "$room/here"

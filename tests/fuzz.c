@@ -57,7 +57,7 @@ static MTT__UNUSED char *next_part(const char **at, const char *end, char mark, 
 #if defined(FUZZ_TRAIN)
 
 #define main train_main
-#include "../examples/train.c"
+#include "../tools/trainer.c"
 #undef main
 
 /* An argument on each line. Names of files get harmless letters. A plan of many layers takes seconds. */

@@ -29,6 +29,9 @@ sample_text() { # 60 documents of random syllables
     }
   }'
 }
+stb_header() { # where the compiler finds it
+  echo '#include <stb/stb_sprintf.h>' | gcc -E - | sed -n 's/^# 1 "\(.*stb_sprintf.h\)".*/\1/p' | head -1
+}
 closing_line() { # the last command of a test
   echo "$passed passed, $failed failed, $skipped skipped"
   [ $failed = 0 ]

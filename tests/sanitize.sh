@@ -14,7 +14,7 @@ jobs=${*:-address_tests address memory_tests memory thread valgrind} # the longe
 export ASAN_OPTIONS=allocator_may_return_null=1:exitcode=99 LSAN_OPTIONS=exitcode=99
 export MSAN_OPTIONS=allocator_may_return_null=1:exitcode=99 UBSAN_OPTIONS=print_stacktrace=1
 export TSAN_OPTIONS=ignore_noninstrumented_modules=1:exitcode=99 OMP_WAIT_POLICY=passive OMP_NUM_THREADS=3
-programs=$(basename -s .c examples/*.c tools/*.c)
+programs=$(basename -s .c examples/*.c tools/*.c | sed 's/^train$/tiny/; s/^trainer$/train/') # as make calls them
 address_tests="test_model test_together test_plan test_files test_ranks test_tokenizer test_models"
 memory_tests=test_files
 wrapped=$(sed -n 's/^WRAP([^,]*, \([a-z_]*\),.*/-Wl,--wrap=\1/p' tests/sanitize.c)
@@ -40,10 +40,11 @@ compile() { # JOB OUTPUT ARGUMENT...
 room() { while [ "$(jobs -rp | wc -l)" -ge "$(nproc)" ]; do wait -n; done; } # one job a processor
 compile_beside() { room; compile "$@" & }
 compile_all() {
-  local job name
+  local job name source
   printf '#define MTT_IMPLEMENTATION\n#include "mtt.h"\n#include "tools/wordpiece.h"\n' > "$build/mtt.c"
   for name in $programs; do # hello takes a minute; three steps call all that it has
-    sed 's/^#define MTT_IMPLEMENTATION$//; s/STEPS = 600/STEPS = 3/' {examples,tools}/$name.c \
+    case $name in train) source=trainer;; tiny) source=train;; *) source=$name;; esac
+    sed 's/^#define MTT_IMPLEMENTATION$//; s/STEPS = 600/STEPS = 3/' {examples,tools}/$source.c \
       2> /dev/null > "$build/$name.c"
   done
   for job in $jobs; do

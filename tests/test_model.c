@@ -3820,7 +3820,7 @@ static void times(void)
     mtt_trainer *trainer = open_trainer(&s);
     for (int i = 0; i < 3; i++) {
         mtt_step_info info;
-        double ms, before = now_ms(), around;
+        double ms = 0, before = now_ms(), around;
         check(!mtt_train_step(trainer, tokens, targets, &info), "%s", env.error);
         around = now_ms() - before;
         check(info.ms > 0 && info.ms <= around, "a step of %g ms within %g", info.ms, around);

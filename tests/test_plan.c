@@ -216,7 +216,7 @@ static void planned_is_allocated(void)
         configuration c = random_configuration();
         mtt_plan_report report;
         mtt_trainer *trainer = NULL;
-        mtt_step_info info;
+        mtt_step_info info = {.loss = 0};
         int count = c.batch * c.seq_len * c.policy.accumulate;
         int32_t tokens[4 * 37 * 3], targets[4 * 37 * 3];
         if (!plan(&c, &report)) continue;

@@ -9,7 +9,7 @@ cd "$work" || exit 1
 export OMP_WAIT_POLICY=passive OMP_NUM_THREADS=1
 mkdir stubs; ln -s "$(command -v true)" stubs/gnuplot # plots are drawn once, at the end
 suite() {
-  PATH=$work/stubs:$PATH "$root/tools/experiments.sh" --train "$trainer" "$@" > out 2> err < /dev/null
+  PATH=$work/stubs:$PATH "$root/tools/experiments.sh" --trainer "$trainer" "$@" > out 2> err < /dev/null
   code=$?
 }
 counts() { # WANTED ARGUMENT...: experiments that a dry run lists
@@ -60,7 +60,8 @@ for key in $(sed -n 's/^    X([A-Z]*, \([a-z_]*\), .*/\1/p' "$root/tools/results
 done
 check "progress, and the time left" \
   says err '^\[ 3/18\] bf16_flash_bs2: perplexity [0-9.]+, [0-9]+ MiB; [0-9]+ s, about [0-9 min]+ s left$'
-PATH=$work/stubs:$PATH setsid "$root/tools/experiments.sh" --train "$train" $some --results-dir cut -- $tiny \
+PATH=$work/stubs:$PATH \
+  setsid "$root/tools/experiments.sh" --trainer "$train" $some --results-dir cut -- $tiny \
   > out 2> err < /dev/null & id=$!
 log=cut/a/text_bf16_window16_bs2.jsonl
 for _ in $(seq 500); do
@@ -81,6 +82,20 @@ suite ${some/60/61} --results-dir cut --only fp32_bs2 -- $tiny
 check "another number of steps is another experiment" says cut/a/text_fp32_bs2_metrics.json '"steps": 61'
 check "runs of the first text are not compared with it" \
   [ "$(grep -c '^text_' cut/a/results.csv)" = 1 -a -e cut/a/text_bf16_bs4.old/text_bf16_bs4_metrics.json ]
+
+# the tiny trainer: the same metrics, to the digit, but for times
+trainer=$(dirname "$train")/tiny
+suite $some --results-dir tiny -- $tiny
+check "the tiny trainer's suite ends with $code, not 0: $(tail -n 1 err)" [ $code = 0 ]
+digits() { sed -E 's/"(training_time|ms_per_step|tokens_per_s)": [0-9.]+/\1/g' "$1" | tr ',' '\n' | sort; }
+for metrics in whole/a/*_metrics.json; do
+  check "the tiny trainer's $(basename "$metrics") differs" \
+    [ "$(digits "$metrics")" = "$(digits tiny/a/"$(basename "$metrics")")" ]
+  memory=${metrics%_metrics.json}_memory.json
+  check "its $(basename "$memory") differs" cmp -s "$memory" "tiny/a/$(basename "$memory")"
+done
+check "no checkpoint of it is left" [ -z "$(find tiny -name '*.safetensors*')" ]
+trainer=$train
 
 # failures and refusals
 cat > broken << 'TRAIN'
@@ -366,7 +381,8 @@ for text in '`touch canary`x' '$(touch canary)x' '$(shell touch canary)x' "it's 
   '$$x' $'new\nline'; do
   for target in demo hello; do
     check "make $target TEXT='$text'" \
-      eval '(cd made && make -s $target TEXT="$text" ARGS="") 2> /dev/null | grep -qzF "<$text>"'
+      eval '(cd made && make -s -o build/hello $target TEXT="$text" ARGS="") 2> /dev/null |
+        grep -qzF "<$text>"'
   done
   check "make demo with TEXT in the environment" \
     eval '(cd made && TEXT=$text make -s demo) 2> /dev/null | grep -qzF "<$text>"'

@@ -1020,7 +1020,7 @@ by_mpi() { # RANKS ARGUMENT...: sets code
 }
 if ! command -v mpicc > /dev/null || ! command -v mpirun > /dev/null; then
   skip "ranks by MPI: apt-get install libopenmpi-dev openmpi-bin"
-elif ! mpicc -std=gnu99 -O2 -fopenmp -DMTT_MPI "$root/examples/train.c" -o train_mpi -lm 2> err; then
+elif ! mpicc -std=gnu99 -O2 -fopenmp -DMTT_MPI "$root/tools/trainer.c" -o train_mpi -lm 2> err; then
   fail "train.c does not compile with MPI: $(head -n 3 err)"
 else
   for ranks in 2 3 8; do
@@ -1071,6 +1071,49 @@ else
   kill -KILL $id ${child[1]} 2> /dev/null
   { wait $id; } 2> /dev/null
 fi
+
+# examples/train.c: four files in an empty folder train, continue to the same bits, and refuse
+mkdir four; cp "$root"/{mtt.h,mtt_kernels.cu,examples/train.c} "$(stb_header)" four/
+check "four files compile" eval '(cd four && ${CC:-cc} -std=gnu99 -O2 -fopenmp train.c -o train -lm)'
+small="--data text.txt --layers 1 --heads 2 --d-model 32 --seq-len 32 --batch-size 2 --vocab-size 300"
+small+=" --dropout 0.1 --eval-batches 4 --technique bf16_flash_bs4"
+four() { # CODE PATTERN ARGUMENT...
+  local want=$1 pattern=$2; shift 2
+  timeout 120 four/train "$@" > out 2> err < /dev/null; code=$?
+  check "train.c $*: exit $code, expected $want and /$pattern/; it said: $(cat err out | tail -n 2)" \
+    eval '[ $code = $want ] && cat out err | grep -qE -- "$pattern"'
+}
+four 0 'bf16_flash_bs4: [0-9.]+ MiB, .*/text.txt_bf16_flash_bs4_metrics.json' $small --steps 6 \
+  --results-dir one --save-every 2 --eval-every 3 --sample 20
+four 0 'perplexity' $small --steps 3 --results-dir two --eval-every 3
+four 3 'is there: --resume continues it, or move it away' $small --steps 6 --results-dir two
+four 0 'perplexity' $small --steps 6 --results-dir two --eval-every 3 --resume
+of=text.txt_bf16_flash_bs4
+check "train.c continues to the same checkpoint" cmp one/$of.safetensors two/$of.safetensors
+check "train.c continues to the same log" \
+  cmp <(sed 's/, "ms".*//' one/$of.jsonl) <(sed 's/, "ms".*//' two/$of.jsonl)
+check "its log has step 0 and each step once" [ "$(cut -d, -f1 one/$of.jsonl | uniq | wc -l)" = 7 ]
+for key in train_loss val_loss perplexity accuracy; do
+  check "train.c continues to the same $key" \
+    [ "$(field one/${of}_metrics.json $key)" = "$(field two/${of}_metrics.json $key)" ]
+done
+check "train.c writes JSON" eval 'is_json one/${of}_metrics.json && is_json one/${of}_memory.json'
+four 0 '^parameters [0-9]+, arena ' --bf16 --flash-attn --gradient-checkpointing --window-size 16 --dry-run
+four 0 '"arena_bytes": [0-9]+' --technique fp32_checkpointing --dry-run --json
+four 0 '^[0-9]+$' --find-max-batch --memory-budget 1G
+four 0 '^--batch_size +sequences in a batch' --help
+four 2 'data is missing: --data my_text.txt'
+four 2 'no option --lairs: --help lists all' $small --lairs 2
+four 2 '--layers 0: expected a whole number from 1' --layers 0
+four 2 '--lr : expected a number' --data text.txt --lr
+four 2 '"fp33" in "fp33" is no technique' --technique fp33
+four 2 'leave out / ' --data text.txt --dataset ../away
+four 3 'absent.txt: cannot open it' --data absent.txt
+four 3 'too short: lower --batch-size or --seq-len' $small --batch-size 100000 --results-dir two
+four 3 'lower seq_len or give more text' $small --seq-len 1000000 --max-seq 1000000 --results-dir two
+four 3 'nothing/.*cannot' $small --results-dir nothing/here
+four 4 'lower --batch-size' $small --memory-budget 1K --results-dir two
+four 3 'CUDA device 0 cannot be used' $small --device cuda --results-dir three
 
 # hello.c, with fewer steps
 sed 's/STEPS = [0-9]*/STEPS = 20/' "$root/examples/hello.c" > hello.c

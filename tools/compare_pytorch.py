@@ -8,7 +8,7 @@
     tools/compare_pytorch.py --device cuda --speed a128 --pytorch bf16 --modes compile graphs       PyTorch alone, without the trainer
     torchrun --nproc-per-node 2 tools/compare_pytorch.py --speed gpt2_16 --pytorch bf16 --modes compile --zero    two GPUs by DDP
 
-Needs Python 3, PyTorch, NumPy and the trainer (`make train`, or the nvcc line of examples/train.c for --device cuda).
+Needs Python 3, PyTorch, NumPy and the trainer (`make train`, or the nvcc line of tools/trainer.c for --device cuda).
 
 Curves: the trainer writes a checkpoint before it has learned anything; PyTorch loads those weights, reads the same token
 file in the order that mtt_batches documents, and trains with AdamW at the same settings. FP32 must agree within 1e-3 at

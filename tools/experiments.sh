@@ -7,7 +7,7 @@ experiments.sh SUITE... [options] [-- options of train]      suites: a b c d e, 
   --data [SUITE=]PATH     text, JSONL or the prefix of prepared token files; with SUITE= for one suite
   --tokenizer FILE        vocab.bpe, vocab.txt or tokenizer.json for a text; suite b, and all suites without
                           it, train one on the text: WordPiece in suite d, BPE in the others
-  --train PATH            the trainer (build/train)
+  --trainer PATH          the trainer (build/train; build/tiny is examples/train.c)
   --device cpu|cuda       device (cpu)
   --results-dir DIR       everything goes to DIR/SUITE, of the demo to DIR/DEVICE (results)
   --baseline fp32|tf32    precision of the baseline (tf32 on cuda in a, b, c and demo, as in PyTorch;
@@ -32,7 +32,7 @@ fail() { echo "experiments: $*" >&2; exit 2; }
 # ---- options ----
 
 declare -A data old limits
-suites=() extra=() train=$root/build/train device=cpu results=results baseline= only= skip= keep= batches=
+suites=() extra=() trainer=$root/build/train device=cpu results=results baseline= only= skip= keep= batches=
 budget= steps= small= dry= tokenizer=
 while [ $# -gt 0 ]; do
   case $1 in
@@ -43,7 +43,7 @@ while [ $# -gt 0 ]; do
     --dry-run) dry=1;;
     --help | -h) usage; exit 0;;
     --) shift; extra=("$@"); break;;
-    --data | --tokenizer | --train | --device | --results-dir | --baseline | --only | --skip | \
+    --data | --tokenizer | --trainer | --device | --results-dir | --baseline | --only | --skip | \
       --batch-size | --memory-budget | --steps)
       [ $# -gt 1 ] || fail "$1 needs a value (--help lists all)"
       case $1=$2 in
@@ -65,7 +65,8 @@ case $baseline in '' | fp32 | tf32) ;; *) fail "--baseline $baseline: expected f
 [[ $budget =~ ^[0-9.]*[KMG]?$ ]] || fail "--memory-budget $budget: expected bytes, as in 24G"
 [[ $steps$batches =~ ^[0-9\ ]*$ ]] || fail "--steps $steps, --batch-size $batches: expected numbers"
 [[ $results != -* ]] || results=./$results
-[ -x "$train" ] || train=$(command -v "$train") || fail "there is no trainer: make train, or --train PATH"
+[ -x "$trainer" ] || trainer=$(command -v "$trainer") ||
+  fail "there is no trainer: make train, or --trainer PATH"
 
 pick() { if [ -n "$small" ]; then echo "$2"; else echo "$1"; fi; }             # LARGE SMALL
 field() { sed -n "s/.*\"$1\": \"*\([A-Za-z0-9_.+-]*\).*/\1/p" "$2" | head -n 1; } # KEY FILE: a name or number
@@ -172,9 +173,9 @@ set_aside() { # NAME: moves the files of a run with other settings to NAME.old, 
 show_plan() { # INDEX
   local index=$1 bytes
   eval "set -- ${args[index]}"
-  bytes=$("$train" "$@" --dry-run --json --vocab-size $vocab 2> /dev/null | field arena_bytes /dev/stdin)
+  bytes=$("$trainer" "$@" --dry-run --json --vocab-size $vocab 2> /dev/null | field arena_bytes /dev/stdin)
   if [ -n "$bytes" ]; then bytes="$((bytes >> 20)) MiB planned"; else bytes="refused by the plan"; fi
-  printf '%s: %s: %s %s\n' "${rows[index]##* }" "$bytes" "$train" "${args[index]}"
+  printf '%s: %s: %s %s\n' "${rows[index]##* }" "$bytes" "$trainer" "${args[index]}"
 }
 choose() { # fills queue with the experiments to run; prints them under --dry-run
   local i group label batch most name known status chosen=0
@@ -206,7 +207,7 @@ choose() { # fills queue with the experiments to run; prints them under --dry-ru
   [ $chosen -gt 0 ] || echo "suite $suite: --only and --skip leave no experiment to run" >&2
 }
 run_train() { # ARGUMENT...: sets code
-  "$train" "$@" > "$dir/out" 2> "$dir/err" & child=$!
+  "$trainer" "$@" > "$dir/out" 2> "$dir/err" & child=$!
   while :; do
     wait $child; code=$?
     [ $code -gt 128 ] && kill -0 $child 2> /dev/null || break # a trap interrupts wait: the child goes on

@@ -429,67 +429,18 @@ static int option_unknown(const char *argument)
     return option_fail(message);
 }
 
-static int option_set_choice(const option *o, const char *value)
-{
-    const char *at = o->choices;
-    size_t size = strlen(value);
-    int i;
-    for (i = 0; at; i++, at = strchr(at, '|')) {
-        at += *at == '|';
-        if (strcspn(at, "|") == size && !memcmp(at, value, size)) {
-            option_set_int(o, i);
-            return 1;
-        }
-    }
-    return 0;
-}
-
-static int option_set_number(const option *o, const char *value)
-{
-    const char *units = "KMG", *unit = NULL;
-    char *end;
-    double number = strtod(value, &end);
-    if (end != value && *end && o->kind == MTT_FIELD_BYTES) unit = strchr(units, *end);
-    if (unit) {
-        number = ldexp(number, 10 * (int)(unit - units + 1));
-        end++;
-    }
-    if (end == value || *end) return 0;
-    /* Where the default is not 0, the library takes 0 for the default and a negative number for 0. */
-    if (o->low == 0 && o->fallback != 0 && number <= 0) number = -1;
-    else if (!(number >= o->low && number <= o->high)) return 0;
-    if (o->kind != MTT_FIELD_FLOAT && o->kind != MTT_FIELD_BYTES && number != floor(number)) return 0;
-    switch (o->kind) {
-    case MTT_FIELD_FLOAT: *(float *)o->at = (float)number; break;
-    case MTT_FIELD_INT64: *(int64_t *)o->at = (int64_t)number; break;
-    case MTT_FIELD_BYTES: *(size_t *)o->at = (size_t)number; break;
-    default: option_set_int(o, (int)number);
-    }
-    return 1;
-}
-
-/* 1 = the option took the value. */
+/* Sets an option. Returns 0, or EXIT_USAGE after a message. */
 static int option_set(const option *o, const char *value)
 {
-    if (o->kind == MTT_FIELD_CHOICE) return option_set_choice(o, value);
-    if (o->kind != OPTION_TEXT) return option_set_number(o, value);
-    *(const char **)o->at = value;
-    return 1;
-}
-
-static int option_expected(const option *o, const char *value)
-{
-    const char *number = o->kind == MTT_FIELD_FLOAT ? "a number" : "a whole number";
-    char range[64], message[512];
-    if (o->kind == OPTION_TEXT) snprintf(range, sizeof(range), "a text");
-    else if (o->kind == MTT_FIELD_BYTES) snprintf(range, sizeof(range), "bytes, as in 24G or 512M");
-    else if (o->low > 0 && o->low < 1e-20)
-        snprintf(range, sizeof(range), "%s above 0, at most %g", number, o->high);
-    else if (o->high >= INT_MAX && !(value && strtod(value, NULL) > o->high))
-        snprintf(range, sizeof(range), "%s, %g or more", number, o->low);
-    else snprintf(range, sizeof(range), "%s from %g to %.10g", number, o->low, o->high);
-    snprintf(message, sizeof(message), "--%s %.100s: expected %s (%s)", o->name, value ? value : "",
-             o->choices ? o->choices : range, o->help);
+    mtt_env env = {0};
+    char message[sizeof(env.error) + 200];
+    mtt_field field;
+    memset(&field, 0, sizeof(field));
+    field.kind = (mtt_field_kind)o->kind; /* OPTION_TEXT is MTT_FIELD_TEXT */
+    field.low = o->low, field.high = o->high, field.fallback = o->fallback;
+    field.choices = o->choices, field.help = o->help;
+    if (o->kind != MTT_FIELD_FLAG && !mtt_field_set(&env, &field, o->at, value)) return 0;
+    snprintf(message, sizeof(message), "--%s %.100s: %s", o->name, value ? value : "", env.error);
     if (o->kind == MTT_FIELD_FLAG)
         snprintf(message, sizeof(message), "--%s takes no value: leave out what follows the name", o->name);
     return option_fail(message);
@@ -511,12 +462,12 @@ static int option_read(int argc, char **argv)
         if (name - argv[i] != 2) return option_unknown(argv[i]);
         if (!o && option_word(name)) continue;
         if (!o) return option_unknown(argv[i]);
-        if (o->kind == MTT_FIELD_FLAG && value) return option_expected(o, value);
+        if (o->kind == MTT_FIELD_FLAG && value) return option_set(o, value);
         option_all.given[o - option_all.list] = 1;
         if (o->kind == MTT_FIELD_FLAG) option_set_int(o, o->value);
         else if (value) value++;
         else if (i + 1 < argc) value = argv[++i];
-        if (o->kind != MTT_FIELD_FLAG && (!value || !option_set(o, value))) return option_expected(o, value);
+        if (o->kind != MTT_FIELD_FLAG && option_set(o, value)) return EXIT_USAGE;
     }
     return 0;
 }
@@ -537,7 +488,7 @@ static int option_use(const char *what, const option_recipe *r, const char *name
         snprintf(message, sizeof(message), "%.*s", (int)size, at);
         value = strchr(message, '=');
         if (o && o->kind == MTT_FIELD_FLAG) option_set_int(o, o->value);
-        else if (o && !option_set(o, value + 1)) return option_expected(o, value + 1);
+        else if (o && option_set(o, value + 1)) return EXIT_USAGE;
         at += size;
     }
     return 0;

@@ -119,7 +119,7 @@ suite_demo() {
 # ---- their rows ----
 
 ask() { # TECHNIQUE OPTION...: asks the trainer's planner
-  "$train" "${model[@]}" --device $device --vocab-size $vocab --technique "$@" "${extra[@]}" 2> /dev/null
+  "$trainer" "${model[@]}" --device $device --vocab-size $vocab --technique "$@" "${extra[@]}" 2> /dev/null
 }
 max_batch() { ask "$@" --find-max-batch --memory-budget $cap || echo 0; }
 planned() { # TECHNIQUE OPTION...: bytes, 0 if there is no plan
