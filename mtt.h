@@ -46,6 +46,17 @@
    >>data       corpora, splits, datasets         >>ranks      processes that train together
    >>batches    shuffled sequences, evaluation
 
+   READING PATH
+   How memory-efficient training works, in about 2,000 lines: rooms by tag, and in them the parts with these
+   headings, from the first to the last. Beside it, examples/schedule.c prints the list of operations after
+   any pass.
+   >>tensors    all
+   >>schedule   the builder, passes, recomputation, gradients of tensors, the forward pass, adjoints, the
+                backward pass, the step, the table of passes
+   >>plan       costs
+   >>cpu        norms, flash attention, loss
+   >>trainer    steps
+
    WHAT IT DOES
    mtt trains GPT-like decoders on your text. The field's memory techniques are settings: BF16, FP16 and FP8,
    FlashAttention, windowed attention, gradient checkpointing, chunked loss, compact optimizer state, gradient
@@ -80,14 +91,15 @@
    1. Text and tokens: mtt_prepare makes a tokenizer and token files from text. mtt_dataset_open and
       mtt_batches_init read them.
    2. The plan: mtt_plan, mtt_plan_max_batch and mtt_policy_fit answer without a device.
-      mtt_schedule_print shows the program.
+      mtt_schedule_print shows the program, mtt_schedule_print_passes how it is made.
    3. The trainer: mtt_trainer_create, mtt_train_step, mtt_evaluate_tokens, mtt_generate, mtt_save,
       mtt_resume.
    4. The generator: mtt_generator_plan, mtt_generator_create, mtt_generator_load, mtt_generator_run.
    Descriptors are structs in which zero means the default. mtt_*_resolve fills the defaults in. Calls copy
    descriptors, texts and arrays, so these may go afterwards, unless a comment says otherwise. Functions
    return a status; the environment's `error` then says what is wrong and how to fix it. examples/hello.c is
-   the shortest whole program, examples/train.c a full trainer, examples/generate.c writes text.
+   the shortest whole program, examples/train.c a trainer on this header alone, tools/trainer.c one with ranks
+   and adapters, examples/generate.c writes text.
 
    MEMORY
    Let P be the number of parameters, R = batch * seq_len rows, L layers of width C, an MLP of width F = 4C, H
@@ -3585,6 +3597,8 @@ MTTDEF const char *mtt_op_name(mtt_op_kind kind)
     return (unsigned)kind < MTT_OP_KIND_COUNT ? mtt__op_row[kind].name : "unknown";
 }
 
+/* ---- the builder ---- */
+
 /* An activation of a layer while a program is built. */
 typedef struct mtt__activation {
     mtt_tensor *current;  /* the tensor that holds it; NULL = dropped or not made yet */
@@ -5276,7 +5290,7 @@ static void mtt__close_program(mtt__builder *b)
     }
 }
 
-/* ---- the passes ---- */
+/* ---- the table of passes ---- */
 
 static int mtt__always(const mtt__builder *b)
 {

@@ -4060,8 +4060,8 @@ enum { MTT__NORM_TILE = 32 };
 
 /* The block of norm_backward with results in 8 bits. It has one stage, since codes take 64 bytes a column.
    Where warps share a row, it has a processor to itself, which lets its threads have more than 128
-   registers. So it has on sm_120, whose 99 KB hold one block of most widths, and whose compiler would spill
-   20 bytes. */
+   registers. So it has on sm_120, whose compiler would spill 20 bytes. Its 99 KB hold two blocks of widths up
+   to 448, and one up to 896, the widest that it takes there. */
 template <int ROW_THREADS, bool OF_RMS>
 struct mtt__norm_block_eight : mtt__norm_block<__nv_bfloat16, ROW_THREADS, 256, OF_RMS> {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200

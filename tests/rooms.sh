@@ -24,6 +24,29 @@ examples/hello.c 60
 Makefile 60
 SIZES
 
+# The manual's reading path: its rooms and headings are there, and it is as long as it says.
+path=$(awk '/^   READING PATH/ {on = 1} on && /^   WHAT IT DOES/ {exit} on' mtt.h)
+lines=$(awk '
+  FNR == NR { # the path: for each room its headings
+    if ($1 ~ /^>>/) {room = $1; $1 = ""}
+    if (room) wanted[room] = wanted[room] " " $0
+    next
+  }
+  /^   >>[a-z]+$/ {room = $1; take = wanted[room] ~ /^ *all/; seen += take}
+  /^\/\* ---- .* ---- \*\/$/ && room in wanted && wanted[room] !~ /^ *all/ {
+    title = $0; gsub(/^\/\* ---- | ---- \*\/$|[:(].*/, "", title); sub(/ +$/, "", title)
+    list = wanted[room]; gsub(/ +/, " ", list)
+    take = index(list ",", " " title ",") > 0
+    seen += take
+  }
+  take {count++}
+  END {
+    for (room in wanted) {n = split(wanted[room], parts, ","); titles += n}
+    if (seen != titles) print "headings " seen " of " titles; else print count
+  }' <(cat <<< "$path") mtt.h)
+[[ $lines == [12][0-9][0-9][0-9] ]] && [ "$lines" -ge 1800 -a "$lines" -le 2200 ]
+tell $? "the reading path has $lines lines, not about 2,000"
+
 # A static function is defined before it is used. Public ones are declared at the top, so nothing but this
 # test keeps a room from calling those of a room below.
 none "$(awk '/^#ifdef MTT_IMPLEMENTATION/ {inside = 1} !inside {next}
