@@ -3637,13 +3637,6 @@ static mtt_dtype mtt__dtype(const mtt__builder *b)
     return mtt__precisions[b->policy->precision].dtype;
 }
 
-/* 1 = products are in 8 bits: of the layers, of the head (`least` is MTT_FP8_ALL). Evaluations and generation
-   have theirs in 16, for the weights as they are saved. */
-static int mtt__in_eight(const mtt__builder *b, mtt_fp8_products least)
-{
-    return b->trains && b->policy->precision == MTT_FP8 && b->policy->fp8_products <= least;
-}
-
 static mtt_dtype mtt__role_dtype(const mtt__builder *b, int role)
 {
     switch (mtt__role[role].type) {
@@ -3739,21 +3732,6 @@ static mtt_tensor *mtt__make(mtt__builder *b, int role_of, int layer)
     }
     if (!b->status) mtt__activation_of(b, t)->current = t;
     return t;
-}
-
-/* An 8-bit tensor for the values of another, or their transpose, whose rows are padded to 16 elements.
-   Without an entry it is a gradient in e5m2. */
-static mtt_tensor *mtt__add_eight(mtt__builder *b, const mtt_tensor *t, int entry, int transposed)
-{
-    mtt_dtype dtype = entry < 0 ? MTT_F8_E5M2 : MTT_F8_E4M3;
-    int64_t rows, width;
-    mtt_tensor *eight;
-    if (b->status) return &b->nothing;
-    rows = mtt__rows(t), width = mtt__width(t);
-    eight = mtt__add_tensor(b, dtype, t->category, -1, t->name, transposed ? ".t8" : ".8",
-                            transposed ? width : rows, transposed ? mtt__round_up(rows, 16) : width, 0);
-    eight->entry = entry;
-    return eight;
 }
 
 /* 1 = the gradient of an operand is wanted. */
@@ -4186,7 +4164,9 @@ static void mtt__emit_forward(mtt__builder *b)
     else mtt__emit_loss(b, x);
 }
 
-/* Of the linear layers of a layer: the weight, its adapter, x A, and the weight in 8 bits. */
+/* ---- the linear layers of a layer, for passes that change them ---- */
+
+/* The weight, its adapter, x A, and the weight in 8 bits. */
 static const struct { int weight, lora_a, xa, eight; } mtt__linears[] = {
     {MTT__QKV_WEIGHT, MTT__QKV_A, MTT__A_QKV_XA, MTT__A_QKV_EIGHT},
     {MTT__PROJ_WEIGHT, MTT__PROJ_A, MTT__A_PROJ_XA, MTT__A_PROJ_EIGHT},
@@ -4204,6 +4184,28 @@ static int mtt__linear_number(const mtt__builder *b, const mtt_op *op)
 }
 
 /* ---- 8 bits: the products of FP8 ---- */
+
+/* 1 = products are in 8 bits: of the layers, of the head (`least` is MTT_FP8_ALL). Evaluations and generation
+   have theirs in 16, for the weights as they are saved. */
+static int mtt__in_eight(const mtt__builder *b, mtt_fp8_products least)
+{
+    return b->trains && b->policy->precision == MTT_FP8 && b->policy->fp8_products <= least;
+}
+
+/* An 8-bit tensor for the values of another, or their transpose, whose rows are padded to 16 elements.
+   Without an entry it is a gradient in e5m2. */
+static mtt_tensor *mtt__add_eight(mtt__builder *b, const mtt_tensor *t, int entry, int transposed)
+{
+    mtt_dtype dtype = entry < 0 ? MTT_F8_E5M2 : MTT_F8_E4M3;
+    int64_t rows, width;
+    mtt_tensor *eight;
+    if (b->status) return &b->nothing;
+    rows = mtt__rows(t), width = mtt__width(t);
+    eight = mtt__add_tensor(b, dtype, t->category, -1, t->name, transposed ? ".t8" : ".8",
+                            transposed ? width : rows, transposed ? mtt__round_up(rows, 16) : width, 0);
+    eight->entry = entry;
+    return eight;
+}
 
 /* A product's input, made again from what was kept: in 8 bits and transposed. */
 static mtt_tensor *mtt__input_again(mtt__builder *b, int layer, const mtt_tensor *x)
