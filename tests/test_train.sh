@@ -137,7 +137,8 @@ expect 2 '--memory-budget 3Q: expected' --memory-budget 3Q
 expect 2 'fp32\|tf32\|bf16\|fp16\|fp8' --precision fp64
 expect 2 'all\|layers' --fp8-products none
 expect 2 'is no technique any more: take selective' --technique bf16_kept8
-expect 2 'no option --kept-inputs: did you mean --selective' --kept-inputs fp8
+expect 2 'no option --kept-inputs: did you mean --recompute' --kept-inputs fp8
+expect 2 'no option --forward8: did you mean --fp8-products' --forward8
 expect 2 "precision is fp8: d_model 24 .* multiples of 16" --fp8 --dry-run $model --d-model 24 --heads 1
 expect 2 'technique' --technique nonsense
 expect 2 '"nonsense" in "bf16_nonsense" is no technique' --technique bf16_nonsense
