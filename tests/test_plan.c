@@ -1780,6 +1780,65 @@ static void listing(void)
     }
 }
 
+/* Fields set by texts: what a text says, the ends of each range and what is beyond, and the field as it was
+   after a refusal, which says what is expected. */
+static void fields_by_text(void)
+{
+    static const struct { const char *field, *text; double value; int refused; } CASES[] = {
+        {"layers", "12", 12, 0},           {"layers", "0", 0, 1},
+        {"layers", "1.5", 0, 1},           {"layers", "12x", 0, 1},
+        {"layers", "", 0, 1},              {"layers", "nan", 0, 1},
+        {"layers", "1e300", 0, 1},         {"layers", "-3", 0, 1},
+        {"dropout", "0.25", 0.25, 0},      {"dropout", "inf", 0, 1},
+        {"mlp", "swiglu", 1, 0},           {"mlp", "swi", 0, 1},
+        {"mlp", "swiglu|relu2", 0, 1},     {"mlp", "", 0, 1},
+        {"tied_head", "1", 1, 0},          {"tied_head", "2", 0, 1},
+        {"budget_bytes", "24G", 24.0 * 1073741824, 0}, {"budget_bytes", "1.5K", 1536, 0},
+        {"budget_bytes", "12T", 0, 1},     {"budget_bytes", "1e19", 0, 1},
+        {"budget_bytes", "-1", 0, 1},      {"lr", "3e-4", (double)3e-4f, 0},
+        {"lr", "0", 0, 1},                 {"beta1", "0", -1, 0},
+        {"weight_decay", "-7", -1, 0},     {"total_steps", "9007199254740992", 9007199254740992.0, 0},
+        {"window", "2147483647", 2147483647, 0}, {"window", "2147483648", 0, 1},
+    };
+    mtt_model_desc model;
+    mtt_policy policy;
+    mtt_optim_desc optim;
+    const struct { const mtt_field *fields; void *desc; size_t bytes; } GROUPS[] = {
+        {mtt_model_fields(), &model, sizeof(model)}, {mtt_policy_fields(), &policy, sizeof(policy)},
+        {mtt_optim_fields(), &optim, sizeof(optim)}};
+    size_t found = 0;
+    for (int g = 0; g < 3; g++)
+        for (const mtt_field *f = GROUPS[g].fields; f->name; f++) {
+            char before[sizeof(mtt_policy) + sizeof(mtt_model_desc)];
+            for (size_t i = 0; i < MTT__LENGTH(CASES); i++) {
+                if (strcmp(CASES[i].field, f->name)) continue;
+                found++;
+                memset(GROUPS[g].desc, 0, GROUPS[g].bytes);
+                memcpy(before, GROUPS[g].desc, GROUPS[g].bytes);
+                env.error[0] = 0;
+                mtt_status status = mtt_field_set(&env, f, GROUPS[g].desc, CASES[i].text);
+                check(status == (CASES[i].refused ? MTT_E_ARGUMENT : MTT_OK), "%s \"%s\": status %d, %s",
+                      f->name, CASES[i].text, (int)status, env.error);
+                if (CASES[i].refused)
+                    check(!memcmp(before, GROUPS[g].desc, GROUPS[g].bytes) &&
+                              strstr(env.error, "expected ") == env.error && strstr(env.error, f->help),
+                          "%s \"%s\": %s", f->name, CASES[i].text, env.error);
+                else
+                    check(mtt__field_get(GROUPS[g].desc, f) == CASES[i].value, "%s \"%s\" is %.17g", f->name,
+                          CASES[i].text, mtt__field_get(GROUPS[g].desc, f));
+            }
+            check(mtt_field_set(&env, f, GROUPS[g].desc, NULL) == MTT_E_ARGUMENT, "%s without a text",
+                  f->name);
+            if (f->kind != MTT_FIELD_TEXT) continue;
+            check(!mtt_field_set(&env, f, GROUPS[g].desc, "a text"), "%s: %s", f->name, env.error);
+        }
+    check(found == MTT__LENGTH(CASES), "%zu cases have a field", found);
+    memset(&policy, 0, sizeof(policy));
+    for (const mtt_field *f = mtt_policy_fields(); f->name; f++)
+        if (!strcmp(f->name, "freeze")) mtt_field_set(&env, f, &policy, "wte.*");
+    check(policy.freeze && !strcmp(policy.freeze, "wte.*"), "freeze is set by a text");
+}
+
 /* The list after each pass, in FP8, with adapters, ranks, early updates: the forward pass knows of none of
    them, each pass brings what it is for, and after the last one the list is the schedule's. */
 static void lists_between_passes(void)
@@ -2131,6 +2190,7 @@ int main(int argc, char **argv)
     extremes();
     lists();
     listing();
+    fields_by_text();
     lists_between_passes();
     attention_in_eight();
     merged();
