@@ -47,14 +47,14 @@
    >>batches    shuffled sequences, evaluation
 
    READING PATH
-   How memory-efficient training works, in about 2,000 lines: rooms by tag, and in them the parts with these
-   headings, from the first to the last. Beside it, examples/schedule.c prints the list of operations after
-   any pass.
+   How memory-efficient training works, in about 2,000 lines: rooms by tag, and the parts of them that have
+   these headings. "The opening" is what stands before a room's first heading. Beside it,
+   examples/schedule.c prints the list of operations before and after each pass.
    >>tensors    all
-   >>schedule   the builder, passes, recomputation, gradients of tensors, the forward pass, adjoints, the
-                backward pass, the step, the table of passes
-   >>plan       costs
-   >>cpu        norms, flash attention, loss
+   >>schedule   the opening, the builder, passes, recomputation, gradients of tensors, the forward pass,
+                8 bits, adjoints, adapters, the backward pass, the step, programs, the table of passes
+   >>plan       memory during each operation
+   >>cpu        flash attention
    >>trainer    steps
 
    WHAT IT DOES
@@ -64,8 +64,9 @@
    named tensors. It holds the forward pass, the backward pass, recomputation, loss and optimizer. Memory is
    arithmetic on that list, so mtt knows every byte of the arena before it allocates anything.
    Fine-tuning: the policy's `freeze` names parameters that stay as they are, `lora_rank` trains adapters
-   alone. Neither has gradients, optimizer state or a backward pass for the rest. mtt_save_merged adds
-   adapters to the weights; tools/peft.h writes them for Hugging Face's PEFT.
+   alone. What is not trained has neither gradients nor optimizer state, and the backward pass ends at the
+   lowest parameter that is. mtt_save_merged adds adapters to the weights; tools/peft.h writes them for
+   Hugging Face's PEFT.
 
    WHAT IT DOES NOT DO
    No automatic differentiation, no other architectures, no network access except between ranks. It runs on
@@ -85,6 +86,11 @@
    state         tensors that live from step to step: weights, moments, counters
    recompute     run a forward operation again in the backward pass instead of keeping its result;
                  also called gradient checkpointing
+   role          which activation of a layer a tensor is: x, ln_1, qkv, ...
+   site          where dropout or stochastic rounding draws: each has random numbers of its own
+   adjoint       emits the backward operations of a forward operation
+   share         the part of each parameter that a rank updates, in whole blocks of elements
+   d_, .8, .t8   in names of tensors: a gradient; in 8 bits; in 8 bits and transposed
 
    HOW TO USE IT
    Each level works without the ones after it.
@@ -107,7 +113,7 @@
    begins, memory holds
       state        P (4 + 8) bytes in FP32; P (2 + 4 + 8) with 16-bit weights, FP32 masters and moments;
                    P (2 + 3.125) compact
-      activations  R L s (8C + 2F) with nothing recomputed; selective and FP8 keep 6C + F, layer C alone.
+      activations  R L s (8C + 2F) with nothing recomputed; selective or FP8 R L s (6C + F); layer R L s C.
                    SwiGLU has F more. With K heads of keys, D wide, 4C + 2 (H + K) D takes the place of 8C.
       scores       L batch H seq_len^2 s, or 0 with flash attention
       logits       R V s, or a chunk of 1024 rows, 2048 on CUDA
@@ -3393,7 +3399,7 @@ static int mtt__fc_width(const mtt_model_desc *m)
     X(QKV_BIAS, "h.%d.attn.c_attn.bias", LAYER, qkv_width, 0, ZEROS, !m->no_biases)                     \
     X(Q_NORM_WEIGHT, "h.%d.attn.q_norm.weight", LAYER, m->d_head, 0, ONES, m->qk_norm)                  \
     X(K_NORM_WEIGHT, "h.%d.attn.k_norm.weight", LAYER, m->d_head, 0, ONES, m->qk_norm)                  \
-    X(PROJ_WEIGHT, "h.%d.attn.c_proj.weight", LAYER, m->heads * m->d_head, m->d_model, NORMAL_RESIDUAL, 1) \
+    X(PROJ_WEIGHT, "h.%d.attn.c_proj.weight", LAYER, m->heads * m->d_head, m->d_model, NORMAL_RESIDUAL, 1)\
     X(PROJ_BIAS, "h.%d.attn.c_proj.bias", LAYER, m->d_model, 0, ZEROS, !m->no_biases)                   \
     X(LN_2_WEIGHT, "h.%d.ln_2.weight", LAYER, m->d_model, 0, ONES, norms)                               \
     X(LN_2_BIAS, "h.%d.ln_2.bias", LAYER, m->d_model, 0, ZEROS, norms && shifts)                        \
@@ -3401,14 +3407,14 @@ static int mtt__fc_width(const mtt_model_desc *m)
     X(FC_BIAS, "h.%d.mlp.c_fc.bias", LAYER, mtt__fc_width(m), 0, ZEROS, !m->no_biases)                  \
     X(MLP_WEIGHT, "h.%d.mlp.c_proj.weight", LAYER, m->d_ff, m->d_model, NORMAL_RESIDUAL, 1)             \
     X(MLP_BIAS, "h.%d.mlp.c_proj.bias", LAYER, m->d_model, 0, ZEROS, !m->no_biases)                     \
-    X(QKV_A, "h.%d.attn.c_attn.lora_A", LAYER, m->d_model, rank, UNIFORM, rank)                         \
-    X(QKV_B, "h.%d.attn.c_attn.lora_B", LAYER, rank, qkv_width, ZEROS, rank)                            \
-    X(PROJ_A, "h.%d.attn.c_proj.lora_A", LAYER, m->heads * m->d_head, rank, UNIFORM, rank)              \
-    X(PROJ_B, "h.%d.attn.c_proj.lora_B", LAYER, rank, m->d_model, ZEROS, rank)                          \
-    X(FC_A, "h.%d.mlp.c_fc.lora_A", LAYER, m->d_model, rank, UNIFORM, rank)                             \
-    X(FC_B, "h.%d.mlp.c_fc.lora_B", LAYER, rank, mtt__fc_width(m), ZEROS, rank)                         \
-    X(MLP_A, "h.%d.mlp.c_proj.lora_A", LAYER, m->d_ff, rank, UNIFORM, rank)                             \
-    X(MLP_B, "h.%d.mlp.c_proj.lora_B", LAYER, rank, m->d_model, ZEROS, rank)                            \
+    X(QKV_A, "h.%d.attn.c_attn.lora_A", LAYER, m->d_model, lora_rank, UNIFORM, lora_rank)               \
+    X(QKV_B, "h.%d.attn.c_attn.lora_B", LAYER, lora_rank, qkv_width, ZEROS, lora_rank)                  \
+    X(PROJ_A, "h.%d.attn.c_proj.lora_A", LAYER, m->heads * m->d_head, lora_rank, UNIFORM, lora_rank)    \
+    X(PROJ_B, "h.%d.attn.c_proj.lora_B", LAYER, lora_rank, m->d_model, ZEROS, lora_rank)                \
+    X(FC_A, "h.%d.mlp.c_fc.lora_A", LAYER, m->d_model, lora_rank, UNIFORM, lora_rank)                   \
+    X(FC_B, "h.%d.mlp.c_fc.lora_B", LAYER, lora_rank, mtt__fc_width(m), ZEROS, lora_rank)               \
+    X(MLP_A, "h.%d.mlp.c_proj.lora_A", LAYER, m->d_ff, lora_rank, UNIFORM, lora_rank)                   \
+    X(MLP_B, "h.%d.mlp.c_proj.lora_B", LAYER, lora_rank, m->d_model, ZEROS, lora_rank)                  \
     X(LN_F_WEIGHT, "ln_f.weight", AFTER, m->d_model, 0, ONES, pre_norm)                                 \
     X(LN_F_BIAS, "ln_f.bias", AFTER, m->d_model, 0, ZEROS, pre_norm && shifts)                          \
     X(HEAD_WEIGHT, "lm_head.weight", AFTER, vocab, m->d_model, NORMAL, !m->tied_head)                   \
@@ -3427,8 +3433,9 @@ static int mtt__is_adapter(int kind)
     return kind >= MTT__QKV_A && kind <= MTT__MLP_B;
 }
 
-/* The shape of a parameter, with `vocab` rows of the vocabulary, adapters of that rank; 0: there is none. */
-static int mtt__parameter_shape(const mtt_model_desc *m, int kind, int rank, int64_t vocab, int64_t shape[2])
+/* The shape of a parameter, with `vocab` rows of the vocabulary; 0: there is none. */
+static int mtt__parameter_shape(const mtt_model_desc *m, int kind, int lora_rank, int64_t vocab,
+                                int64_t shape[2])
 {
     const int norms = m->norm_place != MTT_NORM_NONE, pre_norm = m->norm_place == MTT_NORM_PRE;
     const int shifts = m->norm == MTT_NORM_LAYER;
@@ -3451,43 +3458,43 @@ static int mtt__parameter_shape(const mtt_model_desc *m, int kind, int rank, int
 #define MTT__KEPT_ENUM(kind, name, prefix, exists) MTT__##kind,
 enum { MTT__KEPT(MTT__KEPT_ENUM) MTT__KEPT_KINDS };
 
-/* An activation is dropped after the forward pass if the recompute level of its layer is at least this. */
+/* An activation is not kept for the backward pass if the recompute level of its layer is at least this. */
 enum { MTT__ALWAYS, MTT__BY_SELECTIVE, MTT__BY_LAYER, MTT__BY_SEGMENT, MTT__BY_NOTHING };
 
 /* Types of activations: that of the precision; FP32; e4m3, of what is made for FP8 alone. */
 enum { MTT__USUAL, MTT__WIDE, MTT__EIGHT };
 
 /* Every activation of a layer: role, name, shape (0 = no such dimension), type, category, dropped by, frees.
-   Layer number `layers` holds the final norm and the head. Frees, for segments: once the backward pass is
-   through with the operation that makes this activation, it drops what the layer made before that other
-   one. QKV_RAW is there if q and k are rotated or normalized. */
+   Layer number `layers` holds the final norm and the head. Frees, of segments alone: after the backward
+   operations of what makes this activation, all that the layer made before that other one is forgotten, but
+   for x. QKV_RAW is there if q and k are rotated or normalized. */
 #define MTT__ACTIVATIONS(X)                                                                              \
     X(RESIDUAL, "x", d->batch, d->seq_len, d->d_model, USUAL, MTT_ACTIVATIONS, BY_SEGMENT, RESIDUAL)     \
     X(LN_1, "ln_1", d->rows, d->d_model, 0, USUAL, MTT_ACTIVATIONS, BY_SELECTIVE, NONE)                  \
     X(LN_1_STATS, "ln_1.stats", d->rows, 2, 0, WIDE, MTT_ACTIVATIONS, BY_LAYER, NONE)                    \
     X(QKV_EIGHT, "attn.c_attn.t8", qkv.row, d->d_model, 0, EIGHT, MTT_WEIGHTS, ALWAYS, NONE)             \
-    X(QKV_XA, "attn.c_attn.xa", d->rows, rank, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)                \
+    X(QKV_XA, "attn.c_attn.xa", d->rows, lora_rank, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)           \
     X(QKV_RAW, "attn.qkv.raw", d->rows, qkv.row, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)              \
     X(QKV, "attn.qkv", d->rows, qkv.row, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)                      \
     X(SCORES, "attn.scores", heads, d->seq_len, d->seq_len, USUAL, MTT_SCORES, BY_SELECTIVE, NONE)       \
     X(PROBS, "attn.probs", heads, d->seq_len, d->seq_len, USUAL, MTT_SCORES, BY_SELECTIVE, NONE)         \
-    X(DROPPED, "attn.dropped", heads, d->seq_len, d->seq_len, USUAL, MTT_SCORES, BY_SELECTIVE, NONE)     \
+    X(AFTER_DROPOUT, "attn.dropped", heads, d->seq_len, d->seq_len, USUAL, MTT_SCORES, BY_SELECTIVE, NONE)\
     X(LSE, "attn.lse", heads, d->seq_len, 0, WIDE, MTT_ACTIVATIONS, BY_LAYER, NONE)                      \
     X(ATTENDED, "attn.out", d->rows, wide, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)                    \
     X(ATTENDED_EIGHT, "attn.out.8", d->rows, wide, 0, EIGHT, MTT_ACTIVATIONS, ALWAYS, NONE)              \
     X(PROJ_EIGHT, "attn.c_proj.t8", d->d_model, wide, 0, EIGHT, MTT_WEIGHTS, ALWAYS, NONE)               \
-    X(PROJ_XA, "attn.c_proj.xa", d->rows, rank, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)               \
+    X(PROJ_XA, "attn.c_proj.xa", d->rows, lora_rank, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)          \
     X(PROJ, "attn.proj", d->rows, d->d_model, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, QKV)                  \
     X(SUM_1, "sum_1", d->rows, d->d_model, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)                    \
     X(MIDDLE, "x_mid", d->rows, d->d_model, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)                   \
     X(LN_2, "ln_2", d->rows, d->d_model, 0, USUAL, MTT_ACTIVATIONS, BY_SELECTIVE, LN_2)                  \
     X(LN_2_STATS, "ln_2.stats", d->rows, 2, 0, WIDE, MTT_ACTIVATIONS, BY_LAYER, NONE)                    \
     X(FC_EIGHT, "mlp.c_fc.t8", d->d_fc, d->d_model, 0, EIGHT, MTT_WEIGHTS, ALWAYS, NONE)                 \
-    X(FC_XA, "mlp.c_fc.xa", d->rows, rank, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)                    \
+    X(FC_XA, "mlp.c_fc.xa", d->rows, lora_rank, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)               \
     X(FC, "mlp.fc", d->rows, d->d_fc, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)                         \
     X(GELU, "mlp.gelu", d->rows, d->d_ff, 0, USUAL, MTT_ACTIVATIONS, BY_SELECTIVE, NONE)                 \
     X(MLP_EIGHT, "mlp.c_proj.t8", d->d_model, d->d_ff, 0, EIGHT, MTT_WEIGHTS, ALWAYS, NONE)              \
-    X(MLP_XA, "mlp.c_proj.xa", d->rows, rank, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)                 \
+    X(MLP_XA, "mlp.c_proj.xa", d->rows, lora_rank, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)            \
     X(MLP, "mlp.proj", d->rows, d->d_model, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, FC)                     \
     X(SUM_2, "sum_2", d->rows, d->d_model, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)                    \
     X(LAST_ROW, "last_row", b->head_rows, d->d_model, 0, USUAL, MTT_ACTIVATIONS, BY_NOTHING, NONE)       \
@@ -3541,7 +3548,8 @@ typedef struct mtt__program {
 
 /* A schedule trains, or else it generates: with a program for `chunk` rows of any sequences, and one for the
    next token of each. The first program of a schedule owns the state. */
-enum { MTT__TRAIN, MTT__EVALUATE, MTT__NEXT, MTT__PROGRAMS, MTT__CHUNK = 0, MTT__TOKEN };
+enum { MTT__TRAIN, MTT__EVALUATE, MTT__NEXT, MTT__PROGRAMS };
+enum { MTT__CHUNK, MTT__TOKEN };
 
 struct mtt_schedule {
     mtt_env *env;
@@ -3565,7 +3573,7 @@ static int64_t mtt__parameter_elements(const mtt__parameter *q)
    -------------------------------------------------------------------------------------------------------- */
 
 /* The program of a step is a list of operations over named tensors. Passes write it, one after the other.
-   Those of a technique write the list again, and no other pass knows of them:
+   FP8 and LoRA have passes that write the list again; their backward products are adjoints beside the others:
       forward    the model, a page of operations, and the loss
       adapters   LoRA: linear layers get a second product
       eight      FP8: products take operands in 8 bits
@@ -3575,8 +3583,8 @@ static int64_t mtt__parameter_elements(const mtt__parameter *q)
       gradients  after each layer they are summed, exchanged between ranks, or used at once
       fusions    neighbours that one kernel can do are joined
       step       the gradient's norm and the update
-   mtt_schedule_print_passes shows the list between them. Memory is not a concern here: the plan gives every
-   tensor its place. */
+   mtt_schedule_print_passes shows the list between them. Memory is not a concern here: mtt__close_program
+   finds the first and the last use of every tensor, and the plan its place. */
 
 #define MTT__OP_ROW(name, inputs, operands, flops, bytes, scratch)                      \
     {#name, inputs, (int)(sizeof(mtt_op_##name) / sizeof(mtt_tensor *))},
@@ -3715,7 +3723,7 @@ static mtt_tensor *mtt__make(mtt__builder *b, int role_of, int layer)
     const mtt_shape *d = &b->program->shape;
     mtt_qkv qkv = mtt_qkv_of(d);
     int64_t heads = (int64_t)d->batch * d->heads, wide = (int64_t)d->heads * d->head_dim;
-    int rank = b->policy->lora_rank;
+    int lora_rank = b->policy->lora_rank;
     mtt_tensor *t = &b->nothing;
     switch (role_of) {
 #define MTT__MAKE(role, name, s0, s1, s2, type, category, dropped_by, frees)            \
@@ -3789,7 +3797,7 @@ static mtt_op *mtt__emit(mtt__builder *b, mtt_op_kind kind, int layer, int site,
 /* MTT__EMIT(b, layer, site, norm, x, gain, shift, y, stats); b->op is the new operation. */
 #define MTT__EMIT(b, layer, site, name, ...)                                            \
     do {                                                                                \
-        mtt_op_##name mtt__row = {__VA_ARGS__};                                            \
+        mtt_op_##name mtt__row = {__VA_ARGS__};                                         \
         b->op = mtt__emit(b, MTT_OP_##name, layer, site, &mtt__row);                    \
     } while (0)
 
@@ -3838,7 +3846,8 @@ static int mtt__recompute_level(const mtt_schedule *s, int layer)
 }
 
 /* The tensor that holds an activation. If it was dropped, it is made again by the operation that made it,
-   after what that operation needs in its turn. This is all there is to recomputation. */
+   after what that operation needs in its turn. Recomputation is this, and
+   mtt__drop_activations, which forgets what is not kept. */
 static mtt_tensor *mtt__need(mtt__builder *b, mtt_tensor *t)
 {
     mtt_tensor *operands[MTT__MOST_OPERANDS];
@@ -4033,7 +4042,7 @@ static mtt_tensor *mtt__attention(mtt__builder *b, int layer, mtt_tensor *qkv)
     probs = mtt__make(b, MTT__A_PROBS, layer);
     MTT__EMIT(b, layer, 0, softmax, scores, probs);
     if (b->program->shape.dropout > 0) {
-        dropped = mtt__make(b, MTT__A_DROPPED, layer);
+        dropped = mtt__make(b, MTT__A_AFTER_DROPOUT, layer);
         MTT__EMIT(b, layer, MTT__SITE_ATTENTION, dropout_scores, probs, control, dropped);
         probs = dropped;
     }
@@ -4141,7 +4150,7 @@ static mtt_tensor *mtt__gather_rows(mtt__builder *b, mtt_tensor *table, mtt_tens
 }
 
 /* The forward pass: of a training step, of an evaluation, or up to the logits of the token after a sequence.
-   A generator's rows are in any order only before the head. */
+   Before the head a generator's rows are of any sequences; gather then takes the last row of each. */
 static void mtt__emit_forward(mtt__builder *b)
 {
     mtt__program *p = b->program;
@@ -4153,7 +4162,7 @@ static void mtt__emit_forward(mtt__builder *b)
         b->angles = mtt__gather_rows(b, p->angles, p->places, "angles");
     }
     x = mtt__emit_layers(b);
-    if (which == (generates ? MTT__CHUNK : MTT__NEXT)) {
+    if (generates ? which == MTT__CHUNK : which == MTT__NEXT) {
         row = mtt__make(b, MTT__A_LAST_ROW, layers);
         if (generates) MTT__EMIT(b, -1, 0, gather, x, p->last, row);
         else MTT__EMIT(b, -1, 0, pick_row, x, p->control, row);
@@ -4267,8 +4276,7 @@ static void mtt__emit_weights(mtt__builder *b, int layer, int transposed)
     if (!b->status) mtt__emit(b, MTT_OP_quantize_weights, layer, 0, operands)->transposed = transposed;
 }
 
-/* y = x W + b with x and W in 8 bits, and W transposed. A layer's weights are made before its first product.
-   */
+/* y = x W + b with x and W in 8 bits, and W transposed. A layer's weights are made before its first one. */
 static int mtt__eight_linear(mtt__builder *b, const mtt_op *op, int which)
 {
     const mtt_op_linear *f = MTT_OPERANDS_OF(linear, op);
@@ -4489,7 +4497,7 @@ static void mtt__adjoint_norm(mtt__builder *b, const mtt_op *op)
               d_gain, d_shift);
 }
 
-/* dW first: after it x may die. Frozen weights leave dx alone, and the lowest ones that are trained dW. */
+/* dW first: after it x is not needed. A frozen weight has no dW. Where nothing below is trained is no dx. */
 static void mtt__linear_gradients(mtt__builder *b, const mtt_op *op, mtt_tensor *x, mtt_tensor *weight,
                                   mtt_tensor *dy, int transposed)
 {
@@ -4520,7 +4528,7 @@ static void mtt__adjoint_linear(mtt__builder *b, const mtt_op *op)
     maker = mtt__maker(b, f->x);
     x = mtt__trains(b, f->weight) ? mtt__need(b, f->x) : NULL;
     if (mtt__is_activation(maker.kind) && mtt__trains(b, f->x))
-        mtt__need(b, maker.operands[0]); /* now: GELU's can be fused */
+        mtt__need(b, maker.operands[0]); /* or it would come between the product and gelu_backward */
     mtt__linear_gradients(b, op, x, f->weight, *mtt__gradient(b, f->y), op->transposed);
 }
 
@@ -4998,8 +5006,8 @@ static int mtt__rule_gradients(mtt__builder *b, mtt_op *op, const mtt_op *end)
 
 /* ---- the step ---- */
 
-/* The gradient's norm over all parameters, then the update. Ranks with a share each exchange the squares of
-   blocks before, and the weights of a layer while they update the next one. */
+/* The gradient's norm over all parameters, then the update. Ranks that update a share each first exchange
+   sums of squares, for the norm. They send the new weights of a layer while they update the next one. */
 static void mtt__emit_step(mtt__builder *b)
 {
     mtt__program *p = b->program;
@@ -5779,6 +5787,8 @@ static void mtt__op_cost(const mtt_op *op, double *flops, double *traffic)
     }
 }
 
+/* ---- memory during each operation ---- */
+
 /* Lists what each operation costs, and the bytes alive during it, by category: changes at the first and after
    the last operation of each tensor, then running sums. Refuses what size_t cannot hold. */
 static mtt_status mtt__measure(mtt_env *env, mtt__program *p)
@@ -5806,6 +5816,8 @@ static mtt_status mtt__measure(mtt_env *env, mtt__program *p)
     }
     return MTT_OK;
 }
+
+/* ---- the cost of a plan ---- */
 
 /* Seconds of a batch and the step, to compare policies by: an operation takes as long as its arithmetic or
    its traffic, whichever is longer (the roofline, Williams et al. 2009), and 4 us to begin and end. An H200
@@ -7614,13 +7626,7 @@ static void mtt__attended(const mtt_shape *d, int64_t query, int64_t j0, int64_t
     *low = mtt__min(first > 0 ? first : 0, *high);
 }
 
-/* The forward pass of a tile of queries (algorithm 1 with queries in the outer loop), an online softmax. Each
-   query has a running maximum m and a running sum l. Each tile of keys, with scores S = Q K^T / sqrt(D),
-   updates both and rescales the output, so O = softmax(S) V is exact:
-     m' = max(m, rowmax S)        P = e^(S - m')
-     l' = e^(m - m') l + rowsum P
-     O' = e^(m - m') O + mask P V
-   At the end O is divided by l. Keeps lse = m + log l, from which the backward pass recomputes P. */
+/* A tile of queries, for mtt__attend. */
 typedef struct mtt__attention_tile {
     mtt__view q, k_t, v, out;
     int64_t i0, m, place; /* rows of q from i0 up; the first one's place among the keys */
@@ -7630,7 +7636,15 @@ typedef struct mtt__attention_tile {
     float *lse;                /* of the first row, or NULL */
 } mtt__attention_tile;
 
-/* Few queries of a cache, whose keys are contiguous, are multiplied as few rows, with the same bits. That
+/* The forward pass of a tile of queries (algorithm 1 with queries in the outer loop), an online softmax. Each
+   query has a running maximum m and a running sum l. Each tile of keys, with scores S = Q K^T / sqrt(D),
+   updates both and rescales the output, so O = softmax(S) V is exact:
+     m' = max(m, rowmax S)        P = e^(S - m')
+     l' = e^(m - m') l + rowsum P
+     O' = e^(m - m') O + mask P V
+   At the end O is divided by l. Keeps lse = m + log l, from which the backward pass recomputes P.
+
+   Few queries of a cache, whose keys are contiguous, are multiplied as few rows, with the same bits. That
    takes half the time: keys are not transposed, and no rows of zeros are multiplied. */
 static void mtt__attend(const mtt_op *op, const mtt__attention_tile *t)
 {
@@ -7789,7 +7803,8 @@ static void mtt__load_keys(const mtt_op *op, const mtt_op_flash_backward *f, int
     mtt__load_block(mtt__head(op, f->qkv, MTT__V | MTT__TRANSPOSED, t->head), 0, dim, j0, n, t->v_t, side);
 }
 
-/* P = mask e^(S - lse) and dS = e^(S - lse) (mask dP - delta) / sqrt(head_dim) with dP = dO V^T */
+/* P = mask e^(S - lse) and dS = e^(S - lse) (mask dP - delta) / sqrt(head_dim) with dP = dO V^T. By lse P is
+   divided by l at once. */
 static void mtt__flash_gradients(const mtt_op *op, const mtt_op_flash_backward *f, mtt__flash_pair *t)
 {
     enum { side = MTT__TILE, stride = MTT__MAX_HEAD };
@@ -8946,7 +8961,8 @@ static mtt_status mtt__measure_scales(mtt_trainer *t, const int32_t *tokens, con
     status = mtt__fill_scales(t);
     if (!status) status = mtt__send(t, p, tokens, targets, counted, 0);
     if (!status) status = mtt__told(t, t->backend.run(t->context, p->ops, forward));
-    if (!status) status = mtt__told(t, t->backend.run(t->context, p->ops + p->op_count - 1, 1));
+    if (!status) /* rescale, which is the last operation */
+        status = mtt__told(t, t->backend.run(t->context, p->ops + p->op_count - 1, 1));
     if (!status && t->schedule->policy.ranks > 1) status = mtt__take_scales(t);
     t->measured = !status;
     return status;

@@ -32,7 +32,7 @@ lines=$(awk '
     if (room) wanted[room] = wanted[room] " " $0
     next
   }
-  /^   >>[a-z]+$/ {room = $1; take = wanted[room] ~ /^ *all/; seen += take}
+  /^   >>[a-z]+$/ {room = $1; take = wanted[room] ~ /^ *(all|the opening)/; seen += take}
   /^\/\* ---- .* ---- \*\/$/ && room in wanted && wanted[room] !~ /^ *all/ {
     title = $0; gsub(/^\/\* ---- | ---- \*\/$|[:(].*/, "", title); sub(/ +$/, "", title)
     list = wanted[room]; gsub(/ +/, " ", list)
