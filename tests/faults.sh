@@ -13,9 +13,13 @@ model=(--layers 1 --heads 1 --d-model 8 --d-ff 8 --vocab-size 280 --batch-size 2
        --eval-batches 2 --dataset ds)
 
 cc -O1 -Wall -Wextra -shared -fPIC tests/faults.c -o "$build/faults.so" -ldl || exit 1
-for source in tools/trainer.c tools/prepare.c tools/report.c; do # one thread: calls come in one order
-  program=$(basename $source .c); [ $program != trainer ] || program=train
-  cc -std=gnu99 -O1 -DMTT_DOCUMENT_BYTES=512 $source -o "$build/$program" -lm || exit 1
+# One thread: calls come in one order.
+cc -std=gnu99 -O1 -DMTT_IMPLEMENTATION -DMTT_DOCUMENT_BYTES=512 -include mtt.h -x c -c tools/wordpiece.h \
+  -o "$build/mtt.o" || exit 1
+for program in train prepare report; do
+  case $program in train) source=tools/trainer.c;; *) source=tools/$program.c;; esac
+  cc -std=gnu99 -O1 -DMTT_IMPLEMENTATION_DONE -DMTT_WORDPIECE_DONE $source "$build/mtt.o" \
+    -o "$build/$program" -lm || exit 1
 done
 mkdir "$room/here"
 sample_text | head -c 30000 | fold -w 600 | sed G > "$room/text" # 50 documents
