@@ -3306,6 +3306,22 @@ static int mtt__word_number(const char *word, size_t size, const char *prefix)
     return i == size && number <= 1 << 30 ? (int)number : 0;
 }
 
+/* Refuses a word. */
+static mtt_status mtt__no_technique(mtt_env *env, const char *words, const char *at, size_t size, int batches)
+{
+    char list[400];
+    mtt__text text;
+    size_t k;
+    for (k = 0; k < MTT__LENGTH(mtt__retired); k++)
+        if (strlen(mtt__retired[k].word) == size && memcmp(at, mtt__retired[k].word, size) == 0)
+            return mtt__fail(env, MTT_E_ARGUMENT, "\"%s\" in \"%.200s\" is no technique any more: take %s",
+                             mtt__retired[k].word, words, mtt__retired[k].instead);
+    mtt__text_init(&text, list, sizeof(list));
+    for (k = 0; k < MTT__LENGTH(mtt__technique); k++) mtt__print(&text, "%s ", mtt__technique[k].word);
+    return mtt__fail(env, MTT_E_ARGUMENT, "\"%.*s\" in \"%.200s\" is no technique: %swindowN%s, joined by _",
+                     (int)(size < 60 ? size : 60), at, words, list, batches ? " bsN" : "");
+}
+
 MTTDEF mtt_status mtt_policy_parse(mtt_env *env, const char *words, mtt_policy *policy, int *batch)
 {
     mtt_policy p = *policy;
@@ -3323,17 +3339,7 @@ MTTDEF mtt_status mtt_policy_parse(mtt_env *env, const char *words, mtt_policy *
             p.attention = MTT_ATTENTION_FLASH;
             p.window = number;
         } else if (batch && (number = mtt__word_number(at, size, "bs")) != 0) new_batch = number;
-        else {
-            for (k = 0; k < MTT__LENGTH(mtt__retired); k++)
-                if (strlen(mtt__retired[k].word) == size && memcmp(at, mtt__retired[k].word, size) == 0)
-                    return mtt__fail(env, MTT_E_ARGUMENT, "\"%s\" in \"%.200s\" is no technique any more: "
-                                     "take %s", mtt__retired[k].word, words, mtt__retired[k].instead);
-            return mtt__fail(env, MTT_E_ARGUMENT,
-                             "\"%.*s\" in \"%.200s\" is no technique: fp32 tf32 bf16 fp16 fp8 layers8 "
-                             "flash windowN selective checkpointing segments budget chunked compact early "
-                             "split zero1 zero2%s, joined by _",
-                             (int)(size < 60 ? size : 60), at, words, batch ? " bsN" : "");
-        }
+        else return mtt__no_technique(env, words, at, size, batch != NULL);
         at += size;
         if (!*at) break;
     }

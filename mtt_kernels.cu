@@ -2330,7 +2330,7 @@ struct mtt__update {
    Requires:    counts multiples of 8; mtt_k_grad_norm before it
    Traffic:     28 bytes a parameter, 30 with a 16-bit weight
    Determinism: elementwise
-   Reference:   mtt__adamw_full */
+   Reference:   mtt__cpu_adamw */
 static __global__ void __launch_bounds__(256) mtt_k_adamw(const mtt__update u)
 {
     if (u.counters->skipped) return;
@@ -7474,7 +7474,7 @@ MTT__DEVICE uint16_t mtt__encode_moments(const float *x, const uint32_t *random,
    Requires:    counts multiples of 8; mtt_k_grad_norm before it
    Traffic:     12.25 bytes a parameter, 14.25 with FP32 gradients, 16.25 with FP32 weights
    Determinism: elementwise; rounds by (seed, update, parameter, element)
-   Reference:   mtt__adamw_compact */
+   Reference:   mtt__cpu_adamw */
 template <class W>
 static __global__ void __launch_bounds__(256, 5) mtt_k_adamw_compact(const mtt__compact_update u)
 {
