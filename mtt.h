@@ -1282,7 +1282,7 @@ struct mtt_tensor {
     char name[40];
     mtt_dtype dtype;
     mtt_category category;
-    int rank;
+    int dims;        /* of its shape, 1 to 3 */
     int64_t shape[4];
     size_t bytes;    /* of its elements; its slot in the arena is rounded up to 256 */
     size_t offset;   /* in the arena */
@@ -1597,12 +1597,12 @@ MTT__BOTH int64_t mtt__elements(const mtt_tensor *t)
 {
     int64_t product = 1;
     int i;
-    for (i = 0; i < t->rank; i++) product *= t->shape[i];
+    for (i = 0; i < t->dims; i++) product *= t->shape[i];
     return product;
 }
 
 /* The last dimension, and the number of rows of that width. */
-MTT__BOTH int64_t mtt__width(const mtt_tensor *t) { return t->shape[t->rank - 1]; }
+MTT__BOTH int64_t mtt__width(const mtt_tensor *t) { return t->shape[t->dims - 1]; }
 MTT__BOTH int64_t mtt__rows(const mtt_tensor *t) { return mtt__elements(t) / mtt__width(t); }
 
 /* Neither infinite nor NaN, by its bits: options for fast arithmetic drop comparisons with either. */
@@ -3708,7 +3708,7 @@ static mtt_tensor *mtt__add_tensor(mtt__builder *b, mtt_dtype dtype, mtt_categor
     t->shape[0] = s0;
     t->shape[1] = s1;
     t->shape[2] = s2;
-    t->rank = s2 ? 3 : s1 ? 2 : 1;
+    t->dims = s2 ? 3 : s1 ? 2 : 1;
     t->bytes = mtt__mul(mtt__mul((size_t)s0, rows), mtt__mul(columns, mtt__dtype_bytes[dtype]));
     t->role = t->layer = t->parameter = t->entry = t->first = t->last = -1;
     t->index = p->tensor_count;
@@ -5077,7 +5077,7 @@ static void mtt__add_parameter(mtt__builder *b, int kind, int layer)
     q->frozen = (rank && !mtt__is_adapter(kind)) || mtt__matches(b->policy->freeze, name);
     q->first_range = p->range_count;
     if (!q->frozen) p->range_count += (int)mtt__ceil_div(mtt__elements(q->weight), MTT__RANGE);
-    q->part.group = q->weight->rank == 1; /* a trainer may have others */
+    q->part.group = q->weight->dims == 1; /* a trainer may have others */
     q->part.number = q->weight->parameter = p->parameter_count++;
     b->parameters[mtt__slot(b, kind, layer)] = q;
 }
@@ -5411,9 +5411,9 @@ typedef struct mtt__waiting {
 } mtt__waiting;
 
 /* A node of a k-d tree over the waiting tensors, by their first and last operation: the bounds of both, and
-   the least rank that still waits, INT_MAX if none does. */
+   the least turn that still waits, INT_MAX if none does. */
 typedef struct mtt__box {
-    int first_low, first_high, last_low, last_high, rank;
+    int first_low, first_high, last_low, last_high, turn;
 } mtt__box;
 
 enum { MTT__RULES = 3 };
@@ -5425,7 +5425,7 @@ typedef struct mtt__packer {
     mtt__waiting *waiting;
     mtt__box *boxes;        /* of the tree: root 1, children of k 2k and 2k + 1, leaves from `half` on */
     int *leaves;            /* the tensor of each leaf */
-    int *order[MTT__RULES]; /* for each rule the tensors by rank; the least rank goes first */
+    int *order[MTT__RULES]; /* for each rule the tensors by turn; the least turn goes first */
     int *free_end;          /* at the first operation of a free interval its last one; elsewhere -1 */
     int *free_begin;        /* and the reverse */
     mtt__heap placed;       /* tensors by their ends: at that level the interval is free again */
@@ -5487,21 +5487,21 @@ static void mtt__tree_build(mtt__packer *p)
     }
 }
 
-/* Updates the rank of an inner node from its children. Returns 1 if it has changed. */
-static int mtt__tree_rank(mtt__packer *p, int node)
+/* Updates the turn of an inner node from its children. Returns 1 if it has changed. */
+static int mtt__tree_turn(mtt__packer *p, int node)
 {
-    int a = p->boxes[2 * node].rank, b = p->boxes[2 * node + 1].rank, least = a < b ? a : b;
-    int changed = p->boxes[node].rank != least;
-    p->boxes[node].rank = least;
+    int a = p->boxes[2 * node].turn, b = p->boxes[2 * node + 1].turn, least = a < b ? a : b;
+    int changed = p->boxes[node].turn != least;
+    p->boxes[node].turn = least;
     return changed;
 }
 
-/* Returns the least rank, below `best`, of the tensors that live within operations x to y. */
+/* Returns the least turn, below `best`, of the tensors that live within operations x to y. */
 static int mtt__tree_first(const mtt__packer *p, int node, int x, int y, int best)
 {
     const mtt__box *box = &p->boxes[node];
-    if (box->rank >= best || box->first_high < x || box->last_low > y) return best;
-    if (box->first_low >= x && box->last_high <= y) return box->rank;
+    if (box->turn >= best || box->first_high < x || box->last_low > y) return best;
+    if (box->first_low >= x && box->last_high <= y) return box->turn;
     best = mtt__tree_first(p, 2 * node, x, y, best);
     return mtt__tree_first(p, 2 * node + 1, x, y, best);
 }
@@ -5512,24 +5512,24 @@ static void mtt__place_tensor(mtt__packer *p, mtt__waiting *w)
     int node = w->leaf;
     w->offset = p->level;
     if (end > p->arena) p->arena = end;
-    p->boxes[node].rank = INT_MAX;
-    while ((node /= 2) && mtt__tree_rank(p, node)) {}
+    p->boxes[node].turn = INT_MAX;
+    while ((node /= 2) && mtt__tree_turn(p, node)) {}
     p->status = mtt__heap_push(p->env, &p->placed, end, (uint64_t)w->first << 32 | (uint32_t)w->last);
 }
 
-/* Places, at this level, the tensors of a free interval, in the order of their ranks; then no other fits
+/* Places, at this level, the tensors of a free interval, in the order of their turns; then no other fits
    there. The smaller rest of the interval recurs, so the depth is a logarithm. */
 static void mtt__fill(mtt__packer *p, const int *order, int x, int y)
 {
     while (x <= y && !p->status) {
-        int rank = mtt__tree_first(p, 1, x, y, INT_MAX);
+        int turn = mtt__tree_first(p, 1, x, y, INT_MAX);
         mtt__waiting *w;
-        if (rank == INT_MAX) {
+        if (turn == INT_MAX) {
             p->free_end[x] = y;
             p->free_begin[y] = x;
             return;
         }
-        w = &p->waiting[order[rank]];
+        w = &p->waiting[order[turn]];
         mtt__place_tensor(p, w);
         if (w->first - x < y - w->last) {
             mtt__fill(p, order, x, w->first - 1);
@@ -5568,8 +5568,8 @@ static void mtt__raise_level(mtt__packer *p, const int *order)
 static void mtt__place_all(mtt__packer *p, const int *order, size_t state)
 {
     int i;
-    for (i = 0; i < p->count; i++) p->boxes[p->waiting[order[i]].leaf].rank = i;
-    for (i = p->half; --i;) mtt__tree_rank(p, i);
+    for (i = 0; i < p->count; i++) p->boxes[p->waiting[order[i]].leaf].turn = i;
+    for (i = p->half; --i;) mtt__tree_turn(p, i);
     for (i = 0; i < p->ops; i++) p->free_end[i] = p->free_begin[i] = -1;
     p->level = p->arena = state;
     p->placed.count = 0;
@@ -6326,8 +6326,8 @@ static void mtt__store(const mtt_tensor *t, int64_t first, int64_t count, const 
 static mtt_tensor mtt__row_range(const mtt_tensor *t, int64_t first, int64_t count)
 {
     mtt_tensor part = *t;
-    size_t row = t->bytes / (size_t)(t->rank == 3 ? t->shape[0] * t->shape[1] : t->shape[0]);
-    if (t->rank == 3) part.rank = 2, part.shape[1] = t->shape[2];
+    size_t row = t->bytes / (size_t)(t->dims == 3 ? t->shape[0] * t->shape[1] : t->shape[0]);
+    if (t->dims == 3) part.dims = 2, part.shape[1] = t->shape[2];
     part.shape[0] = count;
     part.bytes = row * (size_t)count;
     part.data = (char *)t->data + row * (size_t)first;
@@ -8257,7 +8257,7 @@ static mtt_status mtt__cpu_tiles(mtt__cpu *c)
     if (!c->block) return MTT_E_MEMORY;
     c->tiles.bytes = bytes;
     c->tiles.data = (char *)c->block + (line - (uintptr_t)c->block % line) % line;
-    c->tiles.rank = 1;
+    c->tiles.dims = 1;
     c->tiles.shape[0] = (int64_t)(row / sizeof(float));
     return MTT_OK;
 }

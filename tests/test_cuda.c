@@ -1809,7 +1809,7 @@ static void fill_compact(const setup *s, const mtt__program *p)
         const mtt__parameter *q = &p->parameters[i];
         int64_t count = q->part.elements, first = q->part.first, k; /* none if it is frozen */
         float *values = malloc((size_t)count * sizeof(float));
-        for (k = 0; k < count; k++) values[k] = q->weight->rank > 1 ? 0.05f * noise() : 0.7f + 0.3f * noise();
+        for (k = 0; k < count; k++) values[k] = q->weight->dims > 1 ? 0.05f * noise() : 0.7f + 0.3f * noise();
         if (master)
             mtt__split_weights(values, count, s->policy.precision == MTT_FP16, NULL,
                                (uint16_t *)q->weight->data, (uint8_t *)master->data + first);
@@ -1862,7 +1862,7 @@ static void fill_state(const lock_step *l, int which)
                 ((float *)t->data)[k] = (float)cos(angle), ((float *)t->data)[k + 1] = (float)sin(angle);
             }
         } else if (t->category == MTT_WEIGHTS || t == p->positions)
-            fill_tensor(t, t->rank > 1 ? 0.05f : 0.3f, t->rank > 1 ? 0 : 0.7f);
+            fill_tensor(t, t->dims > 1 ? 0.05f : 0.3f, t->dims > 1 ? 0 : 0.7f);
         else memset(t->data, 0, t->bytes);
         if (t->category == MTT_GRADIENTS) fill_tensor(t, 0.1f, 0);
     }
@@ -2056,7 +2056,7 @@ static int parts_of(const mtt_op *op, const mtt_tensor *out)
     if (out->role == MTT__A_ROW_LOSS) return 3;
     if (out->role == MTT__A_LN_1_STATS || out->role == MTT__A_LN_2_STATS || out->role == MTT__A_LN_F_STATS)
         return 2;
-    if (!gradients || out->rank != 2) return 1;
+    if (!gradients || out->dims != 2) return 1;
     return op->shape->heads_kv == op->shape->heads ? 3 : op->shape->heads + 2 * op->shape->heads_kv;
 }
 
@@ -2342,7 +2342,7 @@ static int is_new(const mtt_op *op)
     for (i = 0; i < (int)MTT__LENGTH(key); i++) MIX(key[i]);
     for (i = 0; i < op->inputs + op->outputs; i++) {
         MIX(op->operands[i] != NULL);
-        for (k = 0; op->operands[i] && k < op->operands[i]->rank; k++)
+        for (k = 0; op->operands[i] && k < op->operands[i]->dims; k++)
             MIX(op->operands[i]->shape[k] * 8 + op->operands[i]->dtype);
     }
     for (i = 0; i < op->parameters && op->sums; i++) MIX(mtt__elements(op->sums[i]));
@@ -3029,7 +3029,7 @@ static mtt_tensor matrix_on_device(void *context, mtt_dtype dtype, int64_t rows,
     strcpy(t.name, "alone");
     t.dtype = dtype;
     t.shape[0] = rows, t.shape[1] = width;
-    t.rank = 2;
+    t.dims = 2;
     t.entry = -1;
     t.bytes = (size_t)(rows * width) * mtt__dtype_bytes[dtype];
     check(cuda.alloc(context, t.bytes, &t.data) == MTT_OK, "alloc: %s", env.error);
@@ -3489,7 +3489,7 @@ static void generation(int setups)
                     mtt_tensor *t = p->tensors[i];
                     if (t->category == MTT_ACTIVATIONS) fill_tensor(t, 1, 0); /* the cache */
                     else if (t->dtype != MTT_I32 && t->dtype != MTT_U8)
-                        fill_tensor(t, 0.3f, t->rank > 1 ? 0 : 0.7f);
+                        fill_tensor(t, 0.3f, t->dims > 1 ? 0 : 0.7f);
                 }
             fill_rows(l.host, p);
             for (i = 0; i < p->op_count; i++) step_op(&l, which, i, 0);

@@ -418,11 +418,11 @@ static void test_few_rows(int number)
     int transposed = number / 2 % 2, few = 1 + below(4), first = below(ROWS - few + 1);
     mtt_op op = {.workspace = tiles()};
     int64_t k = 8 * (1 + below(50)), n = transposed ? 128 * (1 + below(4)) : 8 * (1 + below(70));
-    mtt_tensor x = {.dtype = dtype, .rank = 2, .shape = {ROWS, k}}, y = x, w = x, b = x, part;
+    mtt_tensor x = {.dtype = dtype, .dims = 2, .shape = {ROWS, k}}, y = x, w = x, b = x, part;
     float *values = (float *)malloc(sizeof(float) * (size_t)(k * n));
     char *all = (char *)malloc(4 * ROWS * (size_t)n);
     w.shape[0] = transposed ? n : k, w.shape[1] = transposed ? k : n;
-    b.shape[0] = b.shape[1] = n, b.rank = 1;
+    b.shape[0] = b.shape[1] = n, b.dims = 1;
     y.shape[1] = n;
     x.bytes = mtt__dtype_bytes[dtype] * ROWS * (size_t)k;
     y.bytes = mtt__dtype_bytes[dtype] * ROWS * (size_t)n;

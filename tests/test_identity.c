@@ -46,7 +46,7 @@ static void put_tensor(const mtt_tensor *t)
         return;
     }
     put(" %s:%d:%d:", t->name, t->dtype, t->category);
-    for (int i = 0; i < t->rank; i++) put("%lldx", (long long)t->shape[i]);
+    for (int i = 0; i < t->dims; i++) put("%lldx", (long long)t->shape[i]);
     put("%zu[%d,%d]%d p%d l%d e%d r%d", t->bytes, t->first, t->last, t->persistent, t->parameter, t->layer,
         t->entry, t->recorded);
 }

@@ -63,8 +63,8 @@ static const mtt_tensor *tiles(void)
 static void product(int64_t m, int64_t n, int64_t k, int a_transposed, int b_transposed, int bias, int add)
 {
     static float a[MAX_ROWS * 11], b[13 * 11], c[MAX_ROWS * 13], before[MAX_ROWS * 13], shift[13];
-    mtt_tensor ta = {.rank = 2, .shape = {m, k}, .data = a}, tb = {.rank = 2, .shape = {k, n}, .data = b};
-    mtt_tensor tc = {.rank = 2, .shape = {m, n}, .data = c}, ts = {.rank = 1, .shape = {n}, .data = shift};
+    mtt_tensor ta = {.dims = 2, .shape = {m, k}, .data = a}, tb = {.dims = 2, .shape = {k, n}, .data = b};
+    mtt_tensor tc = {.dims = 2, .shape = {m, n}, .data = c}, ts = {.dims = 1, .shape = {n}, .data = shift};
     mtt_op op = {.workspace = tiles()};
     double worst = 0;
     if (a_transposed) ta.shape[0] = k, ta.shape[1] = m;
@@ -103,13 +103,13 @@ static void limited_products(void)
 #ifdef _OPENMP
     enum { M = 300, N = 40, K = 200 };
     static float a[M * K], b[K * N], c[4][M * N];
-    mtt_tensor ta = {.rank = 2, .shape = {M, K}, .data = a}, tb = {.rank = 2, .shape = {K, N}, .data = b};
+    mtt_tensor ta = {.dims = 2, .shape = {M, K}, .data = a}, tb = {.dims = 2, .shape = {K, N}, .data = b};
     mtt_op op = {.workspace = tiles()};
     int levels = omp_get_max_active_levels(), threads = omp_get_max_threads();
     for (int i = 0; i < M * K; i++) a[i] = (float)below(2001) / 1000 - 1;
     for (int i = 0; i < K * N; i++) b[i] = (float)below(2001) / 1000 - 1;
     for (int way = 0; way < 4; way++) {
-        mtt_tensor tc = {.rank = 2, .shape = {M, N}, .data = c[way]};
+        mtt_tensor tc = {.dims = 2, .shape = {M, N}, .data = c[way]};
         mtt__view va = mtt__matrix(&ta, 0), vb = mtt__matrix(&tb, 0), vc = mtt__matrix(&tc, 0);
         if (way == 1) omp_set_max_active_levels(0);
         if (way == 2) omp_set_num_threads(threads + 3), omp_set_dynamic(1);

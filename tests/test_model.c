@@ -1619,7 +1619,7 @@ static void gelu_curve(void)
     static float x[POINTS], y[POINTS], slope[POINTS];
     mtt_shape shape = {.rows = POINTS};
     mtt_op op = {.shape = &shape};
-    mtt_tensor of_x = {.dtype = MTT_F32, .rank = 1, .shape = {POINTS}, .bytes = sizeof(x), .data = x};
+    mtt_tensor of_x = {.dtype = MTT_F32, .dims = 1, .shape = {POINTS}, .bytes = sizeof(x), .data = x};
     mtt_tensor of_y = of_x, of_slope = of_x;
     of_y.data = y;
     of_slope.data = slope;
@@ -2099,7 +2099,7 @@ typedef struct operand {
 static void make_operand(operand *x, mtt_dtype dtype, int64_t m, int64_t n, int transposed, int64_t at)
 {
     int64_t rows = transposed ? n : m, columns = transposed ? m : n, width = columns + at + (at > 1), i, j;
-    x->tensor = (mtt_tensor){.dtype = dtype, .rank = 2, .shape = {rows + 1, width}};
+    x->tensor = (mtt_tensor){.dtype = dtype, .dims = 2, .shape = {rows + 1, width}};
     x->count = (rows + 1) * width;
     x->tensor.data = malloc((size_t)x->count * sizeof(float));
     x->values = malloc((size_t)(m * n) * sizeof(float));
@@ -2455,7 +2455,7 @@ static void eight_by_bytes(void)
 
 static mtt_tensor new_tensor(mtt_dtype dtype, int rows, int width, mtt_scale *scale)
 {
-    mtt_tensor t = {.dtype = dtype, .rank = 2, .shape = {rows, width}, .entry = -1, .scale = scale};
+    mtt_tensor t = {.dtype = dtype, .dims = 2, .shape = {rows, width}, .entry = -1, .scale = scale};
     t.bytes = (size_t)rows * (size_t)width * mtt__dtype_bytes[dtype];
     t.data = calloc(t.bytes, 1);
     return t;

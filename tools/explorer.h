@@ -82,7 +82,7 @@ static void explorer_tensor(FILE *f, const mtt_tensor *t)
     fprintf(f, "{\"name\": ");
     explorer_text(f, t->name);
     fprintf(f, ", \"type\": \"%s\", \"category\": %d, \"shape\": [", types[t->dtype], (int)t->category);
-    for (i = 0; i < t->rank; i++) fprintf(f, "%s%lld", i ? ", " : "", (long long)t->shape[i]);
+    for (i = 0; i < t->dims; i++) fprintf(f, "%s%lld", i ? ", " : "", (long long)t->shape[i]);
     fprintf(f, "], \"bytes\": %zu, \"offset\": %zu, \"first\": %d, \"last\": %d, \"state\": %d}", t->bytes,
             t->offset, t->first, t->last, t->persistent);
 }

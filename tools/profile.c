@@ -145,7 +145,7 @@ static mtt_status measure(mtt_trainer *t)
 /* The last dimension; 0 if there is no tensor. */
 static int64_t width(const mtt_tensor *tensor)
 {
-    return tensor ? tensor->shape[tensor->rank - 1] : 0;
+    return tensor ? tensor->shape[tensor->dims - 1] : 0;
 }
 
 /* The width of what an operation reads. FP8 makes a weight's gradient of transposed tensors, so there the
