@@ -3457,12 +3457,12 @@ static int mtt__parameter_shape(const mtt_model_desc *m, int kind, int lora_rank
 /* What the optimizer keeps of each parameter, in one tensor for all: kind, name, prefix of the parameter's
    name in a checkpoint, exists if. A master is the weight as exactly as it is kept: FP32, or 8 more bits in
    the compact state. Moments are FP32, or 8-bit codes with the scales of their groups behind them. */
-#define MTT__KEPT(X)                                                                    \
+#define MTT__OPTIM(X)                                                                   \
     X(MASTER, "master", "", dtype != MTT_F32)                                           \
     X(FIRST, "m", "optim.m.", 1)                                                        \
     X(SECOND, "v", "optim.v.", 1)
-#define MTT__KEPT_ENUM(kind, name, prefix, exists) MTT__##kind,
-enum { MTT__KEPT(MTT__KEPT_ENUM) MTT__KEPT_KINDS };
+#define MTT__OPTIM_ENUM(kind, name, prefix, exists) MTT__##kind,
+enum { MTT__OPTIM(MTT__OPTIM_ENUM) MTT__OPTIM_KINDS };
 
 /* An activation is not kept for the backward pass if the recompute level of its layer is at least this. */
 enum { MTT__ALWAYS, MTT__BY_SELECTIVE, MTT__BY_LAYER, MTT__BY_SEGMENT, MTT__BY_NOTHING };
@@ -3543,9 +3543,9 @@ typedef struct mtt__program {
     mtt__parameter *parameters;
     int tensor_count, op_count, parameter_count;
     int range_count; /* entries of the table of ranges */
-    int64_t kept_elements, blocks; /* of master, m and v; of all gradients */
+    int64_t optim_elements, blocks; /* of master, m and v; of all gradients */
     int step_begin; /* the forward and backward pass end here */
-    mtt_tensor *kept[MTT__KEPT_KINDS];
+    mtt_tensor *optim[MTT__OPTIM_KINDS]; /* what the optimizer keeps */
     mtt_tensor *positions, *angles; /* NULL: none */
     mtt_tensor *sequences, *places, *last, **cache; /* of generation: see mtt_generator */
     mtt_tensor *tokens, *targets, *control, *counters, *ranges, *scales, *workspace, *output;
@@ -4941,8 +4941,8 @@ static void mtt__emit_exchange(mtt__builder *b, int first)
 static void mtt__emit_update(mtt__builder *b, int first, int end, int layer)
 {
     mtt__program *p = b->program;
-    MTT__EMIT(b, layer, MTT__SITE_ROUND, adamw, p->control, p->counters, p->ranges, p->kept[MTT__MASTER],
-              p->kept[MTT__FIRST], p->kept[MTT__SECOND]);
+    MTT__EMIT(b, layer, MTT__SITE_ROUND, adamw, p->control, p->counters, p->ranges, p->optim[MTT__MASTER],
+              p->optim[MTT__FIRST], p->optim[MTT__SECOND]);
     mtt__use_parameters(b, first, end, MTT__GRADIENTS | MTT__WEIGHTS);
 }
 
@@ -5126,16 +5126,16 @@ static void mtt__divide(mtt__builder *b)
             mtt_part *part = &p->parameters[i].part;
             part->share = mtt__ceil_div(blocks, policy->ranks);
             part->count = all ? part->elements : mtt__share(part, policy->rank, &part->begin);
-            part->first = p->kept_elements;
-            p->kept_elements += mtt__round_up(part->count, MTT__PART);
+            part->first = p->optim_elements;
+            p->optim_elements += mtt__round_up(part->count, MTT__PART);
         }
         p->blocks += blocks;
     }
-    if (!p->kept_elements) p->kept_elements = MTT__PART; /* more ranks than blocks */
+    if (!p->optim_elements) p->optim_elements = MTT__PART; /* more ranks than blocks */
 }
 
 /* Compact moments are the codes of all groups, then the scales of all. */
-static mtt_tensor *mtt__add_kept_tensor(mtt__builder *b, const char *name, int64_t elements, int compact,
+static mtt_tensor *mtt__add_optim_tensor(mtt__builder *b, const char *name, int64_t elements, int compact,
                                         int kind)
 {
     if (compact && kind != MTT__MASTER)
@@ -5144,16 +5144,16 @@ static mtt_tensor *mtt__add_kept_tensor(mtt__builder *b, const char *name, int64
 }
 
 /* The tensors that the optimizer keeps, and on a device the table that its kernels work through. */
-static void mtt__add_kept(mtt__builder *b)
+static void mtt__add_optim(mtt__builder *b)
 {
     mtt__program *p = b->program;
-    int64_t elements = p->kept_elements;
+    int64_t elements = p->optim_elements;
     mtt_dtype dtype = mtt__dtype(b);
     int compact = b->policy->state == MTT_STATE_COMPACT, i;
     int sums = b->policy->accumulate > 1 || (b->policy->keep_gradients && b->policy->ranks > 1);
-#define MTT__ADD_KEPT(kind, name, prefix, exists)                                       \
-    if (exists) p->kept[MTT__##kind] = mtt__add_kept_tensor(b, name, elements, compact, MTT__##kind);
-    MTT__KEPT(MTT__ADD_KEPT)
+#define MTT__ADD_OPTIM(kind, name, prefix, exists)                                      \
+    if (exists) p->optim[MTT__##kind] = mtt__add_optim_tensor(b, name, elements, compact, MTT__##kind);
+    MTT__OPTIM(MTT__ADD_OPTIM)
     if (b->policy->device == MTT_DEVICE_CUDA)
         p->ranges = mtt__add_state(b, MTT_U8, MTT_DATA, "ranges", p->range_count * (int64_t)sizeof(mtt_range),
                                    0);
@@ -5208,7 +5208,7 @@ static void mtt__add_all_state(mtt__builder *b)
                               b->policy->freeze, b->policy->lora_rank ? "adapter" : "parameter");
     if (b->status) return;
     mtt__divide(b);
-    if (!b->schedule->chunk) mtt__add_kept(b);
+    if (!b->schedule->chunk) mtt__add_optim(b);
     p->positions = mtt__weight(b, MTT__WPE, -1);
     if (b->schedule->model.positions == MTT_POSITIONS_SINUSOIDAL)
         p->positions = mtt__add_state(b, dtype, MTT_DATA, "positions", b->schedule->seq_len,
@@ -8499,7 +8499,7 @@ static mtt_status mtt__move(mtt_trainer *t, int way, const mtt_tensor *tensor, i
 static mtt_status mtt__move_compact(mtt_trainer *t, int way, const mtt__parameter *q, int kind, int64_t at,
                                     int64_t count, int mine, float *values)
 {
-    const mtt_tensor *kept = t->schedule->programs[MTT__TRAIN].kept[kind];
+    const mtt_tensor *kept = t->schedule->programs[MTT__TRAIN].optim[kind];
     int master = kind == MTT__MASTER, second = kind == MTT__SECOND, fp16 = q->weight->dtype == MTT_F16_BITS;
     uint16_t *halves = (uint16_t *)(void *)t->staging;
     uint8_t *bytes = (uint8_t *)(halves + MTT__STAGING);
@@ -8528,7 +8528,7 @@ static mtt_status mtt__move_compact(mtt_trainer *t, int way, const mtt__paramete
 static mtt_status mtt__move_mine(mtt_trainer *t, int way, const mtt__parameter *q, int kind, int64_t at,
                                  int64_t count, int mine, float *values)
 {
-    const mtt_tensor *kept = t->schedule->programs[MTT__TRAIN].kept[kind];
+    const mtt_tensor *kept = t->schedule->programs[MTT__TRAIN].optim[kind];
     mtt_status status = MTT_OK;
     if ((!kept || q->frozen) && kind == MTT__MASTER) return mtt__move(t, way, q->weight, at, count, values);
     if (!kept || q->frozen || (!mine && kind != MTT__MASTER)) return MTT_OK;
@@ -8539,11 +8539,11 @@ static mtt_status mtt__move_mine(mtt_trainer *t, int way, const mtt__parameter *
 }
 
 /* Does the same for values in the shares of any ranks. All ranks get them from the one that has them. */
-static mtt_status mtt__move_kept(mtt_trainer *t, int way, const mtt__parameter *q, int kind, int64_t at,
+static mtt_status mtt__move_optim(mtt_trainer *t, int way, const mtt__parameter *q, int kind, int64_t at,
                                  int64_t count, float *values)
 {
     const mtt_policy *policy = &t->schedule->policy;
-    int everywhere = policy->shard == MTT_SHARD_NONE || !t->schedule->programs[MTT__TRAIN].kept[kind] ||
+    int everywhere = policy->shard == MTT_SHARD_NONE || !t->schedule->programs[MTT__TRAIN].optim[kind] ||
                      q->frozen, rank;
     mtt_status status = MTT_OK;
     if (policy->ranks == 1 || everywhere) return mtt__move_mine(t, way, q, kind, at, count, 1, values);
@@ -8582,7 +8582,7 @@ static mtt_status mtt__fill_parameter(mtt_trainer *t, int index)
                                ? bound * (float)(2 * mtt__random_uniform(t->optim.seed, stream,
                                                                          (uint64_t)(at + i)) - 1)
                                : mean + deviation * mtt__random_normal(t->optim.seed, stream, at + i);
-        status = mtt__move_kept(t, MTT__PUT, q, MTT__MASTER, at, n, t->values);
+        status = mtt__move_optim(t, MTT__PUT, q, MTT__MASTER, at, n, t->values);
     }
     return status;
 }
@@ -9146,7 +9146,7 @@ static mtt_status mtt__move_parameter(mtt_trainer *t, int way, int index, float 
 {
     const mtt__parameter *q = mtt__parameter_at(t, index);
     if (!q) return MTT_E_ARGUMENT;
-    return mtt__move_kept(t, way, q, MTT__MASTER, 0, mtt__parameter_elements(q), values);
+    return mtt__move_optim(t, way, q, MTT__MASTER, 0, mtt__parameter_elements(q), values);
 }
 
 MTTDEF mtt_status mtt_parameter_get(mtt_trainer *t, int index, float *values)
@@ -13133,7 +13133,7 @@ static mtt_status mtt__st_save(mtt_env *env, const char *path, mtt__st_entry *te
 
 /* ---- a trainer's checkpoint ---- */
 
-/* The tensors are FP32: everything that the optimizer keeps of each parameter (see MTT__KEPT), and the scales
+/* The tensors are FP32: all that the optimizer keeps of each parameter (see MTT__OPTIM), and the scales
    of FP8, 0 before a step has measured them. A compact state encodes to the same bits again. The metadata has
    the model, the counters and the position in the data. */
 typedef struct mtt__checkpoint {
@@ -13142,7 +13142,7 @@ typedef struct mtt__checkpoint {
     int merged;        /* 1 = weights alone, with adapters added to them */
     mtt_status status;
     mtt__st_entry *tensors;
-    int *kinds;         /* of each tensor of a parameter: MTT__KEPT_KINDS times its number, and its kind */
+    int *kinds;         /* of each tensor of a parameter: MTT__OPTIM_KINDS times its number, and its kind */
     size_t kept, count; /* tensors of parameters; all */
     size_t read_tensors, read_bytes; /* when saving: tensors read, and bytes of the next one */
     mtt__text metadata;
@@ -13155,8 +13155,8 @@ typedef struct mtt__checkpoint {
 static mtt_status mtt__checkpoint_init(mtt__checkpoint *c, mtt_trainer *t, const mtt_batches *batches,
                                        int merged)
 {
-#define MTT__KEPT_PREFIX(kind, name, prefix, exists) prefix,
-    static const char *const prefixes[] = {MTT__KEPT(MTT__KEPT_PREFIX)};
+#define MTT__OPTIM_PREFIX(kind, name, prefix, exists) prefix,
+    static const char *const prefixes[] = {MTT__OPTIM(MTT__OPTIM_PREFIX)};
     const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
     char *name;
     size_t i, most;
@@ -13165,17 +13165,17 @@ static mtt_status mtt__checkpoint_init(mtt__checkpoint *c, mtt_trainer *t, const
     c->micro_batch = t->micro_batch;
     c->seed = t->optim.seed;
     if (batches) c->batches = *batches;
-    most = MTT__KEPT_KINDS * (size_t)p->parameter_count + 1;
+    most = MTT__OPTIM_KINDS * (size_t)p->parameter_count + 1;
     c->tensors = (mtt__st_entry *)mtt__alloc(t->env, most, sizeof(*c->tensors) + MTT__CHECKPOINT_NAME +
                                              sizeof(int));
     if (!c->tensors) return MTT_E_MEMORY;
     c->kinds = (int *)(void *)(c->tensors + most);
     c->merged = merged;
     for (i = 0; i < most - 1; i++) { /* of a frozen one the weight alone, and what exists of the others */
-        const mtt__parameter *q = &p->parameters[i / MTT__KEPT_KINDS];
-        const int kind = (int)(i % MTT__KEPT_KINDS);
+        const mtt__parameter *q = &p->parameters[i / MTT__OPTIM_KINDS];
+        const int kind = (int)(i % MTT__OPTIM_KINDS);
         if (merged ? kind == MTT__MASTER && !mtt__is_adapter(q->kind)
-                   : kind == MTT__MASTER || (!q->frozen && p->kept[kind]))
+                   : kind == MTT__MASTER || (!q->frozen && p->optim[kind]))
             c->kinds[c->kept++] = (int)i;
     }
     c->count = c->kept + (p->scales && !merged);
@@ -13186,9 +13186,9 @@ static mtt_status mtt__checkpoint_init(mtt__checkpoint *c, mtt_trainer *t, const
         c->tensors[c->kept].shape[0] = (uint64_t)p->scales->shape[0];
     }
     for (i = 0, name = (char *)(c->kinds + most); i < c->kept; i++, name += MTT__CHECKPOINT_NAME) {
-        const mtt__parameter *q = &p->parameters[c->kinds[i] / MTT__KEPT_KINDS];
+        const mtt__parameter *q = &p->parameters[c->kinds[i] / MTT__OPTIM_KINDS];
         c->tensors[i].name = mtt__format(name, MTT__CHECKPOINT_NAME, "%s%s",
-                                         prefixes[c->kinds[i] % MTT__KEPT_KINDS], q->weight->name);
+                                         prefixes[c->kinds[i] % MTT__OPTIM_KINDS], q->weight->name);
         c->tensors[i].dtype = MTT_F32;
         c->tensors[i].rank = q->shape[1] ? 2 : 1;
         memcpy(c->tensors[i].shape, q->shape, sizeof(q->shape));
@@ -13333,7 +13333,7 @@ static float *mtt__all_values(mtt_trainer *t, const mtt__parameter *q, mtt_statu
     int64_t count = mtt__parameter_elements(q);
     float *values = *status ? NULL : (float *)mtt__alloc(t->env, (size_t)count, sizeof(float));
     if (!values && !*status) *status = MTT_E_MEMORY;
-    if (values) *status = mtt__move_kept(t, MTT__GET, q, MTT__MASTER, 0, count, values);
+    if (values) *status = mtt__move_optim(t, MTT__GET, q, MTT__MASTER, 0, count, values);
     return values;
 }
 
@@ -13366,13 +13366,13 @@ static mtt_status mtt__checkpoint_read(void *user, size_t index, size_t offset, 
     mtt__checkpoint *c = (mtt__checkpoint *)user;
     mtt_trainer *t = c->t;
     const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
-    const mtt__parameter *q = &p->parameters[c->kinds[index] / MTT__KEPT_KINDS];
+    const mtt__parameter *q = &p->parameters[c->kinds[index] / MTT__OPTIM_KINDS];
     int64_t at = (int64_t)(offset / sizeof(float)), count = (int64_t)(bytes / sizeof(float));
     mtt_status status;
     c->read_tensors = index;
     c->read_bytes = offset + bytes;
     if (index == c->kept) return mtt__move_scales(t, MTT__GET, at, count, (float *)buffer);
-    status = mtt__move_kept(t, MTT__GET, q, c->kinds[index] % MTT__KEPT_KINDS, at, count, (float *)buffer);
+    status = mtt__move_optim(t, MTT__GET, q, c->kinds[index] % MTT__OPTIM_KINDS, at, count, (float *)buffer);
     if (!status && c->merged) status = mtt__add_adapter(t, q, at, count, (float *)buffer);
     if (!status && !t->schedule->policy.rank)
         status = mtt__stay_busy(t); /* it may take long before it reads on */
@@ -13475,7 +13475,7 @@ static mtt_status mtt__checkpoint_find(mtt__checkpoint *c)
             c->count = c->kept;
             break;
         }
-        if (!e && c->kinds[i] % MTT__KEPT_KINDS == MTT__FIRST) break;
+        if (!e && c->kinds[i] % MTT__OPTIM_KINDS == MTT__FIRST) break;
         if (!e || (uintptr_t)e->data % sizeof(float) || e->dtype != want->dtype || e->rank != want->rank ||
             memcmp(e->shape, want->shape, sizeof(e->shape)) != 0)
             return mtt__fail(c->t->env, MTT_E_MISMATCH, "%s: tensor %s is %s: use the checkpoint's model",
@@ -13492,7 +13492,7 @@ static mtt_status mtt__checkpoint_values(const mtt__checkpoint *c)
     for (i = 0; i < c->count; i++) {
         const mtt__st_entry *e = &c->tensors[i];
         const float *x = (const float *)(uintptr_t)e->data;
-        const float least = i == c->kept || c->kinds[i] % MTT__KEPT_KINDS == MTT__SECOND ? 0.0f : -INFINITY;
+        const float least = i == c->kept || c->kinds[i] % MTT__OPTIM_KINDS == MTT__SECOND ? 0.0f : -INFINITY;
         for (k = 0; k < e->bytes / sizeof(float); k++)
             if (!mtt__finite((double)x[k]) || x[k] < least ||
                 (i == c->kept && x[k] != (x[0] > 0 ? mtt__power_of_two(x[k]) : 0.0f)))
@@ -13521,8 +13521,8 @@ MTTDEF mtt_status mtt_resume(mtt_trainer *t, const char *path, mtt_batches *batc
     if (!status) /* the metadata have the checksums of all tensors */
         status = mtt__all_same(t, "the checkpoint", st.metadata_crc);
     for (i = 0; i < c.kept && !status; i++) /* the trainer changes from here on */
-        status = mtt__move_kept(t, MTT__PUT, &p->parameters[c.kinds[i] / MTT__KEPT_KINDS],
-                                c.kinds[i] % MTT__KEPT_KINDS, 0,
+        status = mtt__move_optim(t, MTT__PUT, &p->parameters[c.kinds[i] / MTT__OPTIM_KINDS],
+                                c.kinds[i] % MTT__OPTIM_KINDS, 0,
                                 (int64_t)(c.tensors[i].bytes / sizeof(float)),
                                 (float *)(uintptr_t)c.tensors[i].data);
     if (!status && p->scales) {

@@ -1803,7 +1803,7 @@ static void fill_tensor(const mtt_tensor *t, float scale, float shift)
    group in two sizes. */
 static void fill_compact(const setup *s, const mtt__program *p)
 {
-    const mtt_tensor *master = p->kept[MTT__MASTER], *m = p->kept[MTT__FIRST], *v = p->kept[MTT__SECOND];
+    const mtt_tensor *master = p->optim[MTT__MASTER], *m = p->optim[MTT__FIRST], *v = p->optim[MTT__SECOND];
     int i;
     for (i = 0; i < p->parameter_count; i++) {
         const mtt__parameter *q = &p->parameters[i];

@@ -1464,9 +1464,9 @@ static void early_updates(void)
             const mtt_tensor *b = early->schedule->programs[MTT__TRAIN].parameters[i].weight;
             check(!memcmp(a->data, b->data, a->bytes), "early updates %d give another %s", number, a->name);
         }
-        for (int kind = 0; kind < MTT__KEPT_KINDS; kind++) {
-            const mtt_tensor *a = late->schedule->programs[MTT__TRAIN].kept[kind];
-            const mtt_tensor *b = early->schedule->programs[MTT__TRAIN].kept[kind];
+        for (int kind = 0; kind < MTT__OPTIM_KINDS; kind++) {
+            const mtt_tensor *a = late->schedule->programs[MTT__TRAIN].optim[kind];
+            const mtt_tensor *b = early->schedule->programs[MTT__TRAIN].optim[kind];
             check(!a || !memcmp(a->data, b->data, a->bytes), "early updates %d give another %s", number,
                   a ? a->name : "");
         }
@@ -3342,7 +3342,7 @@ static void read_kept(mtt_trainer *trainer, const reference *r, int what, float 
 {
     for (int i = 0; i < r->parameters; i++) {
         const mtt__parameter *q = mtt__parameter_at(trainer, find_parameter(trainer, r->parameter[i].name));
-        check(!mtt__move_kept(trainer, MTT__GET, q, what, 0, (int64_t)r->parameter[i].count,
+        check(!mtt__move_optim(trainer, MTT__GET, q, what, 0, (int64_t)r->parameter[i].count,
                               values + r->parameter[i].first),
               "no state");
     }

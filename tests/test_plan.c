@@ -180,10 +180,11 @@ static void compact_bytes(void)
                   "%s: the gradient of %s takes %zu bytes", c.text, q->weight->name, q->gradient->bytes);
             parts += (n + 63) / 64 * 64;
         }
-        for (int kind = 0; kind < MTT__KEPT_KINDS; kind++) kept += p->kept[kind] ? p->kept[kind]->bytes : 0;
+        for (int kind = 0; kind < MTT__OPTIM_KINDS; kind++)
+            if (p->optim[kind]) kept += p->optim[kind]->bytes;
         check(kept == (halves ? parts : 0) + 2 * 34 * (parts / 32),
               "%s: the state of %zu elements takes %zu bytes", c.text, parts, kept);
-        check(!p->kept[MTT__MASTER] == !halves, "%s: 8 bits beside each weight", c.text);
+        check(!p->optim[MTT__MASTER] == !halves, "%s: 8 bits beside each weight", c.text);
         mtt_schedule_destroy(schedule);
     }
 }
