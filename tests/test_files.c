@@ -2552,7 +2552,7 @@ static void test_other_floats(const mtt_tokens *tokens)
 static void test_fewer_kept(const mtt_tokens *tokens)
 {
     small_run r = open_run(MTT_FP32, MTT_STATE_FULL, 0, tokens);
-    mtt_tensor **optim = r.trainer->schedule->programs[MTT__TRAIN].kept, *second = kept[MTT__SECOND];
+    mtt_tensor **kept = r.trainer->schedule->programs[MTT__TRAIN].optim, *second = kept[MTT__SECOND];
     mtt__st st;
     kept[MTT__SECOND] = NULL;
     check(!mtt_save(r.trainer, in("fewer"), NULL) && !mtt__st_open(&env, in("fewer"), &st), "%s", env.error);
