@@ -4332,7 +4332,7 @@ static int mtt__rule_eight(mtt__builder *b, mtt_op *op, const mtt_op *end)
     if (op == end) return 0;
     which = mtt__linear_number(b, op);
     if (which >= 0) return mtt__eight_linear(b, op, which);
-    made = op->operands[op->inputs];
+    made = op->operands[op->inputs]; /* every operation of the forward pass makes something */
     switch (op->kind) {
     case MTT_OP_norm:
         if (pre && (op->layer >= 0 || head)) mtt__narrow(b, made);
@@ -4711,9 +4711,10 @@ static void mtt__emit_backward(mtt__builder *b)
 static int mtt__can_fuse(const mtt__builder *b, const mtt_op *op, const mtt_op *end, mtt_op_kind first,
                          mtt_op_kind second, int alone)
 {
-    const mtt_tensor *made = op->operands[op->inputs];
-    return op->kind == first && op + 1 < end && op[1].kind == second && op[1].operands[0] == made &&
-           (!alone || b->reads[made->index] == 1);
+    const mtt_tensor *made;
+    if (op->kind != first || op + 1 == end || op[1].kind != second) return 0;
+    made = op->operands[op->inputs];
+    return op[1].operands[0] == made && (!alone || b->reads[made->index] == 1);
 }
 
 /* Makes one operation of two. Returns its operands. */
