@@ -1950,7 +1950,7 @@ static void residual_norms(void)
         if (mtt_schedule_create(&env, &c.model, &c.policy, c.batch, c.seq_len, &s)) continue;
         const mtt__program *p = &s->programs[MTT__TRAIN];
         for (int i = 0; i < p->op_count; i++) {
-            const mtt_op *op = &p->ops[i], *next = op + 1;
+            const mtt_op *op = &p->ops[i], *next = op + (i + 1 < p->op_count);
             const mtt_op_residual_norm *f = MTT_OPERANDS_OF(residual_norm, op);
             check(op->kind != MTT_OP_residual || next->kind != MTT_OP_norm ||
                       MTT_OPERANDS_OF(residual, op)->sum != MTT_OPERANDS_OF(norm, next)->x,
@@ -1983,7 +1983,7 @@ static void norms_round(void)
         if (mtt_schedule_create(&env, &c.model, &c.policy, c.batch, c.seq_len, &s)) continue;
         const mtt__program *p = &s->programs[MTT__TRAIN];
         for (int i = 0; i < p->op_count; i++) {
-            const mtt_op *op = &p->ops[i], *next = op + 1;
+            const mtt_op *op = &p->ops[i], *next = op + (i + 1 < p->op_count);
             const mtt_op_norm_backward *n = MTT_OPERANDS_OF(norm_backward, op);
             const mtt_op_linear_backward_weight *w = MTT_OPERANDS_OF(linear_backward_weight, next);
             apart += op->kind == MTT_OP_quantize && op->phase == MTT_BACKWARD && !op->recomputed;
