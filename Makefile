@@ -50,7 +50,7 @@ $(B)/test_cuda $(if $(CUDA),$(B)/profile): $(B)/%: %.c $(HEADERS) $(B)/mtt_kerne
 $(B)/train_cuda: trainer.c $(HEADERS) $(B)/mtt_kernels.o; $(NVCC)
 $(B)/%_cuda: %.c $(HEADERS) $(B)/mtt_kernels.o; $(NVCC)
 
-test: deps; @echo "about 8 minutes on two cores"; tools/arch.sh gpu >/dev/null; $(MAKE) --no-print-directory test-programs
+test: deps; @echo about 8 minutes; tools/arch.sh gpu >/dev/null; $(MAKE) --no-print-directory test-programs
 test-programs: $(PROGRAMS:%=$(B)/%) $(TESTS:%=$(B)/%)
 	@tests/run.sh $(B) $(TESTS)
 demo:; @set -f; CC="$(CC)" tools/demo.sh "$$TEXT" $$ARGS
