@@ -3467,7 +3467,7 @@ enum { MTT__OPTIM(MTT__OPTIM_ENUM) MTT__OPTIM_KINDS };
 /* An activation is not kept for the backward pass if the recompute level of its layer is at least this. */
 enum { MTT__ALWAYS, MTT__BY_SELECTIVE, MTT__BY_LAYER, MTT__BY_SEGMENT, MTT__BY_NOTHING };
 
-/* Types of activations: that of the precision; FP32; e4m3, of what is made for FP8 alone. */
+/* Types of activations: the precision's own, FP32, or e4m3 for what is made for FP8 alone. */
 enum { MTT__USUAL, MTT__WIDE, MTT__EIGHT };
 
 /* Every activation of a layer: role, name, shape (0 = no such dimension), type, category, dropped by, frees.
@@ -4658,7 +4658,7 @@ static int mtt__rule_adapters(mtt__builder *b, mtt_op *op, const mtt_op *end)
     return 1;
 }
 
-/* Of B and x A; then those of the layer itself. */
+/* The gradients of B and of x A, then those of the layer itself. */
 static void mtt__adjoint_linear_adapted(mtt__builder *b, const mtt_op *op)
 {
     const mtt_op_linear_adapted *f = MTT_OPERANDS_OF(linear_adapted, op);

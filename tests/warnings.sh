@@ -2,6 +2,7 @@
 # warnings.sh BUILD_DIR - what mtt.h promises a compiler: no warning in any dialect of both compilers,
 # included twice, static in two translation units; only mtt_ symbols outside, no writable globals. Examples
 # and tools use the public interface alone. What the README and the manual show compiles.
+. tests/lib.sh
 build=$1/warnings; mkdir -p "$build"
 passed=0 failed=0 skipped=0
 flags="-Wall -Wextra -Wpedantic -Wshadow -Wconversion -Werror"
@@ -118,8 +119,7 @@ refuses() { # NAME PATTERN COMMAND...: the compiler must fail and say so
 }
 refuses "a big-endian processor" "little-endian processors only" \
   gcc $header -w -U__BYTE_ORDER__ -D__BYTE_ORDER__=__ORDER_BIG_ENDIAN__ -fsyntax-only mtt.h
-stb=$(echo '#include <stb/stb_sprintf.h>' | gcc -E - | sed -n 's/^# 1 "\(.*stb_sprintf.h\)".*/\1/p' | head -1)
-cp "$stb" mtt.h "$build/"
+cp "$(stb_header)" mtt.h "$build/"
 check "gcc, stb_sprintf.h beside mtt.h" gcc $header -Wall -Wextra -Werror -fsyntax-only "$build/mtt.h"
 if echo '#include <stdio.h>' | gcc -m32 -x c -fsyntax-only - 2> /dev/null; then
   printf '#include "../../mtt.h"\nint large[sizeof(off_t) == 8 ? 1 : -1];\n' > "$build/offset.c"
