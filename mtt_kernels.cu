@@ -8153,11 +8153,21 @@ static mtt_status mtt__join_transfers(mtt__cuda *c)
     return status != MTT_OK ? status : mtt__checked(c, error, "waiting for transfers");
 }
 
+/* Destroys all graphs; CUDA keeps one that runs until it has ended. */
+static void mtt__forget_graphs(mtt__cuda *c)
+{
+    for (int i = 0; i < c->graph_count; i++)
+        if (c->graphs[i].exec) cudaGraphExecDestroy(c->graphs[i].exec);
+    memset(c->graphs, 0, sizeof(c->graphs));
+    c->graph_count = 0;
+}
+
 /* A rank is lost: ends all waits for it. Each wait resets its word, so words are set again until no stream is
-   left waiting. */
+   left waiting. ncclCommAbort returns only when no graph is left that has transfers. */
 static void mtt__abandon(mtt__cuda *c)
 {
     c->lost = 1;
+    mtt__forget_graphs(c);
     if (c->nccl && c->nccl->comm) c->nccl->abort(c->nccl->comm), c->nccl->comm = NULL;
     while (c->copies && (cudaStreamQuery(c->wires) == cudaErrorNotReady ||
                          cudaStreamQuery(c->stream) == cudaErrorNotReady)) {
@@ -8310,10 +8320,7 @@ static mtt_status mtt__wait(mtt__cuda *c)
 static void mtt__forget_schedule(mtt__cuda *c)
 {
     mtt__copies *const x = c->copies;
-    for (int i = 0; i < c->graph_count; i++)
-        if (c->graphs[i].exec) cudaGraphExecDestroy(c->graphs[i].exec);
-    memset(c->graphs, 0, sizeof(c->graphs));
-    c->graph_count = 0;
+    mtt__forget_graphs(c);
     if (!x) return;
     while (mtt__late_weights *const w = x->late) {
         x->late = w->next;

@@ -17,7 +17,9 @@ namespace emulate
 
 /* ---- launches, and graphs of them ---- */
 
-typedef std::vector<std::function<void()>> graph;
+struct graph : std::vector<std::function<void()>> {
+    std::vector<std::shared_ptr<void>> objects; /* of the caller: they end with the last copy of the graph */
+};
 
 static graph *captured; /* where launches go; NULL: they run */
 static graph copies;    /* from and to the host, not yet done */
@@ -399,6 +401,25 @@ cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t, cudaEvent_t)
 cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus *status)
 {
     *status = emulate::captured ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+    return cudaSuccess;
+}
+cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatus *status, unsigned long long *,
+                                     cudaGraph_t *graph, const cudaGraphNode_t **, const cudaGraphEdgeData **,
+                                     size_t *)
+{
+    *graph = (cudaGraph_t)emulate::captured;
+    return cudaStreamIsCapturing(stream, status);
+}
+cudaError_t cudaUserObjectCreate(cudaUserObject_t *object, void *user, cudaHostFn_t end, unsigned, unsigned)
+{
+    *object = (cudaUserObject_t) new std::shared_ptr<void>(user, end);
+    return cudaSuccess;
+}
+cudaError_t cudaGraphRetainUserObject(cudaGraph_t graph, cudaUserObject_t object, unsigned, unsigned)
+{
+    std::shared_ptr<void> *const moved = (std::shared_ptr<void> *)object;
+    ((emulate::graph *)graph)->objects.push_back(*moved);
+    delete moved;
     return cudaSuccess;
 }
 cudaError_t cudaStreamBeginCapture(cudaStream_t, cudaStreamCaptureMode)

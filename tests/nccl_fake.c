@@ -2,7 +2,8 @@
    that may share a GPU, which NCCL refuses. Bytes go through the host: they are copied to it, sent by a
    function of the stream, and copied to the other device. So transfers are work of their stream, in captured
    graphs too, and one whose peer has died waits until ncclCommAbort, as NCCL's do. With NCCL_FAKE_REFUSES in
-   the environment nobody is connected: what works then works without NCCL.
+   the environment nobody is connected: what works then works without NCCL. NCCL's communicators end only
+   after all graphs that captured their transfers, and wait for these for ever; here for 10 seconds.
 
       gcc -O2 -shared -fPIC -I/usr/local/cuda/include tests/nccl_fake.c -o libnccl.so.2 \
           -L/usr/local/cuda/lib64 -lcudart_static -ldl -lrt -lpthread -lm */
@@ -42,7 +43,7 @@ typedef struct comm {
     int sockets[RANKS];
     char *buffer; /* of all groups: they come one after another on their stream */
     size_t used;
-    atomic_int aborted;
+    atomic_int aborted, graphs; /* graphs: those that hold its transfers */
     struct group *groups;
 } comm;
 
@@ -139,14 +140,48 @@ int ncclCommGetAsyncError(comm *c, int *result)
     return SUCCESS;
 }
 
+static void wait_for_graphs(comm *c)
+{
+    for (int ms = 0; atomic_load(&c->graphs); ms++, usleep(1000)) {
+        if (ms < 10000) continue;
+        fprintf(stderr, "nccl_fake.c: a communicator ends before the graphs that use it: NCCL would hang\n");
+        abort();
+    }
+}
+
+static void end_graph(void *c)
+{
+    atomic_fetch_sub(&((comm *)c)->graphs, 1);
+}
+
+/* Counts a graph that is being captured. */
+static int hold(comm *c, cudaStream_t stream)
+{
+    enum cudaStreamCaptureStatus status;
+    cudaGraph_t graph = NULL;
+    cudaUserObject_t object;
+#if CUDART_VERSION >= 13000
+    int error = cudaStreamGetCaptureInfo(stream, &status, NULL, &graph, NULL, NULL, NULL);
+#else
+    int error = cudaStreamGetCaptureInfo_v2(stream, &status, NULL, &graph, NULL, NULL);
+#endif
+    if (error || status != cudaStreamCaptureStatusActive) return error;
+    error = cudaUserObjectCreate(&object, c, end_graph, 1, cudaUserObjectNoDestructorSync);
+    if (error) return error;
+    atomic_fetch_add(&c->graphs, 1);
+    return cudaGraphRetainUserObject(graph, object, 1, cudaGraphUserObjectMove);
+}
+
 int ncclCommAbort(comm *c)
 {
     atomic_store(&c->aborted, 1); /* the stream may still be at work with it: nothing is given back */
+    wait_for_graphs(c);
     return SUCCESS;
 }
 
 int ncclCommDestroy(comm *c)
 {
+    wait_for_graphs(c);
     for (int i = 0; i < c->ranks; i++)
         if (i != c->rank) close(c->sockets[i]);
     for (group *g = c->groups, *next; g; g = next) next = g->next, free(g);
@@ -223,7 +258,7 @@ int ncclGroupEnd(void)
 {
     comm *c = open_group.c;
     group *g;
-    int error = 0;
+    int error = c ? hold(c, open_group.stream) : 0;
     if (!c) return SUCCESS; /* nothing to send */
     g = malloc(sizeof(*g) + (size_t)open_group.count * sizeof(piece));
     if (!g) return SYSTEM_ERROR;

@@ -17,7 +17,7 @@ if [ "$gpus" = 1 ]; then
       -lpthread -lm || exit 1
   export LD_LIBRARY_PATH=$build/nccl${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 fi
-"$build/test_together_cuda" quick $most > "$build/together.log" 2>&1
+timeout 600 "$build/test_together_cuda" quick $most > "$build/together.log" 2>&1
 cat "$build/together.log"
 check "test_together_cuda" grep -qE '^[1-9][0-9]* passed, 0 failed' "$build/together.log"
 
@@ -61,9 +61,10 @@ for first in $most $((most - 1)); do # a run goes on with another number of rank
 done
 
 last=$((most - 1))
-signal() { # SIGNAL: to the last rank of a long run; sets code and took
-  local id children start log=results/faults$1_fp32.jsonl
-  "$train" "${options[@]}" --steps 1000000 --dataset faults$1 --ranks $most > out 2> err < /dev/null & id=$!
+signal() { # SIGNAL [OPTION]: to the last rank of a long run; sets code and took
+  local id children start run=faults$1$2
+  local log=results/${run}_fp32.jsonl
+  "$train" "${options[@]}" --steps 1000000 --dataset $run --ranks $most $2 > out 2> err < /dev/null & id=$!
   for _ in $(seq 600); do [ "$(cat $log 2> /dev/null | wc -c)" -ge 4096 ] && break; sleep 0.1; done
   children=($(grep -lE "^PPid:[[:space:]]+$id\$" /proc/[0-9]*/status 2> /dev/null | cut -d/ -f3 | sort -n))
   check "$1: ${#children[@]} of $last ranks were forked" [ ${#children[@]} = $last ]
@@ -76,10 +77,13 @@ signal() { # SIGNAL: to the last rank of a long run; sets code and took
 }
 signal INT
 check "SIGINT: exit $code, $(tail -n 1 err)" [ $code = 130 ]
-signal KILL
-check "a rank's death: exit $code after $took s" [ $code = 7 -a $took -lt 30 ]
-check "a rank's death: $(tail -n 1 err)" says err "^train: rank $last \(host .*\) ended"
-signal STOP
-check "a rank that hangs: exit $code after $took s" [ $code = 7 -a $took -lt 30 ]
-check "a rank that hangs: $(tail -n 1 err)" says err "^train: rank $last \(host .*\) has been silent for 20 s"
+for way in '' --nccl; do
+  signal KILL $way
+  check "a rank's death $way: exit $code after $took s" [ $code = 7 -a $took -lt 30 ]
+  check "a rank's death $way: $(tail -n 1 err)" says err "^train: rank $last \(host .*\) ended"
+  signal STOP $way
+  check "a rank that hangs $way: exit $code after $took s" [ $code = 7 -a $took -lt 30 ]
+  check "a rank that hangs $way: $(tail -n 1 err)" \
+    says err "^train: rank $last \(host .*\) has been silent for 20 s"
+done
 closing_line
