@@ -171,6 +171,7 @@
       MTT_NO_TEXT           everywhere  tokenizers, datasets and batches, and with them the generator;
       MTT_NO_MODELS         everywhere  models in folders, and adapters' files;
       MTT_NO_GENERATOR      everywhere  sampling and generation
+      MTT_NO_FP8            here        FP8's passes, and its operations on the CPU
       MTT_DOCUMENT_BYTES    here        least bytes of a document cut from plain text, default 4096
       MTT_DOCUMENT_LIMIT    here        most bytes of a line of JSONL, default 2^30
    The implementation takes 15 s to compile at -O3. A program of your own need not wait for it at each change:
@@ -3153,6 +3154,30 @@ MTTDEF mtt_status mtt_model_resolve(mtt_env *env, const mtt_model_desc *model, m
     return MTT_OK;
 }
 
+/* FP8's defaults and needs. Unless the user has chosen, a GPU takes the loss in up to four chunks of `rows`:
+   its products in 8 bits want many. */
+static void mtt__resolve_fp8(mtt__faults *faults, const mtt_model_desc *model, mtt_policy *p, int64_t rows)
+{
+#ifdef MTT_NO_FP8
+    (void)model, (void)rows;
+    mtt__require(faults, !p, "precision is fp8, which MTT_NO_FP8 left out of this build: take bf16");
+#else
+    int kv = model->heads_kv * model->d_head;
+    while (p->device == MTT_DEVICE_CUDA && p->loss_chunk_rows < 1 << 20 &&
+           4 * (int64_t)p->loss_chunk_rows < rows)
+        p->loss_chunk_rows *= 2;
+    if (p->fp8_products == MTT_FP8_ALL) p->loss = MTT_LOSS_CHUNKED;
+    if (p->loss_chunk_rows > 0) p->loss_chunk_rows = (int)mtt__round_up(p->loss_chunk_rows, 16);
+    mtt__require(faults, model->d_model % 16 == 0 && model->d_ff % 16 == 0,
+                 "precision is fp8: d_model %d and d_ff %d must be multiples of 16", model->d_model,
+                 model->d_ff);
+    mtt__require(faults, kv % 16 == 0,
+                 "precision is fp8: heads_kv * d_head is %d, it must be a multiple of 16", kv);
+    mtt__require(faults, !p->lora_rank,
+                 "precision is fp8, which has no adapters: set it to bf16, or lora_rank to 0");
+#endif
+}
+
 MTTDEF mtt_status mtt_policy_resolve(mtt_env *env, const mtt_policy *policy, const mtt_model_desc *model,
                                      int batch, int seq_len, mtt_policy *resolved)
 {
@@ -3163,33 +3188,21 @@ MTTDEF mtt_status mtt_policy_resolve(mtt_env *env, const mtt_policy *policy, con
     if (!p.segment)
         while (p.segment * p.segment < model->layers) p.segment++;
     if (!p.loss_chunk_rows) p.loss_chunk_rows = p.device == MTT_DEVICE_CUDA ? 2048 : 1024;
-    if (!policy->loss_chunk_rows && p.precision == MTT_FP8 && p.device == MTT_DEVICE_CUDA)
-        while (p.loss_chunk_rows < 1 << 20 && 4 * (int64_t)p.loss_chunk_rows < (int64_t)batch * seq_len)
-            p.loss_chunk_rows *= 2;
     if (!p.workspace_bytes) p.workspace_bytes = (size_t)32 << 20;
     if (p.window >= seq_len) p.window = 0;
     if (p.lora_rank && p.lora_alpha == 0) p.lora_alpha = (float)p.lora_rank;
     if (p.lora_rank && !p.lora_targets) p.lora_targets = "attn.c_attn";
-    if (p.precision == MTT_FP8 && p.fp8_products == MTT_FP8_ALL) p.loss = MTT_LOSS_CHUNKED;
-    if (p.precision == MTT_FP8 && p.loss_chunk_rows > 0)
-        p.loss_chunk_rows = (int)mtt__round_up(p.loss_chunk_rows, 16);
+    if (p.precision == MTT_FP8)
+        mtt__resolve_fp8(&faults, model, &p, policy->loss_chunk_rows ? 0 : (int64_t)batch * seq_len);
     mtt__in_range(&faults, "batch", batch, 1, 1 << 20);
     mtt__in_range(&faults, "seq_len", seq_len, 1, 1 << 20);
     mtt__require(&faults, seq_len <= model->max_seq || model->positions != MTT_POSITIONS_LEARNED,
                  "seq_len is %d but the learned positions end at max_seq %d: raise max_seq", seq_len,
                  model->max_seq);
     mtt__check_fields(&faults, &p, mtt__policy_field);
-    mtt__require(&faults, p.precision != MTT_FP8 || (model->d_model % 16 == 0 && model->d_ff % 16 == 0),
-                 "precision is fp8: d_model %d and d_ff %d must be multiples of 16", model->d_model,
-                 model->d_ff);
-    mtt__require(&faults, p.precision != MTT_FP8 || model->heads_kv * model->d_head % 16 == 0,
-                 "precision is fp8: heads_kv * d_head is %d, it must be a multiple of 16",
-                 model->heads_kv * model->d_head);
     mtt__require(&faults, p.ranks < 1 || (p.rank >= 0 && p.rank < p.ranks),
                  "rank is %d, it must be at least 0 and below ranks, %d", p.rank, p.ranks);
     mtt__require(&faults, p.lora_rank % 8 == 0, "lora_rank is %d, it must be a multiple of 8", p.lora_rank);
-    mtt__require(&faults, !p.lora_rank || p.precision != MTT_FP8,
-                 "precision is fp8, which has no adapters: set it to bf16, or lora_rank to 0");
     mtt__require(&faults, !p.keep_gradients || p.ranks == 1 || p.shard == MTT_SHARD_NONE,
                  "keep_gradients is 1: ranks must not divide gradients, set shard to none");
     mtt__require(&faults, !p.early_update || p.precision < MTT_FP16,
@@ -4198,8 +4211,191 @@ static int mtt__linear_number(const mtt__builder *b, const mtt_op *op)
     return k == 4 ? -1 : k;
 }
 
+/* ---- adjoints ---- */
+
+/* An adjoint emits the backward operations of a forward operation: it takes the gradient of what the
+   operation made, and leaves the gradients of its inputs. mtt__need brings dropped activations back. */
+
+static void mtt__adjoint_embed(mtt__builder *b, const mtt_op *op)
+{
+    const mtt_op_embed *f = MTT_OPERANDS_OF(embed, op);
+    mtt_tensor *dx = *mtt__gradient(b, f->x), *d_wte = mtt__parameter_gradient(b, f->wte);
+    mtt_tensor *d_wpe = mtt__parameter_gradient(b, f->positions);
+    MTT__EMIT(b, -1, op->site, embed_backward, dx, f->tokens, f->control, d_wte, d_wpe);
+    b->op->adds = b->schedule->model.tied_head;
+}
+
+/* The branch's gradient passes the norm and joins the residual stream's, in place. */
+static void mtt__adjoint_norm(mtt__builder *b, const mtt_op *op)
+{
+    const mtt_op_norm *f = MTT_OPERANDS_OF(norm, op);
+    mtt_tensor *x = mtt__need(b, f->x), *stats = mtt__need(b, f->stats), *dy = *mtt__gradient(b, f->y);
+    mtt_tensor *joined = *mtt__gradient(b, f->x), *dx = joined ? joined : mtt__make_gradient(b, f->x);
+    mtt_tensor *d_gain = mtt__parameter_gradient(b, f->gain), *d_shift = mtt__parameter_gradient(b, f->shift);
+    MTT__EMIT(b, op->layer, 0, norm_backward, dy, x, stats, f->gain, NULL, joined, dx, NULL, NULL, NULL,
+              d_gain, d_shift);
+}
+
+/* dW first: after it x is not needed. A frozen weight has no dW. Where nothing below is trained is no dx. */
+static void mtt__linear_gradients(mtt__builder *b, const mtt_op *op, mtt_tensor *x, mtt_tensor *weight,
+                                  mtt_tensor *dy, int transposed)
+{
+    const mtt_op_linear *f = MTT_OPERANDS_OF(linear, op);
+    mtt_tensor *d_weight = mtt__parameter_gradient(b, weight), *d_bias = mtt__parameter_gradient(b, f->bias);
+    mtt_tensor *other = *mtt__gradient(b, f->x), *dx;
+    if (d_weight || d_bias) {
+        MTT__EMIT(b, op->layer, 0, linear_backward_weight, d_weight ? x : NULL, dy, d_weight, d_bias);
+        b->op->transposed = transposed;
+    }
+    if (!mtt__trains(b, f->x)) return;
+    dx = mtt__make_gradient(b, f->x);
+    MTT__EMIT(b, op->layer, 0, linear_backward_input, dy, weight, dx);
+    b->op->transposed = transposed;
+    mtt__join_gradient(b, op->layer, f->x, other);
+}
+
+static void mtt__adjoint_linear(mtt__builder *b, const mtt_op *op)
+{
+    const mtt_op_linear *f = MTT_OPERANDS_OF(linear, op);
+    mtt_tensor *x;
+    mtt_op maker;
+    if (b->status) return;
+    maker = mtt__maker(b, f->x);
+    x = mtt__trains(b, f->weight) ? mtt__need(b, f->x) : NULL;
+    if (mtt__is_activation(maker.kind) && mtt__trains(b, f->x))
+        mtt__need(b, maker.operands[0]); /* or it would come between the product and gelu_backward */
+    mtt__linear_gradients(b, op, x, f->weight, *mtt__gradient(b, f->y), op->transposed);
+}
+
+/* Of GELU, too. In place: over dy, or over x where that has a gate's columns.
+   Nothing reads x after this. */
+static void mtt__adjoint_activation(mtt__builder *b, const mtt_op *op)
+{
+    const mtt_op_activation *f = MTT_OPERANDS_OF(activation, op);
+    mtt_op_kind kind = op->kind == MTT_OP_gelu ? MTT_OP_gelu_backward : MTT_OP_activation_backward;
+    mtt_tensor *x = mtt__need(b, f->x), *dy = *mtt__gradient(b, f->y);
+    mtt_op_activation_backward row = {dy, x, dy, NULL, NULL};
+    if (b->status) return;
+    if (mtt__width(x) > mtt__width(dy)) row.dx = x;
+    *mtt__gradient(b, x) = row.dx;
+    mtt__emit(b, kind, op->layer, 0, &row);
+    mtt__activation_of(b, x)->current = NULL;
+}
+
+/* In place. */
+static void mtt__adjoint_rotary(mtt__builder *b, const mtt_op *op)
+{
+    const mtt_op_rotary *f = MTT_OPERANDS_OF(rotary, op);
+    mtt_tensor *d = *mtt__gradient(b, f->y), *raw = f->q_gain ? mtt__need(b, f->qkv) : NULL;
+    mtt_tensor *d_q = mtt__parameter_gradient(b, f->q_gain), *d_k = mtt__parameter_gradient(b, f->k_gain);
+    MTT__EMIT(b, op->layer, 0, rotary_backward, d, raw, f->angles, f->q_gain, f->k_gain, d, d_q, d_k);
+    *mtt__gradient(b, f->qkv) = d;
+}
+
+/* The gradient of the sum is that of both: of the branch without what dropout dropped. */
+static void mtt__adjoint_residual(mtt__builder *b, const mtt_op *op)
+{
+    const mtt_op_residual *f = MTT_OPERANDS_OF(residual, op);
+    mtt_tensor *dy = *mtt__gradient(b, f->sum);
+    *mtt__gradient(b, f->x) = *mtt__gradient(b, f->branch) = dy;
+    if (b->program->shape.dropout > 0)
+        MTT__EMIT(b, op->layer, op->site, dropout_backward, dy, f->control, mtt__make_gradient(b, f->branch));
+}
+
+static void mtt__adjoint_attention_scores(mtt__builder *b, const mtt_op *op)
+{
+    const mtt_op_attention_scores *f = MTT_OPERANDS_OF(attention_scores, op);
+    mtt_tensor *qkv = mtt__need(b, f->qkv), *d_scores = *mtt__gradient(b, f->scores);
+    MTT__EMIT(b, op->layer, 0, attention_scores_backward, d_scores, qkv, *mtt__gradient(b, f->qkv));
+}
+
+static void mtt__adjoint_softmax(mtt__builder *b, const mtt_op *op)
+{
+    const mtt_op_softmax *f = MTT_OPERANDS_OF(softmax, op);
+    mtt_tensor *probs = mtt__need(b, f->probs), *d = *mtt__gradient(b, f->probs);
+    MTT__EMIT(b, op->layer, MTT__SITE_ATTENTION, softmax_backward, d, probs, b->program->control, d);
+    *mtt__gradient(b, f->scores) = d;
+}
+
+/* softmax_backward applies the mask. */
+static void mtt__adjoint_dropout_scores(mtt__builder *b, const mtt_op *op)
+{
+    const mtt_op_dropout_scores *f = MTT_OPERANDS_OF(dropout_scores, op);
+    *mtt__gradient(b, f->probs) = *mtt__gradient(b, f->dropped);
+}
+
+/* Makes the part of V in d_qkv; attention_scores_backward adds those of Q and K. */
+static void mtt__adjoint_attention_values(mtt__builder *b, const mtt_op *op)
+{
+    const mtt_op_attention_values *f = MTT_OPERANDS_OF(attention_values, op);
+    mtt_tensor *qkv = mtt__need(b, f->qkv), *probs = mtt__need(b, f->probs), *dy = *mtt__gradient(b, f->out);
+    mtt_tensor *d_probs = mtt__make_gradient(b, f->probs), *d_qkv = mtt__make_gradient(b, f->qkv);
+    MTT__EMIT(b, op->layer, 0, attention_values_backward, dy, probs, qkv, d_probs, d_qkv);
+}
+
+static void mtt__adjoint_flash(mtt__builder *b, const mtt_op *op)
+{
+    const mtt_op_flash *f = MTT_OPERANDS_OF(flash, op);
+    mtt_tensor *qkv = mtt__need(b, f->qkv), *out = mtt__need(b, f->out), *lse = mtt__need(b, f->lse);
+    mtt_tensor *dy = *mtt__gradient(b, f->out_8 ? f->out_8 : f->out), *d_qkv = mtt__make_gradient(b, f->qkv);
+    MTT__EMIT(b, op->layer, op->site, flash_backward, dy, qkv, out, lse, f->control, d_qkv, NULL);
+}
+
+/* The gradients take the logits' place. */
+static void mtt__adjoint_cross_entropy(mtt__builder *b, const mtt_op *op)
+{
+    const mtt_op_cross_entropy *f = MTT_OPERANDS_OF(cross_entropy, op);
+    mtt_tensor *control = b->program->control, *counters = b->program->counters, *x = f->logits;
+    MTT__EMIT(b, -1, 0, cross_entropy_backward, x, f->losses, f->targets, control, counters, x);
+    *mtt__gradient(b, x) = x;
+}
+
+/* ---- adapters: LoRA (Hu et al. 2021, arXiv 2106.09685) ---- */
+
+/* An adapter's part in a product: alpha / rank. */
+static float mtt__lora_scale(const mtt_policy *policy)
+{
+    return policy->lora_alpha / (float)policy->lora_rank;
+}
+
+/* y = x W + b becomes xa = scale x A, y = x W + b + xa B. */
+static int mtt__rule_adapters(mtt__builder *b, mtt_op *op, const mtt_op *end)
+{
+    int which = op == end ? -1 : mtt__linear_number(b, op), kind = which < 0 ? 0 : mtt__linears[which].lora_a;
+    mtt_tensor *lora_a = which < 0 ? NULL : mtt__weight(b, kind, op->layer), *xa;
+    const mtt_op_linear *f;
+    if (!lora_a) return 0;
+    f = MTT_OPERANDS_OF(linear, op);
+    xa = mtt__make(b, mtt__linears[which].xa, op->layer);
+    MTT__EMIT(b, op->layer, 0, linear, f->x, lora_a, NULL, xa);
+    b->op->scale = mtt__lora_scale(b->policy);
+    MTT__EMIT(b, op->layer, 0, linear_adapted, f->x, f->weight, f->bias, xa,
+              mtt__weight(b, kind + 1, op->layer), f->y);
+    return 1;
+}
+
+/* The gradients of B and of x A, then those of the layer itself. */
+static void mtt__adjoint_linear_adapted(mtt__builder *b, const mtt_op *op)
+{
+    const mtt_op_linear_adapted *f = MTT_OPERANDS_OF(linear_adapted, op);
+    mtt_op_linear linear = {f->x, f->weight, f->bias, f->y};
+    mtt_tensor *dy = *mtt__gradient(b, f->y), *d_b = mtt__parameter_gradient(b, f->lora_b);
+    mtt_op base = *op;
+    if (d_b) {
+        mtt_tensor *xa = mtt__need(b, f->xa);
+        MTT__EMIT(b, op->layer, 0, linear_backward_weight, xa, dy, d_b, NULL);
+    }
+    if (mtt__trains(b, f->xa)) {
+        MTT__EMIT(b, op->layer, 0, linear_backward_input, dy, f->lora_b, mtt__make_gradient(b, f->xa));
+        b->op->scale = mtt__lora_scale(b->policy);
+    }
+    base.operands = (mtt_tensor **)(void *)&linear;
+    mtt__adjoint_linear(b, &base);
+}
+
 /* ---- 8 bits: the products of FP8 ---- */
 
+#ifndef MTT_NO_FP8
 /* 1 = products are in 8 bits: of the layers, of the head (`least` is MTT_FP8_ALL). Evaluations and generation
    have theirs in 16, for the weights as they are saved. */
 static int mtt__in_eight(const mtt__builder *b, mtt_fp8_products least)
@@ -4408,6 +4604,39 @@ static void mtt__adjoint_linear_eight(mtt__builder *b, const mtt_op *op)
     if (trains && !last) mtt__input_gradient_eight(b, op, dy[0], weight);
 }
 
+/* Not in place: what it makes is to be rounded. */
+static void mtt__adjoint_activation_eight(mtt__builder *b, const mtt_op *op)
+{
+    const mtt_op_activation *f = MTT_OPERANDS_OF(activation, op);
+    mtt_tensor *x = mtt__need(b, f->x);
+    mtt_op_activation_backward row = {*mtt__gradient(b, f->y), x, mtt__make_gradient(b, x), NULL, NULL};
+    mtt__emit(b, op->kind == MTT_OP_gelu ? MTT_OP_gelu_backward : MTT_OP_activation_backward, op->layer, 0,
+              &row);
+}
+
+/* The gradient passes through, and joins that of another use. Weights' are made by their products, and
+   transposes need none. */
+static void mtt__adjoint_quantize(mtt__builder *b, const mtt_op *op)
+{
+    const mtt_op_quantize *f = MTT_OPERANDS_OF(quantize, op);
+    mtt_tensor *other;
+    if (f->x->role < 0 || !f->y || f->y->role < 0) return;
+    other = *mtt__gradient(b, f->x);
+    *mtt__gradient(b, f->x) = *mtt__gradient(b, f->y);
+    mtt__join_gradient(b, op->layer, f->x, other);
+}
+
+/* The adjoint of an operation on 8 bits; 0 = it has none. */
+static int mtt__adjoint_eight(mtt__builder *b, const mtt_op *op)
+{
+    int narrow = op->operands[mtt__is_activation(op->kind) ? op->inputs : 0]->dtype == MTT_F8_E4M3;
+    if (op->kind == MTT_OP_quantize) mtt__adjoint_quantize(b, op);
+    else if (op->kind == MTT_OP_linear && narrow) mtt__adjoint_linear_eight(b, op);
+    else if (mtt__is_activation(op->kind) && narrow) mtt__adjoint_activation_eight(b, op);
+    else return 0;
+    return 1;
+}
+
 /* The last operation that writes a tensor. */
 static mtt_op *mtt__writer(const mtt__builder *b, const mtt_tensor *t)
 {
@@ -4478,204 +4707,17 @@ static int mtt__rule_absorb(mtt__builder *b, mtt_op *op, const mtt_op *end)
     }
 }
 
-/* ---- adjoints ---- */
-
-/* An adjoint emits the backward operations of a forward operation: it takes the gradient of what the
-   operation made, and leaves the gradients of its inputs. mtt__need brings dropped activations back. */
-
-static void mtt__adjoint_embed(mtt__builder *b, const mtt_op *op)
+static int mtt__has_eight(const mtt__builder *b)
 {
-    const mtt_op_embed *f = MTT_OPERANDS_OF(embed, op);
-    mtt_tensor *dx = *mtt__gradient(b, f->x), *d_wte = mtt__parameter_gradient(b, f->wte);
-    mtt_tensor *d_wpe = mtt__parameter_gradient(b, f->positions);
-    MTT__EMIT(b, -1, op->site, embed_backward, dx, f->tokens, f->control, d_wte, d_wpe);
-    b->op->adds = b->schedule->model.tied_head;
+    return mtt__in_eight(b, MTT_FP8_LAYERS);
 }
-
-/* The branch's gradient passes the norm and joins the residual stream's, in place. */
-static void mtt__adjoint_norm(mtt__builder *b, const mtt_op *op)
+#else
+static int mtt__adjoint_eight(mtt__builder *b, const mtt_op *op)
 {
-    const mtt_op_norm *f = MTT_OPERANDS_OF(norm, op);
-    mtt_tensor *x = mtt__need(b, f->x), *stats = mtt__need(b, f->stats), *dy = *mtt__gradient(b, f->y);
-    mtt_tensor *joined = *mtt__gradient(b, f->x), *dx = joined ? joined : mtt__make_gradient(b, f->x);
-    mtt_tensor *d_gain = mtt__parameter_gradient(b, f->gain), *d_shift = mtt__parameter_gradient(b, f->shift);
-    MTT__EMIT(b, op->layer, 0, norm_backward, dy, x, stats, f->gain, NULL, joined, dx, NULL, NULL, NULL,
-              d_gain, d_shift);
+    (void)b, (void)op;
+    return 0;
 }
-
-/* dW first: after it x is not needed. A frozen weight has no dW. Where nothing below is trained is no dx. */
-static void mtt__linear_gradients(mtt__builder *b, const mtt_op *op, mtt_tensor *x, mtt_tensor *weight,
-                                  mtt_tensor *dy, int transposed)
-{
-    const mtt_op_linear *f = MTT_OPERANDS_OF(linear, op);
-    mtt_tensor *d_weight = mtt__parameter_gradient(b, weight), *d_bias = mtt__parameter_gradient(b, f->bias);
-    mtt_tensor *other = *mtt__gradient(b, f->x), *dx;
-    if (d_weight || d_bias) {
-        MTT__EMIT(b, op->layer, 0, linear_backward_weight, d_weight ? x : NULL, dy, d_weight, d_bias);
-        b->op->transposed = transposed;
-    }
-    if (!mtt__trains(b, f->x)) return;
-    dx = mtt__make_gradient(b, f->x);
-    MTT__EMIT(b, op->layer, 0, linear_backward_input, dy, weight, dx);
-    b->op->transposed = transposed;
-    mtt__join_gradient(b, op->layer, f->x, other);
-}
-
-static void mtt__adjoint_linear(mtt__builder *b, const mtt_op *op)
-{
-    const mtt_op_linear *f = MTT_OPERANDS_OF(linear, op);
-    mtt_tensor *x;
-    mtt_op maker;
-    if (b->status) return;
-    if (f->x->dtype == MTT_F8_E4M3) {
-        mtt__adjoint_linear_eight(b, op);
-        return;
-    }
-    maker = mtt__maker(b, f->x);
-    x = mtt__trains(b, f->weight) ? mtt__need(b, f->x) : NULL;
-    if (mtt__is_activation(maker.kind) && mtt__trains(b, f->x))
-        mtt__need(b, maker.operands[0]); /* or it would come between the product and gelu_backward */
-    mtt__linear_gradients(b, op, x, f->weight, *mtt__gradient(b, f->y), op->transposed);
-}
-
-/* The gradient passes through, and joins that of another use. Weights' are made by their products, and
-   transposes need none. */
-static void mtt__adjoint_quantize(mtt__builder *b, const mtt_op *op)
-{
-    const mtt_op_quantize *f = MTT_OPERANDS_OF(quantize, op);
-    mtt_tensor *other;
-    if (f->x->role < 0 || !f->y || f->y->role < 0) return;
-    other = *mtt__gradient(b, f->x);
-    *mtt__gradient(b, f->x) = *mtt__gradient(b, f->y);
-    mtt__join_gradient(b, op->layer, f->x, other);
-}
-
-/* Of GELU, too. In place: over dy, or over x where that has a gate's columns.
-   Nothing reads x after this. */
-static void mtt__adjoint_activation(mtt__builder *b, const mtt_op *op)
-{
-    const mtt_op_activation *f = MTT_OPERANDS_OF(activation, op);
-    mtt_op_kind kind = op->kind == MTT_OP_gelu ? MTT_OP_gelu_backward : MTT_OP_activation_backward;
-    mtt_tensor *x = mtt__need(b, f->x), *dy = *mtt__gradient(b, f->y);
-    mtt_op_activation_backward row = {dy, x, dy, NULL, NULL};
-    if (b->status) return;
-    if (f->y->dtype == MTT_F8_E4M3) row.dx = mtt__make_gradient(b, x); /* it will be rounded */
-    else if (mtt__width(x) > mtt__width(dy)) row.dx = x;
-    *mtt__gradient(b, x) = row.dx;
-    mtt__emit(b, kind, op->layer, 0, &row);
-    if (f->y->dtype != MTT_F8_E4M3) mtt__activation_of(b, x)->current = NULL;
-}
-
-/* In place. */
-static void mtt__adjoint_rotary(mtt__builder *b, const mtt_op *op)
-{
-    const mtt_op_rotary *f = MTT_OPERANDS_OF(rotary, op);
-    mtt_tensor *d = *mtt__gradient(b, f->y), *raw = f->q_gain ? mtt__need(b, f->qkv) : NULL;
-    mtt_tensor *d_q = mtt__parameter_gradient(b, f->q_gain), *d_k = mtt__parameter_gradient(b, f->k_gain);
-    MTT__EMIT(b, op->layer, 0, rotary_backward, d, raw, f->angles, f->q_gain, f->k_gain, d, d_q, d_k);
-    *mtt__gradient(b, f->qkv) = d;
-}
-
-/* The gradient of the sum is that of both: of the branch without what dropout dropped. */
-static void mtt__adjoint_residual(mtt__builder *b, const mtt_op *op)
-{
-    const mtt_op_residual *f = MTT_OPERANDS_OF(residual, op);
-    mtt_tensor *dy = *mtt__gradient(b, f->sum);
-    *mtt__gradient(b, f->x) = *mtt__gradient(b, f->branch) = dy;
-    if (b->program->shape.dropout > 0)
-        MTT__EMIT(b, op->layer, op->site, dropout_backward, dy, f->control, mtt__make_gradient(b, f->branch));
-}
-
-static void mtt__adjoint_attention_scores(mtt__builder *b, const mtt_op *op)
-{
-    const mtt_op_attention_scores *f = MTT_OPERANDS_OF(attention_scores, op);
-    mtt_tensor *qkv = mtt__need(b, f->qkv), *d_scores = *mtt__gradient(b, f->scores);
-    MTT__EMIT(b, op->layer, 0, attention_scores_backward, d_scores, qkv, *mtt__gradient(b, f->qkv));
-}
-
-static void mtt__adjoint_softmax(mtt__builder *b, const mtt_op *op)
-{
-    const mtt_op_softmax *f = MTT_OPERANDS_OF(softmax, op);
-    mtt_tensor *probs = mtt__need(b, f->probs), *d = *mtt__gradient(b, f->probs);
-    MTT__EMIT(b, op->layer, MTT__SITE_ATTENTION, softmax_backward, d, probs, b->program->control, d);
-    *mtt__gradient(b, f->scores) = d;
-}
-
-/* softmax_backward applies the mask. */
-static void mtt__adjoint_dropout_scores(mtt__builder *b, const mtt_op *op)
-{
-    const mtt_op_dropout_scores *f = MTT_OPERANDS_OF(dropout_scores, op);
-    *mtt__gradient(b, f->probs) = *mtt__gradient(b, f->dropped);
-}
-
-/* Makes the part of V in d_qkv; attention_scores_backward adds those of Q and K. */
-static void mtt__adjoint_attention_values(mtt__builder *b, const mtt_op *op)
-{
-    const mtt_op_attention_values *f = MTT_OPERANDS_OF(attention_values, op);
-    mtt_tensor *qkv = mtt__need(b, f->qkv), *probs = mtt__need(b, f->probs), *dy = *mtt__gradient(b, f->out);
-    mtt_tensor *d_probs = mtt__make_gradient(b, f->probs), *d_qkv = mtt__make_gradient(b, f->qkv);
-    MTT__EMIT(b, op->layer, 0, attention_values_backward, dy, probs, qkv, d_probs, d_qkv);
-}
-
-static void mtt__adjoint_flash(mtt__builder *b, const mtt_op *op)
-{
-    const mtt_op_flash *f = MTT_OPERANDS_OF(flash, op);
-    mtt_tensor *qkv = mtt__need(b, f->qkv), *out = mtt__need(b, f->out), *lse = mtt__need(b, f->lse);
-    mtt_tensor *dy = *mtt__gradient(b, f->out_8 ? f->out_8 : f->out), *d_qkv = mtt__make_gradient(b, f->qkv);
-    MTT__EMIT(b, op->layer, op->site, flash_backward, dy, qkv, out, lse, f->control, d_qkv, NULL);
-}
-
-/* The gradients take the logits' place. */
-static void mtt__adjoint_cross_entropy(mtt__builder *b, const mtt_op *op)
-{
-    const mtt_op_cross_entropy *f = MTT_OPERANDS_OF(cross_entropy, op);
-    mtt_tensor *control = b->program->control, *counters = b->program->counters, *x = f->logits;
-    MTT__EMIT(b, -1, 0, cross_entropy_backward, x, f->losses, f->targets, control, counters, x);
-    *mtt__gradient(b, x) = x;
-}
-
-/* ---- adapters: LoRA (Hu et al. 2021, arXiv 2106.09685) ---- */
-
-/* An adapter's part in a product: alpha / rank. */
-static float mtt__lora_scale(const mtt_policy *policy)
-{
-    return policy->lora_alpha / (float)policy->lora_rank;
-}
-
-/* y = x W + b becomes xa = scale x A, y = x W + b + xa B. */
-static int mtt__rule_adapters(mtt__builder *b, mtt_op *op, const mtt_op *end)
-{
-    int which = op == end ? -1 : mtt__linear_number(b, op), kind = which < 0 ? 0 : mtt__linears[which].lora_a;
-    mtt_tensor *lora_a = which < 0 ? NULL : mtt__weight(b, kind, op->layer), *xa;
-    const mtt_op_linear *f;
-    if (!lora_a) return 0;
-    f = MTT_OPERANDS_OF(linear, op);
-    xa = mtt__make(b, mtt__linears[which].xa, op->layer);
-    MTT__EMIT(b, op->layer, 0, linear, f->x, lora_a, NULL, xa);
-    b->op->scale = mtt__lora_scale(b->policy);
-    MTT__EMIT(b, op->layer, 0, linear_adapted, f->x, f->weight, f->bias, xa,
-              mtt__weight(b, kind + 1, op->layer), f->y);
-    return 1;
-}
-
-/* The gradients of B and of x A, then those of the layer itself. */
-static void mtt__adjoint_linear_adapted(mtt__builder *b, const mtt_op *op)
-{
-    const mtt_op_linear_adapted *f = MTT_OPERANDS_OF(linear_adapted, op);
-    mtt_op_linear linear = {f->x, f->weight, f->bias, f->y};
-    mtt_tensor *dy = *mtt__gradient(b, f->y), *d_b = mtt__parameter_gradient(b, f->lora_b);
-    mtt_op base = *op;
-    if (d_b) {
-        mtt_tensor *xa = mtt__need(b, f->xa);
-        MTT__EMIT(b, op->layer, 0, linear_backward_weight, xa, dy, d_b, NULL);
-    }
-    if (mtt__trains(b, f->xa)) {
-        MTT__EMIT(b, op->layer, 0, linear_backward_input, dy, f->lora_b, mtt__make_gradient(b, f->xa));
-        b->op->scale = mtt__lora_scale(b->policy);
-    }
-    base.operands = (mtt_tensor **)(void *)&linear;
-    mtt__adjoint_linear(b, &base);
-}
+#endif /* MTT_NO_FP8 */
 
 /* ---- the backward pass ---- */
 
@@ -4689,13 +4731,13 @@ static void mtt__emit_backward(mtt__builder *b)
     for (i = b->program->op_count; i-- > 0 && !b->status;) {
         mtt_op op = b->program->ops[i];
         int trains = mtt__some_train(b, op.operands, op.inputs, op.inputs + op.outputs);
-        switch (trains ? op.kind : MTT_OP_KIND_COUNT) {
+        switch (trains && !mtt__adjoint_eight(b, &op) ? op.kind : MTT_OP_KIND_COUNT) {
 #define MTT__ADJOINT(name)                                                              \
     case MTT_OP_##name: mtt__adjoint_##name(b, &op); break;
             MTT__ADJOINT(embed) MTT__ADJOINT(norm) MTT__ADJOINT(linear) MTT__ADJOINT(residual)
             MTT__ADJOINT(attention_scores) MTT__ADJOINT(softmax) MTT__ADJOINT(dropout_scores)
             MTT__ADJOINT(attention_values) MTT__ADJOINT(flash) MTT__ADJOINT(cross_entropy)
-            MTT__ADJOINT(quantize) MTT__ADJOINT(rotary) MTT__ADJOINT(linear_adapted)
+            MTT__ADJOINT(rotary) MTT__ADJOINT(linear_adapted)
         case MTT_OP_gelu:
             MTT__ADJOINT(activation)
         default: break;
@@ -5320,11 +5362,6 @@ static int mtt__has_adapters(const mtt__builder *b)
     return b->policy->lora_rank > 0;
 }
 
-static int mtt__has_eight(const mtt__builder *b)
-{
-    return mtt__in_eight(b, MTT_FP8_LAYERS);
-}
-
 static int mtt__has_backward(const mtt__builder *b)
 {
     return b->trains;
@@ -5345,9 +5382,13 @@ static const struct {
 } mtt__passes[] = {
     {"forward", mtt__emit_forward, NULL, mtt__always},
     {"adapters", NULL, mtt__rule_adapters, mtt__has_adapters},
+#ifndef MTT_NO_FP8
     {"eight", NULL, mtt__rule_eight, mtt__has_eight},
+#endif
     {"adjoints", mtt__emit_backward, NULL, mtt__has_backward},
+#ifndef MTT_NO_FP8
     {"absorb", NULL, mtt__rule_absorb, mtt__has_eight},
+#endif
     {"gradients", NULL, mtt__rule_gradients, mtt__has_backward},
     {"fusions", mtt__count_reads, mtt__rule_fusions, mtt__always},
     {"step", mtt__emit_step, NULL, mtt__has_step},
@@ -6335,17 +6376,6 @@ static mtt_tensor mtt__row_range(const mtt_tensor *t, int64_t first, int64_t cou
     return part;
 }
 
-/* Stores a row of values as a column of a transposed tensor in 8 bits. */
-static void mtt__store_column(const mtt_tensor *t, int64_t column, int64_t count, const float *values)
-{
-    uint8_t codes[MTT__BLOCK], *to = (uint8_t *)t->data + column;
-    int64_t at, n, i;
-    MTT__BLOCKS(at, n, 0, count) {
-        mtt__round_eight(t, n, values + at, codes);
-        for (i = 0; i < n; i++) to[(at + i) * mtt__width(t)] = codes[i];
-    }
-}
-
 /* Returns the values themselves if they are floats, otherwise a copy in `buffer`. */
 static const float *mtt__read(const mtt_tensor *t, int64_t first, int64_t count, float *buffer)
 {
@@ -6575,43 +6605,21 @@ static void mtt__cpu_activation(const mtt_op *op, const mtt_op_activation *o)
     mtt__activate_rows(op->shape->mlp, o->x, o->y);
 }
 
-/* Stores `count` values of a gradient, in columns from `at` up, and under FP8 transposed. */
-static void mtt__store_activation(const mtt_op_activation_backward *o, int64_t row, int64_t at, int64_t count,
-                                  const float *dx)
-{
-    if (row < mtt__rows(o->x)) mtt__store(o->dx, row * mtt__width(o->x) + at, count, dx);
-    if (o->dx_t) {
-        mtt_tensor dx_t = mtt__row_range(o->dx_t, at, count);
-        mtt__store_column(&dx_t, row, count, dx);
-    }
-}
-
-/* dx = dy f'(x). Under FP8 in both orders, with y transposed, and zeros where transposes have no row of x. */
+/* dx = dy f'(x) */
 static void mtt__slope_rows(mtt_mlp mlp, const mtt_op_activation_backward *o)
 {
     int64_t n = mtt__width(o->dy), pitch = mtt__width(o->x), rows = mtt__rows(o->x), row;
     MTT__THREADS(rows * n)
-    for (row = 0; row < (o->dx_t ? mtt__width(o->dx_t) : rows); row++) {
-        float g[MTT__BLOCK], x[MTT__BLOCK], up[MTT__BLOCK], y[MTT__BLOCK];
+    for (row = 0; row < rows; row++) {
+        float g[MTT__BLOCK], x[MTT__BLOCK], up[MTT__BLOCK];
         int64_t at, count;
         MTT__BLOCKS(at, count, 0, n) {
-            if (row < rows) {
-                mtt__load(o->dy, row * n + at, count, g);
-                mtt__load(o->x, row * pitch + at, count, x);
-                if (pitch > n) mtt__load(o->x, row * pitch + n + at, count, up);
-            } else {
-                memset(g, 0, sizeof(g));
-                memset(x, 0, sizeof(x));
-                memset(up, 0, sizeof(up));
-            }
-            if (o->y_t) {
-                mtt_tensor y_t = mtt__row_range(o->y_t, at, count);
-                mtt__activation_block(mlp, x, up, y, count);
-                mtt__store_column(&y_t, row, count, y);
-            }
+            mtt__load(o->dy, row * n + at, count, g);
+            mtt__load(o->x, row * pitch + at, count, x);
+            if (pitch > n) mtt__load(o->x, row * pitch + n + at, count, up);
             mtt__slope_block(mlp, x, up, g, count);
-            mtt__store_activation(o, row, at, count, g);
-            if (pitch > n) mtt__store_activation(o, row, n + at, count, up);
+            mtt__store(o->dx, row * pitch + at, count, g);
+            if (pitch > n) mtt__store(o->dx, row * pitch + n + at, count, up);
         }
     }
 }
@@ -7251,46 +7259,6 @@ static void mtt__cpu_norm(const mtt_op *op, const mtt_op_norm *o)
     }
 }
 
-/* y and y_t = x, or (x - mean) rstd gain + shift, in 8 bits; zeros where y_t has no row of x */
-static void mtt__cpu_quantize(const mtt_op *op, const mtt_op_quantize *o)
-{
-    int64_t n = mtt__width(o->x), rows = mtt__rows(o->x), row;
-    (void)op;
-    MTT__THREADS(rows * n)
-    for (row = 0; row < (o->y_t ? mtt__width(o->y_t) : rows); row++) {
-        float x[MTT__BLOCK], gain[MTT__BLOCK], shift[MTT__BLOCK];
-        const float *stats = o->stats ? (const float *)o->stats->data + 2 * row : NULL;
-        int64_t at, count, k;
-        MTT__BLOCKS(at, count, 0, n) {
-            memset(x, 0, sizeof(x));
-            if (row < rows) mtt__load(o->x, row * n + at, count, x);
-            if (row < rows && stats) {
-                mtt__load(o->gain, at, count, gain);
-                if (o->shift) mtt__load(o->shift, at, count, shift);
-                else memset(shift, 0, sizeof(shift));
-                for (k = 0; k < count; k++) x[k] = (x[k] - stats[0]) * stats[1] * gain[k] + shift[k];
-            }
-            if (row < rows && o->y) mtt__store(o->y, row * n + at, count, x);
-            if (o->y_t) {
-                mtt_tensor y_t = mtt__row_range(o->y_t, at, count);
-                mtt__store_column(&y_t, row, count, x);
-            }
-        }
-    }
-}
-
-static void mtt__cpu_quantize_weights(const mtt_op *op, const mtt_op_quantize_weights *o)
-{
-    int i;
-    (void)o;
-    for (i = 0; i < 4; i++) {
-        mtt_op_quantize q = {op->operands[i], NULL, NULL, NULL, NULL, NULL};
-        if (op->transposed) q.y_t = op->operands[4 + i];
-        else q.y = op->operands[4 + i];
-        mtt__cpu_quantize(op, &q);
-    }
-}
-
 /* A fused operation is its parts in order. */
 static void mtt__cpu_residual_norm(const mtt_op *op, const mtt_op_residual_norm *o)
 {
@@ -7301,12 +7269,10 @@ static void mtt__cpu_residual_norm(const mtt_op *op, const mtt_op_residual_norm 
 }
 
 /* With xhat = (x - mean) rstd and g = dy gain: d_gain (+)= sum over rows of dy xhat, d_shift (+)= sum over
-   rows of dy, dx = rstd (g - mean(g) - xhat mean(g xhat)) [+ joined, the residual's gradient]; under FP8 also
-   in 8 bits, in both orders, and the norm's result, transposed. RMSNorm: without mean(g) and d_shift. */
+   rows of dy, dx = rstd (g - mean(g) - xhat mean(g xhat)) [+ joined, the residual's gradient]. RMSNorm:
+   without mean(g) and d_shift. */
 static void mtt__cpu_norm_backward(const mtt_op *op, const mtt_op_norm_backward *o)
 {
-    mtt_op_quantize dx = {o->dx, NULL, NULL, NULL, o->dx_8, o->dx_t};
-    mtt_op_quantize y = {o->x, o->stats, o->gain, o->shift, NULL, o->y_t};
     int64_t width = op->shape->d_model, rows = mtt__rows(o->dy), row;
     if (o->d_gain) mtt__sum_rows(o->dy, o->x, o->stats, o->d_gain, 0);
     if (o->d_shift) mtt__sum_rows(o->dy, NULL, NULL, o->d_shift, 0);
@@ -7327,8 +7293,6 @@ static void mtt__cpu_norm_backward(const mtt_op *op, const mtt_op_norm_backward 
         if (o->joined) mtt__add_block(mtt__read(o->joined, row * width, width, xhat), g, width);
         mtt__store(o->dx, row * width, width, g);
     }
-    if (o->dx_t) mtt__cpu_quantize(op, &dx);
-    if (o->y_t) mtt__cpu_quantize(op, &y);
 }
 
 /* ---- linear layers ---- */
@@ -7355,30 +7319,14 @@ static void mtt__cpu_linear_backward_input(const mtt_op *op, const mtt_op_linear
               NULL, 0, mtt__op_scale(op));
 }
 
-/* sums (+)= the sums of the rows of dy_t */
-static void mtt__sum_columns(const mtt_tensor *dy_t, const mtt_tensor *sums, int add)
-{
-    int64_t n = mtt__width(dy_t), rows = mtt__rows(dy_t), row;
-    MTT__THREADS(rows * n)
-    for (row = 0; row < rows; row++) {
-        float buffer[MTT__BLOCK], *out = (float *)sums->data + row, sum = add ? *out : 0.0f;
-        int64_t at, count;
-        MTT__BLOCKS(at, count, 0, n) sum += mtt__sum(mtt__read(dy_t, row * n + at, count, buffer), count);
-        *out = sum;
-    }
-}
-
-/* d_weight (+)= x^T dy, or dy^T x for a transposed weight; d_bias (+)= sum over rows of dy. In 8 bits x and
-   dy are transposed already. */
+/* d_weight (+)= x^T dy, or dy^T x for a transposed weight; d_bias (+)= sum over rows of dy */
 static void mtt__cpu_linear_backward_weight(const mtt_op *op, const mtt_op_linear_backward_weight *o)
 {
     const mtt_tensor *left = op->transposed ? o->dy : o->x, *right = op->transposed ? o->x : o->dy;
-    int eight = o->dy->dtype == MTT_F8_E5M2;
     if (o->d_weight)
-        mtt__gemm(op, mtt__matrix(left, !eight), mtt__matrix(right, eight), mtt__matrix(o->d_weight, 0), NULL,
+        mtt__gemm(op, mtt__matrix(left, 1), mtt__matrix(right, 0), mtt__matrix(o->d_weight, 0), NULL,
                   op->adds, 1);
-    if (o->d_bias && eight) mtt__sum_columns(o->dy, o->d_bias, op->adds);
-    else if (o->d_bias) mtt__sum_rows(o->dy, NULL, NULL, o->d_bias, op->adds);
+    if (o->d_bias) mtt__sum_rows(o->dy, NULL, NULL, o->d_bias, op->adds);
 }
 
 /* pre = x W + b, y = GELU(pre) if there is a y */
@@ -7768,10 +7716,6 @@ static void mtt__cpu_flash(const mtt_op *op, const mtt_op_flash *f)
     int64_t tiles = mtt__ceil_div(op->shape->seq_len, MTT__TILE), jobs = tiles * mtt__heads(op), i;
     MTT__OMP(omp parallel for schedule(dynamic, 1) if (jobs * MTT__TILE * MTT__TILE > MTT__ALONE))
     for (i = 0; i < jobs; i++) mtt__flash_tile(op, f, i / tiles, i % tiles * MTT__TILE);
-    if (f->out_8) {
-        mtt_op_quantize quantize = {f->out, NULL, NULL, NULL, f->out_8, NULL};
-        mtt__cpu_quantize(op, &quantize);
-    }
 }
 
 /* For the backward pass of a head: tiles of m queries from i0 up and n keys from j0 up, their P and dS. */
@@ -7843,13 +7787,9 @@ static void mtt__store_gradients(const mtt_op *op, const mtt_op_flash_backward *
 {
     enum { stride = MTT__MAX_HEAD };
     int64_t dim = op->shape->head_dim, i, k;
-    mtt__view to = mtt__head(op, f->d_qkv, part, head);
-    for (i = 0; i < m && f->d_qkv_t; i++) {
-        mtt_tensor columns = mtt__row_range(f->d_qkv_t, to.first % to.row, dim);
+    for (i = 0; i < m && f->d_qkv_t; i++)
         for (k = 0; k < dim; k++) tile[i * stride + k] = mtt__from_bf16(mtt__to_bf16(tile[i * stride + k]));
-        mtt__store_column(&columns, to.first / to.row + i0 + i, dim, tile + i * stride);
-    }
-    mtt__store_block(to, i0, m, 0, dim, tile, stride);
+    mtt__store_block(mtt__head(op, f->d_qkv, part, head), i0, m, 0, dim, tile, stride);
 }
 
 /* Computes one tile of keys: dV = P^T dO and dK = dS^T Q, summed over the heads of queries that share it,
@@ -7933,109 +7873,82 @@ static void mtt__cpu_cross_entropy(const mtt_op *op, const mtt_op_cross_entropy 
     }
 }
 
-/* Stores columns of a row of d_logits in e5m2. `row` counts from the micro-batch's first one. Rounded to
-   nearest, a target's gradient would stay the same while its probability moves by up to 1/8. That raised a
-   small model's perplexity by 1.4 % in 10,000 steps, random bytes by 0.2 to 0.5 % (tools/performance.md). */
-static void mtt__store_logits_eight(const mtt_op *op, const mtt_op_cross_entropy_backward *o, int64_t row,
-                                    int64_t column, int64_t n, const float *values, uint8_t *out)
+/* Logits become their gradients: (softmax - [j = target]) * factor, 0 in the padding and where the target
+   does not count. Columns from j up of a row. */
+static void mtt__logit_block(const mtt_op *op, const mtt_op_cross_entropy_backward *o, float factor,
+                             int64_t row, int64_t j, int64_t n, float *x)
 {
-    const mtt_control *c = mtt__control(o->control);
-    uint64_t stream = mtt__op_stream(op) | mtt__stream_step(c->micro_batch);
-    float scale = o->d_logits->scale->scale;
-    int64_t i, k;
-    for (i = 0; i < n; i += 8) {
-        mtt_draw draw = mtt__logits_draw(c->seed, stream, row, column + i, mtt__width(o->d_logits));
-        for (k = 0; k < 8; k++)
-            out[i + k] = mtt__to_e5m2_by(values[i + k] * scale,
-                                         mtt__dropout_number(draw.word, (int)(row % 2 * 8 + k), 8));
-    }
+    int32_t target = ((const int32_t *)o->targets->data)[row];
+    float lse = ((const float *)o->losses->data)[3 * row + 2];
+    int64_t live = mtt__min(n, (target < 0 ? 0 : op->shape->vocab) - j), k;
+    mtt__load(o->logits, row * mtt__width(o->logits) + j, n, x);
+    for (k = 0; k < live; k++) x[k] = mtt__exp(x[k] - lse) * factor;
+    for (; k < n; k++) x[k] = 0;
+    if (target >= j && target < j + n) x[target - j] -= factor;
 }
 
-/* Logits become their gradients: (softmax - [j = target]) * factor, 0 in the padding and where the target
-   does not count. `first`: rows of the micro-batch before these. */
-static void mtt__cpu_logit_gradients(const mtt_op *op, const mtt_op_cross_entropy_backward *o, int64_t first)
+static void mtt__cpu_cross_entropy_backward(const mtt_op *op, const mtt_op_cross_entropy_backward *o)
 {
     float factor = mtt__loss_factor(mtt__control(o->control), mtt__counters(o->counters));
     int64_t rows = mtt__rows(o->losses), width = mtt__width(o->logits), row;
     MTT__THREADS(rows * width)
     for (row = 0; row < rows; row++) {
-        int32_t target = ((const int32_t *)o->targets->data)[row];
-        float x[MTT__BLOCK], lse = ((const float *)o->losses->data)[3 * row + 2];
-        int64_t classes = target < 0 ? 0 : op->shape->vocab, j, n, k, live;
+        float x[MTT__BLOCK];
+        int64_t j, n;
         MTT__BLOCKS(j, n, 0, width) {
-            mtt__load(o->logits, row * width + j, n, x);
-            live = mtt__min(n, classes - j);
-            for (k = 0; k < live; k++) x[k] = mtt__exp(x[k] - lse) * factor;
-            for (; k < n; k++) x[k] = 0;
-            if (target >= j && target < j + n) x[target - j] -= factor;
-            if (o->d_logits->dtype != MTT_F8_E5M2) mtt__store(o->d_logits, row * width + j, n, x);
-            else
-                mtt__store_logits_eight(op, o, first + row, j, n, x,
-                                        (uint8_t *)o->d_logits->data + row * width + j);
+            mtt__logit_block(op, o, factor, row, j, n, x);
+            mtt__store(o->d_logits, row * width + j, n, x);
         }
     }
 }
 
-static void mtt__cpu_cross_entropy_backward(const mtt_op *op, const mtt_op_cross_entropy_backward *o)
+/* The rows of a chunk, from row `first` of the micro-batch up. */
+typedef struct mtt__loss_chunk {
+    int64_t first;
+    mtt_tensor x, targets, losses, logits, dx;
+} mtt__loss_chunk;
+
+/* The gradients of a chunk's x, and of the head's weight and bias. Those of the logits take their place. */
+static void mtt__chunk_gradients(const mtt_op *op, const mtt_op_chunked_loss *o, mtt__loss_chunk *c)
 {
-    mtt__cpu_logit_gradients(op, o, 0);
+    mtt_op_cross_entropy_backward d_loss = {&c->logits, &c->losses,  &c->targets,
+                                            o->control, o->counters, &c->logits};
+    mtt_op_linear_backward_input d_input = {&c->logits, o->weight, &c->dx};
+    mtt_op_linear_backward_weight d_weight = {&c->x, &c->logits, o->d_weight, o->d_bias};
+    mtt__cpu_cross_entropy_backward(op, &d_loss);
+    mtt__cpu_linear_backward_input(op, &d_input);
+    mtt__cpu_linear_backward_weight(op, &d_weight);
 }
 
-/* Makes the gradients of the head's weight and bias, and of a chunk's x, from 8-bit gradients of its logits.
-   */
-static void mtt__chunk_gradients(const mtt_op *op, const mtt_op_chunked_loss *o, mtt_tensor *d_logits,
-                                 mtt_tensor *dx, int64_t first)
-{
-    mtt_op_linear_backward_input d_input = {d_logits, o->weight_t, dx};
-    mtt_op_quantize transpose = {d_logits, NULL, NULL, NULL, NULL, o->d_logits_t};
-    mtt_op plain = *op;
-    plain.transposed = 0; /* weight_t is [in, out] */
-    mtt__cpu_quantize(op, &transpose);
-    mtt__cpu_linear_backward_input(&plain, &d_input);
-    if (o->d_weight) {
-        mtt__view left = mtt__matrix(o->d_logits_t, 0), right = mtt__matrix(o->x_t, 1);
-        left.n = right.m = mtt__round_up(mtt__rows(d_logits), 16);
-        right.first += first;
-        mtt__gemm(op, left, right, mtt__matrix(o->d_weight, 0), NULL, op->adds, 1);
-    }
-    if (o->d_bias) mtt__sum_columns(o->d_logits_t, o->d_bias, op->adds);
-}
+typedef void mtt__chunk_function(const mtt_op *op, const mtt_op_chunked_loss *o, mtt__loss_chunk *c);
 
-/* Computes head, loss and their gradients for a few rows at a time. The logits of a chunk become their
-   gradients in place, or beside them in 8 bits, and feed both products before the next chunk overwrites them.
-   The weight's gradient adds up in FP32. */
-static void mtt__cpu_chunked_loss(const mtt_op *op, const mtt_op_chunked_loss *o)
+/* Computes head, loss and their gradients for a few rows at a time, before the next chunk overwrites their
+   logits. The weight's gradient adds up in FP32. */
+static void mtt__loss_by_chunks(const mtt_op *op, const mtt_op_chunked_loss *o,
+                                mtt__chunk_function *gradients)
 {
     mtt_op part = *op;
     int64_t rows = op->shape->rows, first, count;
-    if (o->d_logits)
-        mtt__scale_logits(o->d_logits->scale, mtt__control(o->control), mtt__counters(o->counters));
     for (first = 0; first < rows; first += count, part.adds = 1) {
-        mtt_tensor x, targets, losses, logits, dx, d_logits;
-        mtt_op_linear head = {&x, o->weight, o->bias, &logits};
-        mtt_op_cross_entropy loss = {&logits, &targets, &losses};
-        mtt_op_cross_entropy_backward d_loss = {&logits,    &losses,     &targets,
-                                             o->control, o->counters, &d_logits};
-        mtt_op_linear_backward_input d_input = {&d_logits, o->weight, &dx};
-        mtt_op_linear_backward_weight d_weight = {&x, &d_logits, o->d_weight, o->d_bias};
+        mtt__loss_chunk c;
+        mtt_op_linear head = {&c.x, o->weight, o->bias, &c.logits};
+        mtt_op_cross_entropy loss = {&c.logits, &c.targets, &c.losses};
+        c.first = first;
         count = mtt__min(o->logits->shape[0], rows - first);
-        x = mtt__row_range(o->x, first, count);
-        targets = mtt__row_range(o->targets, first, count);
-        losses = mtt__row_range(o->losses, first, count);
-        logits = mtt__row_range(o->logits, 0, count);
+        c.x = mtt__row_range(o->x, first, count);
+        c.targets = mtt__row_range(o->targets, first, count);
+        c.losses = mtt__row_range(o->losses, first, count);
+        c.logits = mtt__row_range(o->logits, 0, count);
+        if (o->dx) c.dx = mtt__row_range(o->dx, first, count);
         mtt__cpu_linear(&part, &head);
         mtt__cpu_cross_entropy(&part, &loss);
-        if (!o->dx) continue;
-        dx = mtt__row_range(o->dx, first, count);
-        d_logits = mtt__row_range(o->d_logits ? o->d_logits : o->logits, 0, count);
-        mtt__cpu_logit_gradients(&part, &d_loss, first);
-        if (o->d_logits) {
-            mtt__chunk_gradients(&part, o, &d_logits, &dx, first);
-            continue;
-        }
-        mtt__cpu_linear_backward_input(&part, &d_input);
-        mtt__cpu_linear_backward_weight(&part, &d_weight);
+        if (o->dx) gradients(&part, o, &c);
     }
+}
+
+static void mtt__cpu_chunked_loss(const mtt_op *op, const mtt_op_chunked_loss *o)
+{
+    mtt__loss_by_chunks(op, o, mtt__chunk_gradients);
 }
 
 /* Counts the rows. Alone, adds them to the counters. */
@@ -8215,6 +8128,166 @@ static void mtt__cpu_adamw(const mtt_op *op, const mtt_op_adamw *o)
     }
 }
 
+/* ---- 8 bits: what FP8 adds to operations ---- */
+
+#ifndef MTT_NO_FP8
+/* Stores a row of values as a column of a transposed tensor in 8 bits. */
+static void mtt__store_column(const mtt_tensor *t, int64_t column, int64_t count, const float *values)
+{
+    uint8_t codes[MTT__BLOCK], *to = (uint8_t *)t->data + column;
+    int64_t at, n, i;
+    MTT__BLOCKS(at, n, 0, count) {
+        mtt__round_eight(t, n, values + at, codes);
+        for (i = 0; i < n; i++) to[(at + i) * mtt__width(t)] = codes[i];
+    }
+}
+
+/* y and y_t = x, or (x - mean) rstd gain + shift, in 8 bits; zeros where y_t has no row of x */
+static void mtt__cpu_quantize(const mtt_op *op, const mtt_op_quantize *o)
+{
+    int64_t n = mtt__width(o->x), rows = mtt__rows(o->x), row;
+    (void)op;
+    MTT__THREADS(rows * n)
+    for (row = 0; row < (o->y_t ? mtt__width(o->y_t) : rows); row++) {
+        float x[MTT__BLOCK], gain[MTT__BLOCK], shift[MTT__BLOCK];
+        const float *stats = o->stats ? (const float *)o->stats->data + 2 * row : NULL;
+        int64_t at, count, k;
+        MTT__BLOCKS(at, count, 0, n) {
+            memset(x, 0, sizeof(x));
+            if (row < rows) mtt__load(o->x, row * n + at, count, x);
+            if (row < rows && stats) {
+                mtt__load(o->gain, at, count, gain);
+                if (o->shift) mtt__load(o->shift, at, count, shift);
+                else memset(shift, 0, sizeof(shift));
+                for (k = 0; k < count; k++) x[k] = (x[k] - stats[0]) * stats[1] * gain[k] + shift[k];
+            }
+            if (row < rows && o->y) mtt__store(o->y, row * n + at, count, x);
+            if (o->y_t) {
+                mtt_tensor y_t = mtt__row_range(o->y_t, at, count);
+                mtt__store_column(&y_t, row, count, x);
+            }
+        }
+    }
+}
+
+static void mtt__cpu_quantize_weights(const mtt_op *op, const mtt_op_quantize_weights *o)
+{
+    int i;
+    (void)o;
+    for (i = 0; i < 4; i++) {
+        mtt_op_quantize q = {op->operands[i], NULL, NULL, NULL, NULL, NULL};
+        if (op->transposed) q.y_t = op->operands[4 + i];
+        else q.y = op->operands[4 + i];
+        mtt__cpu_quantize(op, &q);
+    }
+}
+
+/* What an operation has made, also in 8 bits: as it is, transposed. Absent ones are not made. */
+static void mtt__round_also(const mtt_op *op, mtt_tensor *x, mtt_tensor *x_8, mtt_tensor *x_t)
+{
+    mtt_op_quantize row = {x, NULL, NULL, NULL, x_8, x_t};
+    if (x_8 || x_t) mtt__cpu_quantize(op, &row);
+}
+
+/* y_t = the activation of x, transposed, and zeros where it has no row of x */
+static void mtt__activation_transposed(mtt_mlp mlp, const mtt_tensor *x, const mtt_tensor *y_t)
+{
+    int64_t n = mtt__rows(y_t), pitch = mtt__width(x), rows = mtt__rows(x), row;
+    MTT__THREADS(rows * n)
+    for (row = 0; row < mtt__width(y_t); row++) {
+        float values[MTT__BLOCK], up[MTT__BLOCK], y[MTT__BLOCK] = {0};
+        int64_t at, count;
+        MTT__BLOCKS(at, count, 0, n) {
+            mtt_tensor columns = mtt__row_range(y_t, at, count);
+            if (row < rows) {
+                mtt__load(x, row * pitch + at, count, values);
+                if (pitch > n) mtt__load(x, row * pitch + n + at, count, up);
+                mtt__activation_block(mlp, values, up, y, count);
+            }
+            mtt__store_column(&columns, row, count, y);
+        }
+    }
+}
+
+/* sums (+)= the sums of the rows of dy_t */
+static void mtt__sum_columns(const mtt_tensor *dy_t, const mtt_tensor *sums, int add)
+{
+    int64_t n = mtt__width(dy_t), rows = mtt__rows(dy_t), row;
+    MTT__THREADS(rows * n)
+    for (row = 0; row < rows; row++) {
+        float buffer[MTT__BLOCK], *out = (float *)sums->data + row, sum = add ? *out : 0.0f;
+        int64_t at, count;
+        MTT__BLOCKS(at, count, 0, n) sum += mtt__sum(mtt__read(dy_t, row * n + at, count, buffer), count);
+        *out = sum;
+    }
+}
+
+/* d_weight (+)= x_t dy_t^T, or dy_t x_t^T for a transposed weight; d_bias (+)= sums of the rows of dy_t */
+static void mtt__weight_gradients_eight(const mtt_op *op, const mtt_op_linear_backward_weight *o)
+{
+    const mtt_tensor *left = op->transposed ? o->dy : o->x, *right = op->transposed ? o->x : o->dy;
+    if (o->d_weight)
+        mtt__gemm(op, mtt__matrix(left, 0), mtt__matrix(right, 1), mtt__matrix(o->d_weight, 0), NULL,
+                  op->adds, 1);
+    if (o->d_bias) mtt__sum_columns(o->dy, o->d_bias, op->adds);
+}
+
+/* Stores columns of a row of d_logits in e5m2. `row` counts from the micro-batch's first one. Rounded to
+   nearest, a target's gradient would stay the same while its probability moves by up to 1/8. That raised a
+   small model's perplexity by 1.4 % in 10,000 steps, random bytes by 0.2 to 0.5 % (tools/performance.md). */
+static void mtt__store_logits_eight(const mtt_op *op, const mtt_op_cross_entropy_backward *o, int64_t row,
+                                    int64_t column, int64_t n, const float *values, uint8_t *out)
+{
+    const mtt_control *c = mtt__control(o->control);
+    uint64_t stream = mtt__op_stream(op) | mtt__stream_step(c->micro_batch);
+    float scale = o->d_logits->scale->scale;
+    int64_t i, k;
+    for (i = 0; i < n; i += 8) {
+        mtt_draw draw = mtt__logits_draw(c->seed, stream, row, column + i, mtt__width(o->d_logits));
+        for (k = 0; k < 8; k++)
+            out[i + k] = mtt__to_e5m2_by(values[i + k] * scale,
+                                         mtt__dropout_number(draw.word, (int)(row % 2 * 8 + k), 8));
+    }
+}
+
+/* As mtt__chunk_gradients; gradients of logits lie beside these, in 8 bits. */
+static void mtt__chunk_gradients_eight(const mtt_op *op, const mtt_op_chunked_loss *o, mtt__loss_chunk *c)
+{
+    mtt_tensor d_logits = mtt__row_range(o->d_logits, 0, mtt__rows(&c->logits));
+    mtt_op_cross_entropy_backward d_loss = {&c->logits, &c->losses,  &c->targets,
+                                            o->control, o->counters, &d_logits};
+    mtt_op_linear_backward_input d_input = {&d_logits, o->weight_t, &c->dx};
+    float factor = mtt__loss_factor(mtt__control(o->control), mtt__counters(o->counters));
+    int64_t rows = mtt__rows(&d_logits), width = mtt__width(&d_logits), row;
+    mtt_op plain = *op;
+    plain.transposed = 0; /* weight_t is [in, out] */
+    MTT__THREADS(rows * width)
+    for (row = 0; row < rows; row++) {
+        float x[MTT__BLOCK];
+        int64_t j, n;
+        MTT__BLOCKS(j, n, 0, width) {
+            mtt__logit_block(op, &d_loss, factor, row, j, n, x);
+            mtt__store_logits_eight(op, &d_loss, c->first + row, j, n, x,
+                                    (uint8_t *)d_logits.data + row * width + j);
+        }
+    }
+    mtt__round_also(op, &d_logits, NULL, o->d_logits_t);
+    mtt__cpu_linear_backward_input(&plain, &d_input);
+    if (o->d_weight) {
+        mtt__view left = mtt__matrix(o->d_logits_t, 0), right = mtt__matrix(o->x_t, 1);
+        left.n = right.m = mtt__round_up(rows, 16);
+        right.first += c->first;
+        mtt__gemm(op, left, right, mtt__matrix(o->d_weight, 0), NULL, op->adds, 1);
+    }
+    if (o->d_bias) mtt__sum_columns(o->d_logits_t, o->d_bias, op->adds);
+}
+
+static void mtt__loss_eight(const mtt_op *op, const mtt_op_chunked_loss *o)
+{
+    mtt__scale_logits(o->d_logits->scale, mtt__control(o->control), mtt__counters(o->counters));
+    mtt__loss_by_chunks(op, o, mtt__chunk_gradients_eight);
+}
+
 static void mtt__cpu_merge_records(const mtt_op *op, const mtt_op_merge_records *o)
 {
     const mtt_scale *rows = (const mtt_scale *)o->rows->data;
@@ -8234,6 +8307,67 @@ static void mtt__cpu_rescale(const mtt_op *op, const mtt_op_rescale *o)
     for (i = counters->clipped = 0; i < o->scales->shape[0]; i++)
         counters->clipped += mtt__rescale(&scales[i], counters->skipped);
 }
+
+/* Runs an operation that takes or makes tensors in 8 bits beside what it does without; 0 = it has none. */
+static int mtt__cpu_eight(const mtt_op *op)
+{
+    const mtt_op_flash *f = MTT_OPERANDS_OF(flash, op);
+    const mtt_op_flash_backward *df = MTT_OPERANDS_OF(flash_backward, op);
+    const mtt_op_norm_backward *n = MTT_OPERANDS_OF(norm_backward, op);
+    const mtt_op_activation_backward *a = MTT_OPERANDS_OF(activation_backward, op); /* gelu_backward, too */
+    const mtt_op_linear_backward_weight *w = MTT_OPERANDS_OF(linear_backward_weight, op);
+    const mtt_op_chunked_loss *loss = MTT_OPERANDS_OF(chunked_loss, op);
+    mtt_mlp mlp = MTT_MLP_GELU;
+    switch (op->kind) {
+    case MTT_OP_flash:
+        if (!f->out_8) return 0;
+        mtt__cpu_flash(op, f);
+        mtt__round_also(op, f->out, f->out_8, NULL);
+        return 1;
+    case MTT_OP_flash_backward:
+        if (!df->d_qkv_t) return 0;
+        mtt__cpu_flash_backward(op, df);
+        mtt__round_also(op, df->d_qkv, NULL, df->d_qkv_t);
+        return 1;
+    case MTT_OP_norm_backward:
+        if (!n->dx_t && !n->y_t) return 0;
+        mtt__cpu_norm_backward(op, n);
+        mtt__round_also(op, n->dx, n->dx_8, n->dx_t);
+        if (n->y_t) {
+            mtt_op_quantize y = {n->x, n->stats, n->gain, n->shift, NULL, n->y_t};
+            mtt__cpu_quantize(op, &y);
+        }
+        return 1;
+    case MTT_OP_gelu_backward:
+    case MTT_OP_activation_backward:
+        if (!a->dx_t && !a->y_t) return 0;
+        if (op->kind == MTT_OP_activation_backward) mlp = op->shape->mlp;
+        if (a->y_t) mtt__activation_transposed(mlp, a->x, a->y_t);
+        mtt__slope_rows(mlp, a);
+        mtt__round_also(op, a->dx, NULL, a->dx_t);
+        return 1;
+    case MTT_OP_linear_backward_weight:
+        if (w->dy->dtype != MTT_F8_E5M2) return 0;
+        mtt__weight_gradients_eight(op, w);
+        return 1;
+    case MTT_OP_chunked_loss:
+        if (!loss->d_logits) return 0;
+        mtt__loss_eight(op, loss);
+        return 1;
+    default: return 0;
+    }
+}
+#else
+#define mtt__cpu_quantize(op, o) status = MTT_E_ARGUMENT /* in no schedule: see mtt__resolve_fp8 */
+#define mtt__cpu_quantize_weights(op, o) mtt__cpu_quantize(op, o)
+#define mtt__cpu_merge_records(op, o) mtt__cpu_quantize(op, o)
+#define mtt__cpu_rescale(op, o) mtt__cpu_quantize(op, o)
+static int mtt__cpu_eight(const mtt_op *op)
+{
+    (void)op;
+    return 0;
+}
+#endif /* MTT_NO_FP8 */
 
 /* ---- backend ---- */
 
@@ -8330,6 +8464,7 @@ static mtt_status mtt__cpu_run(void *context, const mtt_op *ops, int count)
     for (i = 0; i < count && !status; i++) {
         mtt_op with_tiles = ops[i], *op = &with_tiles;
         op->workspace = &c->tiles;
+        if (mtt__cpu_eight(op)) continue;
         switch (op->kind) {
 #define MTT__CPU_RUN(name, inputs, operands, flops, bytes, scratch)                     \
         case MTT_OP_##name: mtt__cpu_##name(op, MTT_OPERANDS_OF(name, op)); break;

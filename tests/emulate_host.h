@@ -403,9 +403,9 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus *status)
     *status = emulate::captured ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
     return cudaSuccess;
 }
-cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatus *status, unsigned long long *,
-                                     cudaGraph_t *graph, const cudaGraphNode_t **, const cudaGraphEdgeData **,
-                                     size_t *)
+cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatus *status,
+                                     unsigned long long *, cudaGraph_t *graph, const cudaGraphNode_t **,
+                                     const cudaGraphEdgeData **, size_t *)
 {
     *graph = (cudaGraph_t)emulate::captured;
     return cudaStreamIsCapturing(stream, status);

@@ -30,12 +30,22 @@ enum { BLAS = 0 };
 static mtt_env env;
 static const uint64_t SEED = 0x123456789abcdefu;
 
-/* Tiles for all threads, which operations that no backend runs need. */
+static mtt__cpu cpu; /* for operations of no schedule */
+
+/* Tiles for all threads, which products that no backend runs need. */
 static const mtt_tensor *tiles(void)
 {
-    static mtt__cpu cpu;
     check(!mtt__cpu_tiles(&cpu), "no memory for tiles");
     return &cpu.tiles;
+}
+
+/* Runs an operation. NULL: it has its operands. */
+static void run_op(mtt_op_kind kind, const mtt_op *op, const void *operands)
+{
+    mtt_op run = *op;
+    run.kind = kind;
+    if (operands) run.operands = (mtt_tensor **)(uintptr_t)operands;
+    check(!mtt__cpu_run(&cpu, &run, 1), "operation %d does not run", (int)kind);
 }
 
 /* ---------------------------------------------------------------------------------------- randomness ---- */
@@ -1626,8 +1636,8 @@ static void gelu_curve(void)
     for (int i = 0; i < POINTS; i++) x[i] = (float)(i - 2000) / 200, slope[i] = 1;
     mtt_op_gelu forward_ = {&of_x, &of_y};
     mtt_op_gelu_backward backward = {&of_slope, &of_x, &of_slope, NULL, NULL};
-    mtt__cpu_gelu(&op, &forward_);
-    mtt__cpu_gelu_backward(&op, &backward);
+    run_op(MTT_OP_gelu, &op, &forward_);
+    run_op(MTT_OP_gelu_backward, &op, &backward);
     double worst[2] = {0, 0};
     for (int i = 0; i < POINTS; i++) {
         double v = x[i], t = tanh(0.7978845608028654 * (v + 0.044715 * v * v * v));
@@ -2545,12 +2555,12 @@ static void quantized(void)
         fill(&gain, 2), fill(&shift, 1);
         for (int i = 0; i < rows; i++)
             ((float *)stats.data)[2 * i] = 0.5f, ((float *)stats.data)[2 * i + 1] = 3;
-        mtt__cpu_quantize(&op, &o);
+        run_op(MTT_OP_quantize, &op, &o);
         twin = scale;
         if (order == 1) { /* the other order, to compare with */
             y.recorded = 0;
             o.y = &y, o.y_t = NULL;
-            mtt__cpu_quantize(&op, &o);
+            run_op(MTT_OP_quantize, &op, &o);
         }
         for (int row = 0; row < rows; row++)
             for (int c = 0; c < width; c++) {
@@ -2593,7 +2603,7 @@ static void quantized_weights(void)
             operands[i] = &w[i], operands[4 + i] = &eight[i];
             fill(&w[i], 1);
         }
-        mtt__cpu_quantize_weights(&op, NULL);
+        run_op(MTT_OP_quantize_weights, &op, NULL);
         for (int i = 0; i < 4; i++) {
             int wrong = 0;
             for (int k = 0; k < SHAPES[i][0] * SHAPES[i][1]; k++) {
@@ -2622,7 +2632,7 @@ static void gelu_eight(void)
         mtt_op op = {.kind = MTT_OP_gelu_backward};
         int wrong[2] = {0, 0}, padding = 0;
         fill(&dy, 100), fill(&x, 3);
-        mtt__cpu_gelu_backward(&op, &o);
+        run_op(MTT_OP_gelu_backward, &op, &o);
         for (int row = 0; row < mtt__width(&y_t); row++)
             for (int c = 0; c < WIDTH; c++) {
                 if (row >= rows) {
@@ -2663,7 +2673,7 @@ static void norm_eight(void)
                    dx_8 = new_tensor(MTT_F8_E5M2, rows, width, NULL), dx_t = new_transpose(&dx_8, 0),
                    y = new_tensor(MTT_F8_E4M3, rows, width, &scale), y_t = new_transpose(&y, 0);
         mtt_op_quantize again = {&x, &stats, &gain, &shift, &y, NULL};
-        mtt_op op = {.kind = MTT_OP_norm_backward, .workspace = tiles(), .shape = &shape};
+        mtt_op op = {.kind = MTT_OP_norm_backward, .shape = &shape};
         int wrong = 0;
         new_case();
         fill(&dy, 1000), fill(&x, 3), fill(&gain, 2), fill(&shift, 1);
@@ -2680,9 +2690,9 @@ static void norm_eight(void)
                                    NULL, NULL, NULL, &sums[i][0], &sums[i][1]};
             if (i && of & 1) o.dx_8 = &dx_8, o.dx_t = &dx_t;
             if (i && of & 2) o.shift = &shift, o.y_t = &y_t;
-            mtt__cpu_norm_backward(&op, &o);
+            run_op(MTT_OP_norm_backward, &op, &o);
         }
-        mtt__cpu_quantize(&op, &again);
+        run_op(MTT_OP_quantize, &op, &again);
         for (int row = 0; row < rows && of & 1; row++)
             for (int c = 0; c < width; c++)
                 wrong +=
@@ -2714,7 +2724,7 @@ static void attention_eight(void)
                            .d_model = C, .window = kind / 20 ? 1 + below(T) : 0,
                            .dropout = kind % 3 ? 0 : 0.2f};
         mtt_control control = {.seed = 7};
-        mtt_op op = {.workspace = tiles(), .shape = &shape};
+        mtt_op op = {.shape = &shape};
         mtt_tensor of_control = {.data = &control}, lse = new_tensor(MTT_F32, B * H, T, NULL),
                    qkv = new_tensor(MTT_BF16_BITS, R, 3 * C, NULL),
                    out = new_tensor(MTT_BF16_BITS, R, C, NULL), out_2 = new_tensor(MTT_BF16_BITS, R, C, NULL),
@@ -2734,16 +2744,16 @@ static void attention_eight(void)
         scales[1] = scales[0];
         out_8.recorded = wanted.recorded = 1;
         fill(&qkv, 3), fill(&d_out, 4e4);
-        mtt__cpu_flash(&op, &both);
-        mtt__cpu_flash(&op, &alone);
-        mtt__cpu_quantize(&op, &then);
+        run_op(MTT_OP_flash, &op, &both);
+        run_op(MTT_OP_flash, &op, &alone);
+        run_op(MTT_OP_quantize, &op, &then);
         check(!memcmp(out.data, out_2.data, out.bytes) && !memcmp(out_8.data, wanted.data, wanted.bytes) &&
                   !memcmp(&scales[0], &scales[1], sizeof(mtt_scale)) && scales[0].clipped > 0,
               "attention of %d tokens, heads of %d: 8 bits are not those of quantize", T, D);
         if (T % 16 == 0) {
-            mtt__cpu_flash_backward(&op, &d_alone);
-            mtt__cpu_quantize(&op, &d_then);
-            mtt__cpu_flash_backward(&op, &d_both);
+            run_op(MTT_OP_flash_backward, &op, &d_alone);
+            run_op(MTT_OP_quantize, &op, &d_then);
+            run_op(MTT_OP_flash_backward, &op, &d_both);
             for (int i = 0; i < R * 3 * C; i++) infinite += (((uint8_t *)d_8.data)[i] & 0x7f) == 0x7c;
             check(!memcmp(d_8.data, d_wanted.data, d_8.bytes) && is_transpose(&d_t, &d_8) && infinite,
                   "attention backward of %d tokens, heads of %d: 8 bits are not those of quantize", T, D);
@@ -2797,14 +2807,14 @@ static void linear_eight(void)
         mtt_op_linear forward_ = {&x, &w_t, &bias, &y};
         mtt_op_linear_backward_input input = {&dy, &w, &dx};
         mtt_op_linear_backward_weight weight = {&x_t, &dy_t, &d_weight, &d_bias};
-        mtt_op op = {.workspace = tiles(), .transposed = 1}, plain = {.workspace = tiles(), .adds = adds};
+        mtt_op op = {.transposed = 1}, plain = {.adds = adds};
         new_case();
         for (int i = 0; i < rows; i++) ((float *)ones.data)[i] = 1;
         for (int i = 0; i < IN * OUT; i++) before[i] = adds ? ((float *)d_weight.data)[i] : 0;
         for (int i = 0; i < OUT; i++) bias_before[i] = adds ? ((float *)d_bias.data)[i] : 0;
-        mtt__cpu_linear(&op, &forward_);
-        mtt__cpu_linear_backward_input(&plain, &input);
-        mtt__cpu_linear_backward_weight(&plain, &weight);
+        run_op(MTT_OP_linear, &op, &forward_);
+        run_op(MTT_OP_linear_backward_input, &plain, &input);
+        run_op(MTT_OP_linear_backward_weight, &plain, &weight);
         check_sums(&y, &x, 0, &w, 0, IN, &bias, NULL, "linear");
         check_sums(&dx, &dy, 0, &w, 1, OUT, NULL, NULL, "linear_backward_input");
         check_sums(&d_weight, &x, 1, &dy, 0, rows, NULL, before, "linear_backward_weight");
@@ -2836,7 +2846,7 @@ static void loss_eight(void)
                    d_bias = new_tensor(MTT_F32, 1, WIDE, NULL), of_control = {.data = &control},
                    of_counters = {.data = &counters};
         mtt_shape shape = {.rows = R, .vocab = V, .vocab_padded = WIDE, .d_model = C};
-        mtt_op op = {.workspace = tiles(), .shape = &shape, .transposed = 1, .adds = adds};
+        mtt_op op = {.shape = &shape, .transposed = 1, .adds = adds};
         fill(&x, 2), fill(&w, 0.5), fill(&bias, 0.5), fill(&d_weight, 5), fill(&d_bias, 5);
         for (int i = V; i < WIDE; i++) memset((uint8_t *)w.data + i * C, 0, C);
         mtt_tensor x_t = new_transpose(&x, 1), w_t = new_transpose(&w, 1);
@@ -2850,7 +2860,7 @@ static void loss_eight(void)
         mtt_op_chunked_loss o = {&x,      &x_t,    &w, &w_t, &bias, &targets,  &of_control, &of_counters,
                               &losses, &logits, &d, &d_t, &dx,   &d_weight, &d_bias};
         new_case();
-        mtt__cpu_chunked_loss(&op, &o);
+        run_op(MTT_OP_chunked_loss, &op, &o);
         double factor = 512.0 / 60, scale = ldexp(1, (int)floor(log2(32768 / factor))), worst[3] = {0, 0, 0};
         check(of_d.scale == scale && of_d.inverse == 1 / scale,
               "gradients of logits up to %g have a scale of %g", factor, (double)of_d.scale);
