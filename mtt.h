@@ -3673,18 +3673,6 @@ static mtt_dtype mtt__role_dtype(const mtt__builder *b, int role)
     }
 }
 
-/* The entry of an activation or a transposed weight in the table of scales. */
-static int mtt__scale_entry(const mtt__builder *b, int role, int layer)
-{
-    static const int roles[MTT__LAYER_SCALES] = {MTT__A_LN_1, MTT__A_ATTENDED_EIGHT, MTT__A_LN_2, MTT__A_GELU,
-                                                 MTT__A_QKV_EIGHT, MTT__A_PROJ_EIGHT, MTT__A_FC_EIGHT,
-                                                 MTT__A_MLP_EIGHT};
-    int i = 0;
-    if (role == MTT__A_LN_F) return MTT__LAYER_SCALES * b->program->shape.layers + MTT__SCALE_LN_F;
-    while (i < MTT__LAYER_SCALES - 1 && roles[i] != role) i++;
-    return MTT__LAYER_SCALES * layer + i;
-}
-
 static size_t mtt__slot(const mtt__builder *b, int row, int layer)
 {
     return (size_t)row * (size_t)(b->program->shape.layers + 1) + (size_t)(layer < 0 ? 0 : layer);
@@ -3753,10 +3741,6 @@ static mtt_tensor *mtt__make(mtt__builder *b, int role_of, int layer)
     }
     t->role = role_of;
     t->layer = layer;
-    if (t->dtype == MTT_F8_E4M3) {
-        t->entry = mtt__scale_entry(b, role_of, layer);
-        t->recorded = b->phase == MTT_FORWARD && b->trains;
-    }
     if (!b->status) mtt__activation_of(b, t)->current = t;
     return t;
 }
@@ -4403,6 +4387,28 @@ static int mtt__in_eight(const mtt__builder *b, mtt_fp8_products least)
     return b->trains && b->policy->precision == MTT_FP8 && b->policy->fp8_products <= least;
 }
 
+/* The entry of an activation or a transposed weight in the table of scales. */
+static int mtt__scale_entry(const mtt__builder *b, int role, int layer)
+{
+    static const int roles[MTT__LAYER_SCALES] = {MTT__A_LN_1, MTT__A_ATTENDED_EIGHT, MTT__A_LN_2, MTT__A_GELU,
+                                                 MTT__A_QKV_EIGHT, MTT__A_PROJ_EIGHT, MTT__A_FC_EIGHT,
+                                                 MTT__A_MLP_EIGHT};
+    int i = 0;
+    if (role == MTT__A_LN_F) return MTT__LAYER_SCALES * b->program->shape.layers + MTT__SCALE_LN_F;
+    while (i < MTT__LAYER_SCALES - 1 && roles[i] != role) i++;
+    return MTT__LAYER_SCALES * layer + i;
+}
+
+/* Makes an activation or a transposed weight that is in 8 bits. */
+static mtt_tensor *mtt__make_eight(mtt__builder *b, int role, int layer)
+{
+    mtt_tensor *t = mtt__make(b, role, layer);
+    if (b->status) return t;
+    t->entry = mtt__scale_entry(b, role, layer);
+    t->recorded = b->phase == MTT_FORWARD;
+    return t;
+}
+
 /* An 8-bit tensor for the values of another, or their transpose, whose rows are padded to 16 elements.
    Without an entry it is a gradient in e5m2. */
 static mtt_tensor *mtt__add_eight(mtt__builder *b, const mtt_tensor *t, int entry, int transposed)
@@ -4471,7 +4477,7 @@ static void mtt__emit_weights(mtt__builder *b, int layer, int transposed)
     for (i = 0; i < 4 && !b->status; i++) {
         mtt_tensor *w = operands[i] = mtt__weight(b, mtt__linears[i].weight, layer);
         int role = mtt__linears[i].eight;
-        operands[4 + i] = transposed ? mtt__make(b, role, layer)
+        operands[4 + i] = transposed ? mtt__make_eight(b, role, layer)
                                      : mtt__add_eight(b, w, mtt__scale_entry(b, role, layer), 0);
         operands[4 + i]->parameter = w->parameter;
     }
@@ -4537,11 +4543,11 @@ static int mtt__rule_eight(mtt__builder *b, mtt_op *op, const mtt_op *end)
     case MTT_OP_activation: mtt__narrow(b, made); return 0;
     case MTT_OP_chunked_loss: return head && mtt__eight_loss(b, op);
     case MTT_OP_flash:
-        ((mtt_op_flash *)(void *)op->operands)->out_8 = mtt__make(b, MTT__A_ATTENDED_EIGHT, op->layer);
+        ((mtt_op_flash *)(void *)op->operands)->out_8 = mtt__make_eight(b, MTT__A_ATTENDED_EIGHT, op->layer);
         return 0;
     case MTT_OP_attention_values:
         mtt__append(b, op);
-        copy = mtt__make(b, MTT__A_ATTENDED_EIGHT, op->layer);
+        copy = mtt__make_eight(b, MTT__A_ATTENDED_EIGHT, op->layer);
         MTT__EMIT(b, op->layer, 0, quantize, made, NULL, NULL, NULL, copy, NULL);
         return 1;
     default: return 0;
@@ -5384,11 +5390,11 @@ static const struct {
     {"adapters", NULL, mtt__rule_adapters, mtt__has_adapters},
 #ifndef MTT_NO_FP8
     {"eight", NULL, mtt__rule_eight, mtt__has_eight},
-#endif
+#endif /* MTT_NO_FP8 */
     {"adjoints", mtt__emit_backward, NULL, mtt__has_backward},
 #ifndef MTT_NO_FP8
     {"absorb", NULL, mtt__rule_absorb, mtt__has_eight},
-#endif
+#endif /* MTT_NO_FP8 */
     {"gradients", NULL, mtt__rule_gradients, mtt__has_backward},
     {"fusions", mtt__count_reads, mtt__rule_fusions, mtt__always},
     {"step", mtt__emit_step, NULL, mtt__has_step},
