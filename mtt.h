@@ -172,6 +172,8 @@
       MTT_NO_MODELS         everywhere  models in folders, and adapters' files;
       MTT_NO_GENERATOR      everywhere  sampling and generation
       MTT_NO_FP8            here        FP8's passes, and its operations on the CPU
+      MTT_BACKEND_API       everywhere  declare operations and tensors, for backends and for programs that
+                                        look into a schedule; MTT_IMPLEMENTATION does, too
       MTT_DOCUMENT_BYTES    here        least bytes of a document cut from plain text, default 4096
       MTT_DOCUMENT_LIMIT    here        most bytes of a line of JSONL, default 2^30
    The implementation takes 15 s to compile at -O3. A program of your own need not wait for it at each change:
@@ -591,8 +593,9 @@ MTTDEF void mtt_plan_print(const mtt_plan_report *report, mtt_write_fn write, vo
 
 /* The schedule: every operation of a training step, in order, over named tensors that share the arena. */
 typedef struct mtt_schedule mtt_schedule;
-typedef struct mtt_op mtt_op; /* this and mtt_tensor: in the section on backends, below */
+typedef struct mtt_op mtt_op; /* this and the next two: in the section on backends, with MTT_BACKEND_API */
 typedef struct mtt_tensor mtt_tensor;
+typedef struct mtt_transfer mtt_transfer;
 
 MTTDEF mtt_status mtt_schedule_create(mtt_env *env, const mtt_model_desc *model, const mtt_policy *policy,
                                       int batch, int seq_len, mtt_schedule **out);
@@ -629,8 +632,40 @@ typedef struct mtt_tokens mtt_tokens;
 typedef struct mtt_batches mtt_batches;
 typedef struct mtt_ranks mtt_ranks;
 
-/* Runs the operations: the CPU here, a CUDA device in mtt_kernels.cu. */
+/* Runs the operations: the CPU here, a CUDA device in mtt_kernels.cu. A function that fails puts the reason
+   and the remedy into the error of the environment that `open` got. */
 typedef struct mtt_backend mtt_backend;
+struct mtt_backend {
+    const char *name;
+    mtt_device device;
+    int index;
+    mtt_status (*open)(mtt_env *env, const mtt_backend *backend, const mtt_policy *policy, void **context);
+    void (*close)(void *context);
+    mtt_status (*alloc)(void *context, size_t bytes, void **block);
+    void (*release)(void *context, void *block);
+    /* Of the device; both 0 if unknown. */
+    mtt_status (*memory)(void *context, size_t *free_bytes, size_t *all_bytes);
+    /* An upload is done when it returns. A download waits for all that was run. */
+    mtt_status (*upload)(void *context, void *to, const void *from, size_t bytes);
+    mtt_status (*download)(void *context, void *to, const void *from, size_t bytes);
+    /* Runs the operations in order; may return before they are done. Lists and tensors stay where they are
+       while their schedule lives, so a list may be captured once and replayed. */
+    mtt_status (*run)(void *context, const mtt_op *ops, int count);
+    /* Set by a caller of mtt_cuda_backend who has his own: a cudaStream_t on which all work is ordered, and
+       an allocator of device memory, aligned to 256 bytes (NULL = out of memory). Zero: a stream of its own,
+       cudaMalloc and cudaFree, and no notes. */
+    void *stream;
+    void *(*device_alloc)(void *user, size_t bytes);
+    void (*device_free)(void *user, void *block);
+    void (*note)(void *user, const char *text); /* told by open what slows the device down, and the remedy */
+    void *user;
+    mtt_ranks *ranks; /* those that train together; NULL, the default: this process alone */
+    /* Set by mtt_trainer_create, since mtt_kernels.cu may not see this file's functions. exchange performs
+       transfers of the host's memory. watch is called again and again while a backend waits for its device,
+       `begins` = 1 at first. It fails if a rank is lost, stops or stays silent. */
+    mtt_status (*exchange)(mtt_ranks *ranks, const mtt_transfer *transfers, int count);
+    mtt_status (*watch)(mtt_ranks *ranks, int begins);
+};
 MTTDEF const mtt_backend *mtt_cpu_backend(void);
 /* Fills in the backend of a CUDA device, counted from 0. MTT_E_DEVICE: there is none, or the build has no
    MTT_CUDA. With MTT_CUDA the function is in mtt_kernels.cu. */
@@ -1255,8 +1290,20 @@ MTTDEF mtt_status mtt_writer_finish(mtt_writer *writer); /* all bytes are on the
 MTTDEF mtt_status mtt_writer_commit(mtt_writer *writer); /* finishes, renames and syncs the folder; once */
 MTTDEF void mtt_writer_close(mtt_writer *writer); /* without a commit, the path keeps what it has */
 
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* MTT_H_INCLUDED */
+
+#if (defined(MTT_BACKEND_API) || defined(MTT_IMPLEMENTATION)) && !defined(MTT_BACKEND_API_INCLUDED)
+#define MTT_BACKEND_API_INCLUDED
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /* ------------------------------------------------------------------------------------------- backend ---- */
-/* For authors of a backend. Users of the library need nothing below this line. */
+/* For authors of a backend, and for programs that look into a schedule: operations and tensors. */
 
 /* Type, bytes of an element, name in a safetensors file. */
 #define MTT_DTYPES(X)                                                                   \
@@ -1481,13 +1528,13 @@ typedef enum mtt_op_kind { MTT_OPS(MTT__OP_ENUM) MTT_OP_KIND_COUNT } mtt_op_kind
 MTT_OPS(MTT__OP_STRUCT)
 
 /* What goes to another rank and what comes from it. Either size may be 0, for nothing. */
-typedef struct mtt_transfer {
+struct mtt_transfer {
     int peer;
     const void *send;
     size_t send_bytes;
     void *receive;
     size_t receive_bytes;
-} mtt_transfer;
+};
 
 struct mtt_op {
     mtt_op_kind kind;
@@ -1546,39 +1593,6 @@ typedef struct mtt_counters {
     int32_t good_steps, skipped;           /* skipped: 1 = overflow, loss scaled; 2 = not finite in another
                                               precision, until the host resets it */
 } mtt_counters;
-
-/* A function that fails puts the reason and the remedy into the error of the environment that `open` got. */
-struct mtt_backend {
-    const char *name;
-    mtt_device device;
-    int index;
-    mtt_status (*open)(mtt_env *env, const mtt_backend *backend, const mtt_policy *policy, void **context);
-    void (*close)(void *context);
-    mtt_status (*alloc)(void *context, size_t bytes, void **block);
-    void (*release)(void *context, void *block);
-    /* Of the device; both 0 if unknown. */
-    mtt_status (*memory)(void *context, size_t *free_bytes, size_t *all_bytes);
-    /* An upload is done when it returns. A download waits for all that was run. */
-    mtt_status (*upload)(void *context, void *to, const void *from, size_t bytes);
-    mtt_status (*download)(void *context, void *to, const void *from, size_t bytes);
-    /* Runs the operations in order; may return before they are done. Lists and tensors stay where they are
-       while their schedule lives, so a list may be captured once and replayed. */
-    mtt_status (*run)(void *context, const mtt_op *ops, int count);
-    /* Set by a caller of mtt_cuda_backend who has his own: a cudaStream_t on which all work is ordered, and
-       an allocator of device memory, aligned to 256 bytes (NULL = out of memory). Zero: a stream of its own,
-       cudaMalloc and cudaFree, and no notes. */
-    void *stream;
-    void *(*device_alloc)(void *user, size_t bytes);
-    void (*device_free)(void *user, void *block);
-    void (*note)(void *user, const char *text); /* told by open what slows the device down, and the remedy */
-    void *user;
-    mtt_ranks *ranks; /* those that train together; NULL, the default: this process alone */
-    /* Set by mtt_trainer_create, since mtt_kernels.cu may not see this file's functions. exchange performs
-       transfers of the host's memory. watch is called again and again while a backend waits for its device,
-       `begins` = 1 at first. It fails if a rank is lost, stops or stays silent. */
-    mtt_status (*exchange)(mtt_ranks *ranks, const mtt_transfer *transfers, int count);
-    mtt_status (*watch)(mtt_ranks *ranks, int begins);
-};
 
 /* ---- numbers that every backend computes alike: compiled for host and device ---- */
 
@@ -2103,7 +2117,7 @@ MTTDEF const char *mtt_op_name(mtt_op_kind kind);
 }
 #endif
 
-#endif /* MTT_H_INCLUDED */
+#endif /* MTT_BACKEND_API */
 
 #ifdef MTT_IMPLEMENTATION
 #ifndef MTT_IMPLEMENTATION_DONE

@@ -61,6 +61,7 @@
 #ifndef MTT_CUDA
 #define MTT_CUDA
 #endif
+#define MTT_BACKEND_API
 #include "mtt.h"
 
 /* The host's part of this file only launches kernels: at -O1 instead of -O3 gcc takes 4 s less for it. */

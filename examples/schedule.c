@@ -9,6 +9,7 @@
    A line is an operation: its number, its phase, the bytes in memory while it runs, its name, what it
    reads -> writes, and the tensors that it frees, because no later operation uses them. */
 #define MTT_IMPLEMENTATION
+#define MTT_BACKEND_API /* its operations and tensors */
 #include "../mtt.h"
 #include "../tools/explorer.h"
 #include "../tools/options.h"

@@ -95,7 +95,7 @@ none "$(grep -nE '(mtt|MTT)__' examples/*.c tools/*.c "${headers[@]}")" \
   "a program uses a private name"
 none "$(sed -n '/^#ifdef MTT_IMPLEMENTATION/,$p' mtt.h | sed 's/"[^"]*"//g; s,/\*.*\*/,,' |
   grep -nE '\b(exit|abort|printf|puts|assert)\s*\(')" "mtt.h prints or exits"
-options=$(grep -oE '^#ifndef MTT(_[A-Z]+|DEF)+' mtt.h | awk '{print $2}' | sort -u)
+options=$(grep -oE '^#ifndef MTT(_[A-Z0-9]+|DEF)+' mtt.h | awk '{print $2}' | sort -u)
 for option in $options MTT_CBLAS MTT_CUDA MTT_STATIC MTT_SEPARATE_ALLOCS; do
   case $option in MTT_H_INCLUDED | MTT_IMPLEMENTATION_DONE) continue;; esac
   grep -qE "^ +$option " mtt.h; tell $? "$option is not in the manual's table of options"
@@ -106,6 +106,12 @@ system=$(gcc -x c -std=gnu99 -E -dD -DMTT_IMPLEMENTATION mtt.h |
 words=$(sed 's/"\(\\.\|[^"\\]\)*"//g' mtt.h | gcc -x c -fpreprocessed -E -P - 2> /dev/null |
   grep -oE '\b[A-Z][A-Z0-9_]*\b' | grep -vE '^(MTT|STB|MPI|SO_)' | sort -u | comm -23 - <(echo "$system"))
 [ "$(wc -w <<< "$words")" -gt 50 ]; tell $? "words in capitals"
+for first in 'int MTT_OP_norm, mtt_op_name, MTT_F32;' '#define MTT_BACKEND_API'; do
+  printf '#include "mtt.h"\n%s\n#include "mtt.h"\n' "$first" > "$build/api.c"
+  [ "$first" = "${first#int}" ] && echo 'mtt_dtype dtype = MTT_F32; mtt_op op;' >> "$build/api.c"
+  check "operations are declared if they are asked for, also later: $first" \
+    gcc -std=c99 -I. -fsyntax-only "$build/api.c"
+done
 check "a user's macros" gcc -x c -std=c99 -DMTT_IMPLEMENTATION -Wall -Wextra -Werror -fsyntax-only \
   $(printf -- '-D%s=users_own ' $words HEADER BLOCK N W B X MOVED ROWS RANK VOCAB SIZE COUNT MAX MIN) mtt.h
 for tag in $(sed -n 's/^ *>>\([a-z]*\) .*/\1/p' mtt.h); do

@@ -15,6 +15,7 @@
    With --ranks 2, two processes with a GPU each train together. Each first trains alone, because GPUs of one
    host differ by a few per cent: the step of all ranks cannot be shorter than that of the slowest. */
 #define MTT_IMPLEMENTATION
+#define MTT_BACKEND_API /* its operations and tensors */
 #include "../mtt.h"
 #include "options.h"
 #include <time.h>
