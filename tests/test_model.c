@@ -469,11 +469,11 @@ static void reference_answer(const reference *r, const double *w, const micro_ba
     free(logits);
 }
 
-/* The gradient of that loss, element by element. The error of a central difference is eps^2/6 times the third
-   derivative plus about 2^-52 |loss| / eps from rounding: at 1e-5 both are near 1e-10, far below the
-   precision of float32. */
+/* The gradient of that loss, element by element; of parameters with a 1 in `of` alone, if that is not NULL.
+   The error of a central difference is eps^2/6 times the third derivative plus about 2^-52 |loss| / eps from
+   rounding: at 1e-5 both are near 1e-10, far below the precision of float32. */
 static void central_differences(const reference *r, const double *weights, const micro_batch *mb, int count,
-                                double *gradient)
+                                const char *of, double *gradient)
 {
     const double eps = 1e-5;
     size_t stream_size = stream_count(r), width = stream_size / (size_t)(r->model.layers + 1);
@@ -495,6 +495,7 @@ static void central_differences(const reference *r, const double *weights, const
             const parameter *p = r->parameter;
             double difference = 0;
             while ((size_t)i >= p->first + p->count) p++;
+            if (of && !of[p - r->parameter]) continue;
             for (int side = -1; side <= 1; side += 2)
                 for (int m = 0; m < count; m++) {
                     if (p->from >= 0)
@@ -838,7 +839,7 @@ static void gradients(void)
         micro_batch mb[2] = {{tokens, targets, make_masks(&r, s.model.dropout, s.optim.seed, 0)},
                              {tokens + 16, targets + 16, make_masks(&r, s.model.dropout, s.optim.seed, 1)}};
         double loss = reference_loss(&r, wide, mb, 2);
-        central_differences(&r, wide, mb, 2, gradient);
+        central_differences(&r, wide, mb, 2, NULL, gradient);
 
         for (int i = 0; i < 6 * 2 * 2 * WAYS; i += quick ? 5 : 1) { /* the last two: products of FP8 */
             int way = i % WAYS, kind = i / WAYS / 4;
@@ -959,7 +960,7 @@ static void model_options(void)
         micro_batch mb[2] = {{tokens, targets, make_masks(&r, s.model.dropout, s.optim.seed, 0)},
                              {tokens + 16, targets + 16, make_masks(&r, s.model.dropout, s.optim.seed, 1)}};
         double loss = reference_loss(&r, wide, mb, 2);
-        central_differences(&r, wide, mb, 2, gradient);
+        central_differences(&r, wide, mb, 2, NULL, gradient);
         check_options(&s, &r, w, tokens, targets, loss, gradient, what);
         free(w);
         free(wide);
@@ -1210,9 +1211,11 @@ static void adapters(void)
             wide[i] = w[i];
         }
         size_t values = 0;
+        char of[MAX_PARAMETERS];
         for (int k = 0; k < r.parameters; k++) {
             const parameter *p = &r.parameter[k];
-            if (!is_target(p->name, which)) continue;
+            of[k] = (char)is_target(p->name, which);
+            if (!of[k]) continue;
             adapter *at = &x[count++];
             at->weight = k;
             at->a = malloc((size_t)p->rows * RANK * sizeof(float));
@@ -1235,7 +1238,7 @@ static void adapters(void)
         micro_batch mb[2] = {{tokens, targets, make_masks(&r, s.model.dropout, s.optim.seed, 0)},
                              {tokens + 16, targets + 16, make_masks(&r, s.model.dropout, s.optim.seed, 1)}};
         loss = reference_loss(&r, wide, mb, s.policy.accumulate);
-        central_differences(&r, wide, mb, s.policy.accumulate, gradient);
+        central_differences(&r, wide, mb, s.policy.accumulate, of, gradient);
         double *wanted = malloc(values * sizeof(double)), *to = wanted;
         for (int k = 0; k < count; k++) {
             const parameter *p = &r.parameter[x[k].weight];
@@ -1552,7 +1555,7 @@ static void attention_options(void)
         micro_batch mb[2] = {{tokens, targets, make_masks(&r, s.model.dropout, s.optim.seed, 0)},
                              {tokens + 16, targets + 16, make_masks(&r, s.model.dropout, s.optim.seed, 1)}};
         double loss = reference_loss(&r, wide, mb, 2);
-        central_differences(&r, wide, mb, 2, gradient);
+        central_differences(&r, wide, mb, 2, NULL, gradient);
         for (int i = 0; i < 4 * 2; i++) {
             static const int KINDS[] = {MTT_FP32, MTT_BF16, MTT_FP16, MTT_FP8};
             char what[160];
