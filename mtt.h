@@ -3960,11 +3960,10 @@ static mtt_tensor **mtt__gradient(mtt__builder *b, const mtt_tensor *t)
 /* A new tensor for the gradient of an activation. The residual stream's is one tensor all the way down. */
 static mtt_tensor *mtt__make_gradient(mtt__builder *b, const mtt_tensor *t)
 {
-    int layer = t->role == MTT__A_RESIDUAL ? -1 : t->layer;
+    const char *of = t->role == MTT__A_RESIDUAL ? mtt__role[t->role].name : t->name;
     mtt_tensor *d;
     if (b->status) return &b->nothing;
-    d = mtt__add_tensor(b, mtt__dtype(b), t->category, layer, "d_", mtt__role[t->role].name, t->shape[0],
-                        t->shape[1], t->shape[2]);
+    d = mtt__add_tensor(b, mtt__dtype(b), t->category, -1, "d_", of, t->shape[0], t->shape[1], t->shape[2]);
     return *mtt__gradient(b, t) = d;
 }
 

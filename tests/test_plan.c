@@ -1931,8 +1931,8 @@ static int merged_well(const mtt_op *op, int apart)
                (apart ? !f->y : f->y->role == MTT__A_GELU && f->y->layer == op->layer) &&
                strstr(f->weight->name, "mlp.c_fc.weight") && strstr(f->bias->name, "mlp.c_fc.bias");
     return op->phase == MTT_BACKWARD && !op->recomputed && strstr(g->weight->name, "mlp.c_proj.weight") &&
-           g->pre->role == MTT__A_FC && g->pre->layer == op->layer && strstr(g->dx->name, "d_mlp.gelu") &&
-           !strcmp(g->d_bias->name, bias);
+           g->pre->role == MTT__A_FC && g->pre->layer == op->layer && !strncmp(g->dx->name, "d_h.", 4) &&
+           strstr(g->dx->name, ".mlp.gelu") && !strcmp(g->d_bias->name, bias);
 }
 
 /* Every residual that a norm of its sum follows is one operation with it; a residual alone is made where the

@@ -1124,8 +1124,8 @@ check "hello.c begins with the plan" eval 'head -n 1 hello.out | grep "^paramete
 check "hello.c prints the loss" says hello.out '^step 20/20, loss [0-9.]*$'
 check "hello.c ends with a sample" [ -s sample.out ]
 sed -i 's/STEPS = [0-9]*/STEPS = 1000000/' hello.c
-${CC:-cc} -std=gnu99 -O1 -fopenmp -DMTT_IMPLEMENTATION_DONE -iquote "$root/examples" hello.c "${train%/*}/mtt.o" \
-  -o hello -lm
+${CC:-cc} -std=gnu99 -O1 -fopenmp -DMTT_IMPLEMENTATION_DONE -iquote "$root/examples" hello.c \
+  "${train%/*}/mtt.o" -o hello -lm
 ./hello text.txt > err 2> slow.out & id=$!
 for _ in $(seq 3000); do says slow.out '^step 20/' && break; sleep 0.02; done
 last=$(sed -n 's/^step \([0-9]*\)\/.*/\1/p' slow.out | tail -n 1)
