@@ -1347,7 +1347,7 @@ struct mtt_tensor {
 
 /* The numbers that a model, a batch and a policy fix for every operation. */
 typedef struct mtt_shape {
-    int batch, seq_len, layers, d_model, heads, heads_kv, head_dim, d_ff, vocab, vocab_padded;
+    int batch, seq_len, layers, d_model, heads, heads_kv, d_head, d_ff, vocab, vocab_padded;
     int d_fc;      /* columns of the MLP's first matrix: d_ff, or 2 * d_ff with a gate */
     mtt_norm_form norm;
     float norm_eps;
@@ -1392,7 +1392,7 @@ typedef struct mtt_shape {
    gather and cached_attention generate text. Row i of y is row index[i] of x, or zeros if that is negative.
    cached_attention takes rows of any sequences: row i is the token of sequence sequences[i] at place
    places[i], or none if that is negative; its output is then zeros. It writes k and v of its rows to the
-   cache, [batch * heads_kv, context, head_dim], and then attends to places up to each row's own. To all other
+   cache, [batch * heads_kv, context, d_head], and then attends to places up to each row's own. To all other
    operations of such a program, its rows are one sequence. */
 #define MTT_OPERANDS(...) mtt_tensor __VA_ARGS__;
 #define MTT_LOCAL_OPS(X)                                                                                     \
@@ -1424,15 +1424,15 @@ typedef struct mtt_shape {
     X(residual_norm, 5, MTT_OPERANDS(*x, *branch, *control, *gain, *shift, *sum, *y, *stats),                \
       9 * mtt__count(o->sum), moved, 0)                                                                      \
     X(attention_scores, 1, MTT_OPERANDS(*qkv, *scores),                                                      \
-      2 * mtt__count(o->scores) * d->head_dim, moved, 0)                                                     \
+      2 * mtt__count(o->scores) * d->d_head, moved, 0)                                                       \
     X(softmax, 1, MTT_OPERANDS(*scores, *probs),                                                             \
       5 * mtt__count(o->probs), moved, 0)                                                                    \
     X(dropout_scores, 2, MTT_OPERANDS(*probs, *control, *dropped),                                           \
       mtt__count(o->dropped), moved, 0)                                                                      \
     X(attention_values, 2, MTT_OPERANDS(*probs, *qkv, *out),                                                 \
-      2 * mtt__count(o->probs) * d->head_dim, moved, 0)                                                      \
+      2 * mtt__count(o->probs) * d->d_head, moved, 0)                                                        \
     X(flash, 2, MTT_OPERANDS(*qkv, *control, *out, *lse, *out_8),                                            \
-      4 * mtt__attention_pairs(d) * d->head_dim, moved, 0)                                                   \
+      4 * mtt__attention_pairs(d) * d->d_head, moved, 0)                                                     \
     X(pick_row, 2, MTT_OPERANDS(*x, *control, *row),                                                         \
       mtt__count(o->row), 2 * (double)o->row->bytes, 0)                                                      \
     X(gather, 2, MTT_OPERANDS(*x, *index, *y),                                                               \
@@ -1469,13 +1469,13 @@ typedef struct mtt_shape {
       2 * mtt__count(o->dx) * mtt__columns(o->dy) + 21 * mtt__count(o->dx), moved,                           \
       o->dx_t ? 512 * mtt__width(o->dx) + 512 : o->d_bias ? 8 * mtt__width(o->dx) : 0)                       \
     X(attention_values_backward, 3, MTT_OPERANDS(*d_out, *probs, *qkv, *d_probs, *d_qkv),                    \
-      4 * mtt__count(o->d_probs) * d->head_dim, moved, 0)                                                    \
+      4 * mtt__count(o->d_probs) * d->d_head, moved, 0)                                                      \
     X(softmax_backward, 3, MTT_OPERANDS(*d_probs, *probs, *control, *d_scores),                              \
       5 * mtt__count(o->d_scores), moved, 0)                                                                 \
     X(attention_scores_backward, 2, MTT_OPERANDS(*d_scores, *qkv, *d_qkv),                                   \
-      4 * mtt__count(o->d_scores) * d->head_dim, moved, 0)                                                   \
+      4 * mtt__count(o->d_scores) * d->d_head, moved, 0)                                                     \
     X(flash_backward, 5, MTT_OPERANDS(*d_out, *qkv, *out, *lse, *control, *d_qkv, *d_qkv_t),                 \
-      10 * mtt__attention_pairs(d) * d->head_dim, moved,                                                     \
+      10 * mtt__attention_pairs(d) * d->d_head, moved,                                                       \
       mtt__flash_scratch(d, o->qkv->dtype, 2 * (d->heads / d->heads_kv) + (d->heads > d->heads_kv)))         \
     X(rotary_backward, 5, MTT_OPERANDS(*dy, *qkv, *angles, *q_gain, *k_gain, *dx, *d_q_gain, *d_k_gain),     \
       (o->q_gain ? 15 : 3) * mtt__count(o->dx), moved, o->q_gain ? mtt__rotary_scratch(d) : 0)               \
@@ -1774,7 +1774,7 @@ MTT__BOTH int mtt__attends_one(const mtt_shape *d) { return d->window == 1 || d-
 
 /* Where q, k and v of a head are in rows of qkv: parts 0, 1, 2. Heads of q may share a head of k and v. */
 typedef struct mtt_qkv {
-    int heads, heads_kv, head_dim;
+    int heads, heads_kv, d_head;
     int64_t row; /* elements between two tokens */
 } mtt_qkv;
 
@@ -1783,8 +1783,8 @@ MTT__BOTH mtt_qkv mtt_qkv_of(const mtt_shape *d)
     mtt_qkv v;
     v.heads = d->heads;
     v.heads_kv = d->heads_kv;
-    v.head_dim = d->head_dim;
-    v.row = (int64_t)(d->heads + 2 * d->heads_kv) * d->head_dim;
+    v.d_head = d->d_head;
+    v.row = (int64_t)(d->heads + 2 * d->heads_kv) * d->d_head;
     return v;
 }
 
@@ -1792,7 +1792,7 @@ MTT__BOTH mtt_qkv mtt_qkv_of(const mtt_shape *d)
 MTT__BOTH int64_t mtt_qkv_column(const mtt_qkv *v, int part, int head)
 {
     int kv = head / (v->heads / v->heads_kv);
-    return (int64_t)(part == 0 ? head : v->heads + (part - 1) * v->heads_kv + kv) * v->head_dim;
+    return (int64_t)(part == 0 ? head : v->heads + (part - 1) * v->heads_kv + kv) * v->d_head;
 }
 
 /* ---- compact state ---- */
@@ -2054,10 +2054,10 @@ MTT__BOTH void mtt__merge_record(mtt_scale *s, const mtt_scale *other)
 /* ---- scratch of operations on CUDA ---- */
 
 /* The width of a head's tiles: 32, 64, 96, 128 or 256. */
-MTT__BOTH int mtt__flash_width(int head_dim)
+MTT__BOTH int mtt__flash_width(int d_head)
 {
     int width = 32;
-    while (width < head_dim) width = width == 64 ? 96 : width == 96 ? 128 : 2 * width;
+    while (width < d_head) width = width == 64 ? 96 : width == 96 ? 128 : 2 * width;
     return width;
 }
 
@@ -2067,7 +2067,7 @@ MTT__BOTH int mtt__flash_width(int head_dim)
 MTT__BOTH size_t mtt__flash_sums(const mtt_shape *d, mtt_dtype dtype)
 {
     size_t tokens = (size_t)mtt__round_up(d->seq_len, 64);
-    return dtype == MTT_F32 ? 0 : 4 * tokens * (size_t)mtt__flash_width(d->head_dim);
+    return dtype == MTT_F32 ? 0 : 4 * tokens * (size_t)mtt__flash_width(d->d_head);
 }
 
 MTT__BOTH size_t mtt__flash_scratch(const mtt_shape *d, mtt_dtype dtype, int heads)
@@ -2081,7 +2081,7 @@ enum { MTT__ROTARY_ROWS = 32, MTT__ROTARY_BLOCKS = 1024 };
 MTT__BOTH size_t mtt__rotary_scratch(const mtt_shape *d)
 {
     int64_t blocks = mtt__min(mtt__ceil_div(d->rows, MTT__ROTARY_ROWS), MTT__ROTARY_BLOCKS);
-    return 8 * (size_t)(blocks * d->head_dim);
+    return 8 * (size_t)(blocks * d->d_head);
 }
 
 /* The gradient of the embedding sorts the tokens of a slab of rows. Scratch: keys and values before and
@@ -3743,7 +3743,7 @@ static mtt_tensor *mtt__make(mtt__builder *b, int role_of, int layer)
 {
     const mtt_shape *d = &b->program->shape;
     mtt_qkv qkv = mtt_qkv_of(d);
-    int64_t heads = (int64_t)d->batch * d->heads, wide = (int64_t)d->heads * d->head_dim;
+    int64_t heads = (int64_t)d->batch * d->heads, wide = (int64_t)d->heads * d->d_head;
     int lora_rank = b->policy->lora_rank;
     mtt_tensor *t = &b->nothing;
     switch (role_of) {
@@ -5276,7 +5276,7 @@ static void mtt__add_all_state(mtt__builder *b)
         p->positions = mtt__add_state(b, dtype, MTT_DATA, "positions", b->schedule->seq_len,
                                       p->shape.d_model);
     if (b->schedule->model.positions == MTT_POSITIONS_ROTARY)
-        p->angles = mtt__add_state(b, MTT_F32, MTT_DATA, "angles", b->schedule->seq_len, p->shape.head_dim);
+        p->angles = mtt__add_state(b, MTT_F32, MTT_DATA, "angles", b->schedule->seq_len, p->shape.d_head);
     b->positions = p->positions, b->angles = p->angles;
     p->tokens = mtt__add_state(b, MTT_I32, MTT_DATA, "tokens", first->rows, 0);
     p->control = mtt__add_state(b, MTT_U8, MTT_DATA, "control", (int64_t)sizeof(mtt_control), 0);
@@ -5304,7 +5304,7 @@ static void mtt__set_shape(mtt_shape *d, const mtt_schedule *s, int batch, int s
     d->d_model = m->d_model;
     d->heads = m->heads;
     d->heads_kv = m->heads_kv;
-    d->head_dim = m->d_head;
+    d->d_head = m->d_head;
     d->rotary_interleaved = m->rotary_interleaved;
     d->d_ff = m->d_ff;
     d->d_fc = mtt__fc_width(m);
@@ -7385,14 +7385,14 @@ static void mtt__rotate(float *x, const float *angles, int64_t dim, int interlea
 /* 1 / sqrt(mean x^2 + eps) */
 static float mtt__head_rstd(const mtt_shape *d, const float *x)
 {
-    return 1.0f / sqrtf(mtt__dot(x, x, d->head_dim) / (float)d->head_dim + d->norm_eps);
+    return 1.0f / sqrtf(mtt__dot(x, x, d->d_head) / (float)d->d_head + d->norm_eps);
 }
 
 /* y = qkv, in which each head x of q and k becomes x rstd gain, rotated; y may be qkv. */
 static void mtt__cpu_rotary(const mtt_op *op, const mtt_op_rotary *o)
 {
     const mtt_shape *d = op->shape;
-    int64_t dim = d->head_dim, heads = d->heads, turned = heads + d->heads_kv, row;
+    int64_t dim = d->d_head, heads = d->heads, turned = heads + d->heads_kv, row;
     MTT__THREADS(mtt__elements(o->y))
     for (row = 0; row < d->rows; row++) {
         float x[MTT__MAX_HEAD], gains[2][MTT__MAX_HEAD];
@@ -7427,7 +7427,7 @@ static void mtt__rotary_backward_row(const mtt_op *op, const mtt_op_rotary_backw
                                      float sums[2][MTT__MAX_HEAD])
 {
     const mtt_shape *d = op->shape;
-    int64_t dim = d->head_dim, head, at = row * mtt__width(o->dx), k;
+    int64_t dim = d->d_head, head, at = row * mtt__width(o->dx), k;
     float g[MTT__MAX_HEAD], x[MTT__MAX_HEAD], gains[MTT__MAX_HEAD];
     for (head = 0; head < d->heads + d->heads_kv; head++, at += dim) {
         int of_k = head >= d->heads;
@@ -7455,7 +7455,7 @@ static void mtt__cpu_rotary_backward(const mtt_op *op, const mtt_op_rotary_backw
 {
     enum { pieces = 64 };
     float (*sums)[2][MTT__MAX_HEAD] = (float (*)[2][MTT__MAX_HEAD])mtt__tiles(op);
-    int64_t dim = op->shape->head_dim, rows = op->shape->rows, piece, k;
+    int64_t dim = op->shape->d_head, rows = op->shape->rows, piece, k;
     memset(sums, 0, pieces * sizeof(*sums));
     MTT__THREADS(mtt__elements(o->dx))
     for (piece = 0; piece < pieces; piece++) {
@@ -7474,7 +7474,7 @@ static void mtt__cpu_rotary_backward(const mtt_op *op, const mtt_op_rotary_backw
 
 /* ---- plain attention ---- */
 
-/* Matrices of a head: T x head_dim columns of qkv or of the output, or the T x T square of scores. */
+/* Matrices of a head: T x d_head columns of qkv or of the output, or the T x T square of scores. */
 enum { MTT__Q, MTT__K, MTT__V, MTT__OUT, MTT__SQUARE, MTT__TRANSPOSED = 8 };
 
 static int64_t mtt__heads(const mtt_op *op) { return (int64_t)op->shape->batch * op->shape->heads; }
@@ -7485,7 +7485,7 @@ static mtt__view mtt__head(const mtt_op *op, const mtt_tensor *t, int part, int6
     const mtt_shape *d = op->shape;
     mtt_qkv qkv = mtt_qkv_of(d);
     int head = (int)(index % d->heads), transposed = part & MTT__TRANSPOSED, which = part & ~MTT__TRANSPOSED;
-    int64_t seq = d->seq_len, dim = d->head_dim, first = index / d->heads * seq * mtt__width(t);
+    int64_t seq = d->seq_len, dim = d->d_head, first = index / d->heads * seq * mtt__width(t);
     if (which == MTT__SQUARE) return mtt__matrix_at(t, index * seq * seq, seq, seq, transposed);
     first += which == MTT__OUT ? head * dim : mtt_qkv_column(&qkv, which, head);
     return mtt__matrix_at(t, first, seq, dim, transposed);
@@ -7494,7 +7494,7 @@ static mtt__view mtt__head(const mtt_op *op, const mtt_tensor *t, int part, int6
 /* Scores are multiplied by this. */
 static float mtt__score_scale(const mtt_op *op)
 {
-    return 1.0f / sqrtf((float)op->shape->head_dim);
+    return 1.0f / sqrtf((float)op->shape->d_head);
 }
 
 /* C = scale A B for every head; the sum over the query heads that share it for a head of K or V */
@@ -7518,7 +7518,7 @@ static void mtt__heads_gemm(const mtt_op *op, float scale, const mtt_tensor *a, 
     }
 }
 
-/* S = Q K^T / sqrt(head_dim), the whole square */
+/* S = Q K^T / sqrt(d_head), the whole square */
 static void mtt__cpu_attention_scores(const mtt_op *op, const mtt_op_attention_scores *o)
 {
     mtt__heads_gemm(op, mtt__score_scale(op), o->qkv, MTT__Q, o->qkv, MTT__K | MTT__TRANSPOSED, o->scores,
@@ -7577,7 +7577,7 @@ static void mtt__cpu_softmax_backward(const mtt_op *op, const mtt_op_softmax_bac
     }
 }
 
-/* dQ = dS K / sqrt(head_dim), dK = dS^T Q / sqrt(head_dim) */
+/* dQ = dS K / sqrt(d_head), dK = dS^T Q / sqrt(d_head) */
 static void mtt__cpu_attention_scores_backward(const mtt_op *op, const mtt_op_attention_scores_backward *o)
 {
     float scale = mtt__score_scale(op);
@@ -7626,7 +7626,7 @@ static void mtt__attend(const mtt_op *op, const mtt__attention_tile *t)
     mtt__tile *tiles = (mtt__tile *)mtt__tiles(op);
     float *q = tiles[0], *k = tiles[1], *v = tiles[2], *o = tiles[3], *s = tiles[4];
     float row_max[side], row_sum[side], sum[stride], scale = mtt__score_scale(op);
-    int64_t dim = op->shape->head_dim, m = t->m, rows = mtt__round_up(m, 8), across = MTT__ACROSS, j0, i, j;
+    int64_t dim = op->shape->d_head, m = t->m, rows = mtt__round_up(m, 8), across = MTT__ACROSS, j0, i, j;
     int few = m <= MTT__FEW_ROWS && across && dim % across == 0 && t->v.row == dim;
     mtt__load_block(t->q, t->i0, m, 0, dim, q, stride);
     memset(o, 0, (size_t)(rows * stride) * sizeof(float));
@@ -7701,7 +7701,7 @@ static void mtt__cpu_cached_attention(const mtt_op *op, const mtt_op_cached_atte
     const int32_t *sequences = (const int32_t *)o->sequences->data;
     const int32_t *places = (const int32_t *)o->places->data;
     mtt_qkv qkv = mtt_qkv_of(d);
-    int64_t dim = d->head_dim, context = o->keys->shape[1], groups = d->heads_kv, i, job;
+    int64_t dim = d->d_head, context = o->keys->shape[1], groups = d->heads_kv, i, job;
     size_t size = mtt__dtype_bytes[o->qkv->dtype], row = size * (size_t)qkv.row;
     for (i = 0; i < d->rows; i++) {
         const char *from = (const char *)o->qkv->data + (size_t)i * row;
@@ -7749,7 +7749,7 @@ static void mtt__load_queries(const mtt_op *op, const mtt_op_flash_backward *f, 
                               mtt__flash_pair *t)
 {
     enum { stride = MTT__MAX_HEAD };
-    int64_t dim = op->shape->head_dim, m = mtt__min(MTT__TILE, op->shape->seq_len - i0), i;
+    int64_t dim = op->shape->d_head, m = mtt__min(MTT__TILE, op->shape->seq_len - i0), i;
     mtt__view o = mtt__head(op, f->out, MTT__OUT, t->head);
     float out[MTT__MAX_HEAD];
     t->i0 = i0;
@@ -7765,7 +7765,7 @@ static void mtt__load_queries(const mtt_op *op, const mtt_op_flash_backward *f, 
 static void mtt__load_keys(const mtt_op *op, const mtt_op_flash_backward *f, int64_t j0, mtt__flash_pair *t)
 {
     enum { side = MTT__TILE };
-    int64_t dim = op->shape->head_dim, n = mtt__min(side, op->shape->seq_len - j0);
+    int64_t dim = op->shape->d_head, n = mtt__min(side, op->shape->seq_len - j0);
     t->j0 = j0;
     t->n = n;
     mtt__load_block(mtt__head(op, f->qkv, MTT__K, t->head), j0, n, 0, dim, t->k, MTT__MAX_HEAD);
@@ -7773,13 +7773,13 @@ static void mtt__load_keys(const mtt_op *op, const mtt_op_flash_backward *f, int
     mtt__load_block(mtt__head(op, f->qkv, MTT__V | MTT__TRANSPOSED, t->head), 0, dim, j0, n, t->v_t, side);
 }
 
-/* P = mask e^(S - lse) and dS = e^(S - lse) (mask dP - delta) / sqrt(head_dim) with dP = dO V^T. By lse P is
+/* P = mask e^(S - lse) and dS = e^(S - lse) (mask dP - delta) / sqrt(d_head) with dP = dO V^T. By lse P is
    divided by l at once. */
 static void mtt__flash_gradients(const mtt_op *op, const mtt_op_flash_backward *f, mtt__flash_pair *t)
 {
     enum { side = MTT__TILE, stride = MTT__MAX_HEAD };
     const mtt_shape *d = op->shape;
-    int64_t first = t->head * d->seq_len + t->i0, dim = d->head_dim, i, j, low, high;
+    int64_t first = t->head * d->seq_len + t->i0, dim = d->d_head, i, j, low, high;
     float mask[side], scale = mtt__score_scale(op), d_scale = mtt__attends_one(d) ? 0.0f : scale;
     memset(t->p, 0, sizeof(t->p));
     memset(t->ds, 0, sizeof(t->ds));
@@ -7805,7 +7805,7 @@ static void mtt__store_gradients(const mtt_op *op, const mtt_op_flash_backward *
                                  int64_t i0, int64_t m, float *tile)
 {
     enum { stride = MTT__MAX_HEAD };
-    int64_t dim = op->shape->head_dim, i, k;
+    int64_t dim = op->shape->d_head, i, k;
     for (i = 0; i < m && f->d_qkv_t; i++)
         for (k = 0; k < dim; k++) tile[i * stride + k] = mtt__from_bf16(mtt__to_bf16(tile[i * stride + k]));
     mtt__store_block(mtt__head(op, f->d_qkv, part, head), i0, m, 0, dim, tile, stride);
@@ -7828,8 +7828,8 @@ static void mtt__flash_backward_keys(const mtt_op *op, const mtt_op_flash_backwa
         for (i0 = j0; i0 < end; i0 += side) {
             mtt__load_queries(op, f, i0, t);
             mtt__flash_gradients(op, f, t);
-            mtt__multiply_block(t->n, d->head_dim, t->m, t->p, 1, side, t->d_out, stride, t->dv, stride);
-            mtt__multiply_block(t->n, d->head_dim, t->m, t->ds, 1, side, t->q, stride, t->dk, stride);
+            mtt__multiply_block(t->n, d->d_head, t->m, t->p, 1, side, t->d_out, stride, t->dv, stride);
+            mtt__multiply_block(t->n, d->d_head, t->m, t->ds, 1, side, t->q, stride, t->dk, stride);
         }
     mtt__store_gradients(op, f, MTT__K, head, j0, t->n, t->dk);
     mtt__store_gradients(op, f, MTT__V, head, j0, t->n, t->dv);
@@ -7850,7 +7850,7 @@ static void mtt__flash_backward_queries(const mtt_op *op, const mtt_op_flash_bac
     for (j0 = mtt__first_key(op->shape->window, i0) / side * side; j0 < i0 + t->m; j0 += side) {
         mtt__load_keys(op, f, j0, t);
         mtt__flash_gradients(op, f, t);
-        mtt__multiply_block(t->m, op->shape->head_dim, t->n, t->ds, side, 1, t->k, stride, dq, stride);
+        mtt__multiply_block(t->m, op->shape->d_head, t->n, t->ds, side, 1, t->k, stride, dq, stride);
     }
     mtt__store_gradients(op, f, MTT__Q, head, i0, t->m, dq);
 }

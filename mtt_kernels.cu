@@ -2465,13 +2465,13 @@ static mtt__blas_matrix mtt__part_matrix(const mtt_op *op, const mtt_tensor *qkv
     const mtt_qkv v = mtt_qkv_of(op->shape);
     const int64_t sequence = op->shape->seq_len * v.row;
     return mtt__blas_matrix_at(qkv, h.sequence * sequence + mtt_qkv_column(&v, part, h.head), v.row,
-                               h.next_sequence * sequence + h.next_head * v.head_dim, transposed);
+                               h.next_sequence * sequence + h.next_head * v.d_head, transposed);
 }
 
 /* Rows of `out` or d_out. */
 static mtt__blas_matrix mtt__out_matrix(const mtt_op *op, const mtt_tensor *out, mtt__head_batch h)
 {
-    const int64_t D = op->shape->head_dim, C = op->shape->heads * D, sequence = op->shape->seq_len * C;
+    const int64_t D = op->shape->d_head, C = op->shape->heads * D, sequence = op->shape->seq_len * C;
     return mtt__blas_matrix_at(out, h.sequence * sequence + h.head * D, C,
                                h.next_sequence * sequence + h.next_head * D, 0);
 }
@@ -2497,14 +2497,14 @@ static mtt_status mtt__head_product(mtt__cuda *c, const mtt_op *op, mtt__head_ba
 
 static float mtt__head_scale(const mtt_op *op)
 {
-    return 1.0f / sqrtf((float)op->shape->head_dim);
+    return 1.0f / sqrtf((float)op->shape->d_head);
 }
 
 /* S = Q K^T / sqrt(D), the whole square */
 static mtt_status mtt__cuda_attention_scores(mtt__cuda *c, const mtt_op *op)
 {
     const mtt_op_attention_scores *o = MTT_OPERANDS_OF(attention_scores, op);
-    const int64_t T = op->shape->seq_len, D = op->shape->head_dim;
+    const int64_t T = op->shape->seq_len, D = op->shape->d_head;
     return mtt__for_head_batches(op, [&](mtt__head_batch h) {
         mtt__blas_matrix q = mtt__part_matrix(op, o->qkv, MTT__PART_Q, h, 0);
         mtt__blas_matrix k = mtt__part_matrix(op, o->qkv, MTT__PART_K, h, 1);
@@ -2517,7 +2517,7 @@ static mtt_status mtt__cuda_attention_scores(mtt__cuda *c, const mtt_op *op)
 static mtt_status mtt__cuda_attention_values(mtt__cuda *c, const mtt_op *op)
 {
     const mtt_op_attention_values *o = MTT_OPERANDS_OF(attention_values, op);
-    const int64_t T = op->shape->seq_len, D = op->shape->head_dim;
+    const int64_t T = op->shape->seq_len, D = op->shape->d_head;
     return mtt__for_head_batches(op, [&](mtt__head_batch h) {
         mtt__blas_matrix p = mtt__square_matrix(op, o->probs, h, 0);
         mtt__blas_matrix v = mtt__part_matrix(op, o->qkv, MTT__PART_V, h, 0);
@@ -2540,7 +2540,7 @@ static __global__ void __launch_bounds__(256)
 {
     __shared__ float s_smem[16][64];
     __shared__ float x_smem[16][64];
-    const int keys = (seq_len + 63) / 64, columns = (view.head_dim + 63) / 64;
+    const int keys = (seq_len + 63) / 64, columns = (view.d_head + 63) / 64;
     const int members = view.heads / view.heads_kv, j0 = (int)(blockIdx.x % keys) * 64;
     const int column0 = (int)(blockIdx.x / keys % columns) * 64, y = threadIdx.x / 16, c = threadIdx.x % 16;
     const int64_t group = blockIdx.x / keys / columns, sequence = group / view.heads_kv;
@@ -2548,7 +2548,7 @@ static __global__ void __launch_bounds__(256)
     float sums[4][4] = {};
     for (int head = first_head; head < first_head + members; head++) {
         const T *s_gmem = squares + (sequence * view.heads + head) * seq_len * seq_len;
-        const T *x_gmem = x + sequence * seq_len * x_row + head * view.head_dim;
+        const T *x_gmem = x + sequence * seq_len * x_row + head * view.d_head;
         for (int i0 = j0; i0 < seq_len; i0 += 16) {
             __syncthreads(); /* all have read the queries before */
             for (int k = threadIdx.x; k < 16 * 64; k += 256) {
@@ -2556,7 +2556,7 @@ static __global__ void __launch_bounds__(256)
                 s_smem[k / 64][k % 64] =
                     i < seq_len && j < seq_len ? mtt__to_float(s_gmem[(int64_t)i * seq_len + j]) : 0.0f;
                 x_smem[k / 64][k % 64] =
-                    i < seq_len && column < view.head_dim ? mtt__to_float(x_gmem[i * x_row + column]) : 0.0f;
+                    i < seq_len && column < view.d_head ? mtt__to_float(x_gmem[i * x_row + column]) : 0.0f;
             }
             __syncthreads(); /* these are there */
             MTT__UNROLL for (int i = 0; i < 16; i++)
@@ -2567,7 +2567,7 @@ static __global__ void __launch_bounds__(256)
     out += sequence * seq_len * view.row + mtt_qkv_column(&view, part, first_head);
     for (int k = 0; k < 16; k++) {
         const int j = j0 + y + k / 4 * 16, column = column0 + c + k % 4 * 16;
-        if (j < seq_len && column < view.head_dim)
+        if (j < seq_len && column < view.d_head)
             out[j * view.row + column] = mtt__from_float<T>(sums[k / 4][k % 4] * alpha);
     }
 }
@@ -2577,7 +2577,7 @@ static mtt_status mtt__group_gradient(mtt__cuda *c, const mtt_op *op, const mtt_
                                       const mtt_tensor *x, const mtt_tensor *d_qkv, int part, float alpha)
 {
     const mtt_shape *d = op->shape;
-    const int64_t blocks = mtt__ceil_div(d->seq_len, 64) * mtt__ceil_div(d->head_dim, 64) * d->heads_kv;
+    const int64_t blocks = mtt__ceil_div(d->seq_len, 64) * mtt__ceil_div(d->d_head, 64) * d->heads_kv;
     return mtt__by_type(c, d_qkv, [&](auto zero) {
         typedef decltype(zero) T;
         return mtt__launch(c, "group_gradient", mtt_k_group_gradient<T>, (unsigned)(blocks * d->batch), 256,
@@ -2590,7 +2590,7 @@ static mtt_status mtt__group_gradient(mtt__cuda *c, const mtt_op *op, const mtt_
 static mtt_status mtt__cuda_attention_values_backward(mtt__cuda *c, const mtt_op *op)
 {
     const mtt_op_attention_values_backward *o = MTT_OPERANDS_OF(attention_values_backward, op);
-    const int64_t T = op->shape->seq_len, D = op->shape->head_dim;
+    const int64_t T = op->shape->seq_len, D = op->shape->d_head;
     const bool shared = op->shape->heads_kv < op->shape->heads;
     mtt_status status = mtt__for_head_batches(op, [&](mtt__head_batch h) {
         mtt__blas_matrix d_out = mtt__out_matrix(op, o->d_out, h);
@@ -2610,7 +2610,7 @@ static mtt_status mtt__cuda_attention_values_backward(mtt__cuda *c, const mtt_op
 static mtt_status mtt__cuda_attention_scores_backward(mtt__cuda *c, const mtt_op *op)
 {
     const mtt_op_attention_scores_backward *o = MTT_OPERANDS_OF(attention_scores_backward, op);
-    const int64_t T = op->shape->seq_len, D = op->shape->head_dim;
+    const int64_t T = op->shape->seq_len, D = op->shape->d_head;
     const bool shared = op->shape->heads_kv < op->shape->heads;
     mtt_status status = mtt__for_head_batches(op, [&](mtt__head_batch h) {
         mtt__blas_matrix q = mtt__part_matrix(op, o->qkv, MTT__PART_Q, h, 0);
@@ -2797,7 +2797,7 @@ struct mtt__flash {
 MTT__DEVICE int64_t mtt__flash_out(const mtt__flash &f, int head)
 {
     const int64_t row = (int64_t)(head / f.view.heads) * f.seq_len;
-    return row * f.width + (int64_t)(head % f.view.heads) * f.view.head_dim;
+    return row * f.width + (int64_t)(head % f.view.heads) * f.view.d_head;
 }
 
 MTT__DEVICE int64_t mtt__flash_part(const mtt__flash &f, int part, int head)
@@ -2857,7 +2857,7 @@ static __global__ void __launch_bounds__(256, WIDTH == 64 ? 5 : 1)
 {
     constexpr int R = TILE / 16;
     extern __shared__ __align__(128) unsigned char shared[];
-    const int D = f.view.head_dim, T = (int)f.seq_len, tiles = (T + TILE - 1) / TILE;
+    const int D = f.view.d_head, T = (int)f.seq_len, tiles = (T + TILE - 1) / TILE;
     const int x = threadIdx.x % 16, y = threadIdx.x / 16;
     const int head = blockIdx.x / tiles, q0 = (tiles - 1 - (int)(blockIdx.x % tiles)) * TILE;
     const int64_t stride = f.view.row;
@@ -2949,7 +2949,7 @@ static __global__ void __launch_bounds__(256) mtt_k_flash_stats(const mtt__flash
     const int row = (int)blockIdx.x % tiles * rows + (threadIdx.x >> log_lanes);
     const int64_t index = (int64_t)head * f.seq_len + row;
     float sum = 0;
-    if (row < (int)f.seq_len && column < f.view.head_dim) {
+    if (row < (int)f.seq_len && column < f.view.d_head) {
         const int64_t at = mtt__flash_out(f, head) + (int64_t)row * f.width + column;
         float x[8], y[8];
         mtt__read_floats((const E *)f.d_out + at, x);
@@ -2977,7 +2977,7 @@ static __global__ void __launch_bounds__(256, 2) mtt_k_flash_backward_exact(cons
 {
     constexpr int R = TILE / 16;
     extern __shared__ __align__(128) unsigned char shared[];
-    const int D = f.view.head_dim, T = (int)f.seq_len, tiles = (T + TILE - 1) / TILE;
+    const int D = f.view.d_head, T = (int)f.seq_len, tiles = (T + TILE - 1) / TILE;
     const int x = threadIdx.x % 16, y = threadIdx.x / 16;
     const int members = KEYS ? f.members : 1, own = (int)(blockIdx.x % tiles) * TILE;
     const int first = blockIdx.x / tiles * members; /* of the heads that share the block's */
@@ -3065,7 +3065,7 @@ static mtt__flash mtt__flash_of(const mtt_op *op, const mtt_tensor *qkv, const m
     mtt__flash f = {};
     f.qkv = qkv->data, f.out = out->data, f.lse = (float *)lse->data;
     f.view = mtt_qkv_of(d);
-    f.seq_len = d->seq_len, f.width = (int64_t)d->heads * d->head_dim;
+    f.seq_len = d->seq_len, f.width = (int64_t)d->heads * d->d_head;
     f.members = d->heads / d->heads_kv;
     f.window = d->window < d->seq_len ? d->window : 0;
     f.head_count = d->batch * d->heads;
@@ -3091,7 +3091,7 @@ static mtt__flash mtt__flash_backward_of(const mtt_op *op)
 
 static bool mtt__flash_takes(const mtt_shape *d)
 {
-    return d->head_dim >= 8 && d->head_dim <= 256 && d->head_dim % 8 == 0 && d->rows >= 1 &&
+    return d->d_head >= 8 && d->d_head <= 256 && d->d_head % 8 == 0 && d->rows >= 1 &&
            d->rows < (int64_t)1 << 31;
 }
 
@@ -3100,12 +3100,12 @@ static mtt_status mtt__flash_refuse(mtt__cuda *c, const mtt_shape *d)
     return mtt__cuda_fail(c->env, MTT_E_ARGUMENT,
                           "flash attention takes head widths of 8, 16, ... 256 and fewer than 2^31 tokens: "
                           "width %d, %lld tokens",
-                          d->head_dim, (long long)d->rows);
+                          d->d_head, (long long)d->rows);
 }
 
 template <typename E> static mtt_status mtt__launch_stats(mtt__cuda *c, const mtt__flash &f)
 {
-    const int D = f.view.head_dim, log_lanes = D <= 32 ? 2 : D <= 64 ? 3 : D <= 128 ? 4 : 5;
+    const int D = f.view.d_head, log_lanes = D <= 32 ? 2 : D <= 64 ? 3 : D <= 128 ? 4 : 5;
     const int64_t tiles = mtt__ceil_div(f.seq_len, 256 >> log_lanes);
     return mtt__launch(c, "flash_backward", mtt_k_flash_stats<E>, (unsigned)(tiles * f.head_count), 256, f,
                        log_lanes);
@@ -3113,7 +3113,7 @@ template <typename E> static mtt_status mtt__launch_stats(mtt__cuda *c, const mt
 
 template <int WIDTH, int TILE> static mtt_status mtt__launch_forward_exact(mtt__cuda *c, const mtt__flash &f)
 {
-    const size_t floats = (size_t)2 * TILE * (f.view.head_dim + 1) + TILE * (TILE + 1);
+    const size_t floats = (size_t)2 * TILE * (f.view.d_head + 1) + TILE * (TILE + 1);
     return mtt__launch_shared(c, "flash", mtt_k_flash_forward_exact<WIDTH, TILE>,
                               mtt__blocks(f.seq_len, TILE) * f.head_count, 256, floats * sizeof(float), f);
 }
@@ -3122,7 +3122,7 @@ template <int WIDTH, int TILE> static mtt_status mtt__launch_forward_exact(mtt__
 template <int WIDTH, int TILE>
 static mtt_status mtt__launch_backward_exact(mtt__cuda *c, const mtt_op *op, mtt__flash f)
 {
-    const size_t floats = (size_t)4 * TILE * (f.view.head_dim + 1) + 2 * TILE * (TILE + 1);
+    const size_t floats = (size_t)4 * TILE * (f.view.d_head + 1) + 2 * TILE * (TILE + 1);
     const size_t stats_bytes = f.members * (size_t)f.seq_len * sizeof(float2);
     const size_t slice = op->workspace->bytes / stats_bytes;
     const int heads = f.head_count / f.members;
@@ -3148,8 +3148,8 @@ static mtt_status mtt__cuda_flash(mtt__cuda *c, const mtt_op *op)
 {
     const mtt__flash f = mtt__flash_forward_of(op);
     if (!mtt__flash_takes(op->shape)) return mtt__flash_refuse(c, op->shape);
-    if (f.view.head_dim <= 64) return mtt__launch_forward_exact<64, 32>(c, f);
-    if (f.view.head_dim <= 128) return mtt__launch_forward_exact<128, 32>(c, f);
+    if (f.view.d_head <= 64) return mtt__launch_forward_exact<64, 32>(c, f);
+    if (f.view.d_head <= 128) return mtt__launch_forward_exact<128, 32>(c, f);
     return mtt__launch_forward_exact<256, 32>(c, f);
 }
 
@@ -3157,8 +3157,8 @@ static mtt_status mtt__cuda_flash_backward(mtt__cuda *c, const mtt_op *op)
 {
     const mtt__flash f = mtt__flash_backward_of(op);
     if (!mtt__flash_takes(op->shape)) return mtt__flash_refuse(c, op->shape);
-    if (f.view.head_dim <= 64) return mtt__launch_backward_exact<64, 32>(c, op, f);
-    if (f.view.head_dim <= 128) return mtt__launch_backward_exact<128, 32>(c, op, f);
+    if (f.view.d_head <= 64) return mtt__launch_backward_exact<64, 32>(c, op, f);
+    if (f.view.d_head <= 128) return mtt__launch_backward_exact<128, 32>(c, op, f);
     return mtt__launch_backward_exact<256, 16>(c, op, f);
 }
 
@@ -3176,7 +3176,7 @@ template <class T> struct mtt__rotary_operands {
     T *y;
     float *partial;
     int64_t rows;
-    int seq_len, heads, turned, all, head_dim, interleaved, log_lanes;
+    int seq_len, heads, turned, all, d_head, interleaved, log_lanes;
     float eps;
 };
 
@@ -3191,7 +3191,7 @@ MTT__DEVICE void mtt__load_pairs(const mtt__rotary_operands<T> &o, const T *head
         MTT__UNROLL for (int k = 0; k < 4; k++) a[k] = v[2 * k], b[k] = v[2 * k + 1];
     } else {
         mtt__read_floats<4>(head + lane * 4, a);
-        mtt__read_floats<4>(head + o.head_dim / 2 + lane * 4, b);
+        mtt__read_floats<4>(head + o.d_head / 2 + lane * 4, b);
     }
 }
 
@@ -3205,7 +3205,7 @@ MTT__DEVICE void mtt__store_pairs(const mtt__rotary_operands<T> &o, T *head, int
         mtt__store_floats(head + lane * 8, v);
     } else {
         mtt__store_floats<4>(head + lane * 4, a);
-        mtt__store_floats<4>(head + o.head_dim / 2 + lane * 4, b);
+        mtt__store_floats<4>(head + o.d_head / 2 + lane * 4, b);
     }
 }
 
@@ -3213,7 +3213,7 @@ MTT__DEVICE void mtt__store_pairs(const mtt__rotary_operands<T> &o, T *head, int
 template <class T>
 MTT__DEVICE void mtt__load_angles(const mtt__rotary_operands<T> &o, int row, int lane, float *angles)
 {
-    if (o.angles) mtt__read_floats(o.angles + (int64_t)(row % o.seq_len) * o.head_dim + lane * 8, angles);
+    if (o.angles) mtt__read_floats(o.angles + (int64_t)(row % o.seq_len) * o.d_head + lane * 8, angles);
 }
 
 /* (a, b) becomes (a cos - b sin, b cos + a sin), with `sign` -1 by the negative angles. */
@@ -3254,18 +3254,18 @@ static __global__ void __launch_bounds__(256)
 {
     const int lane = threadIdx.x & ((1 << o.log_lanes) - 1), first = blockIdx.y * MTT__ROTARY_HEADS;
     const int64_t row = (int64_t)blockIdx.x * (256 >> o.log_lanes) + (threadIdx.x >> o.log_lanes);
-    const int64_t at = (row * o.all + first) * o.head_dim;
-    const bool valid = row < o.rows && lane * 8 < o.head_dim;
+    const int64_t at = (row * o.all + first) * o.d_head;
+    const bool valid = row < o.rows && lane * 8 < o.d_head;
     float a[MTT__ROTARY_HEADS][4] = {}, b[MTT__ROTARY_HEADS][4] = {}, angles[8];
     MTT__UNROLL for (int h = 0; h < MTT__ROTARY_HEADS; h++)
         if (valid && first + h < heads_moved)
-            mtt__load_pairs(o, o.x + at + h * o.head_dim, lane, a[h], b[h]);
+            mtt__load_pairs(o, o.x + at + h * o.d_head, lane, a[h], b[h]);
     if (valid) mtt__load_angles(o, (int)row, lane, angles);
     MTT__UNROLL for (int h = 0; h < MTT__ROTARY_HEADS; h++) {
         const int head = first + h;
         if (o.gains[0]) {
             const float squares = mtt__dot_pairs(o.log_lanes, a[h], b[h], a[h], b[h]);
-            const float rstd = 1.0f / sqrtf(squares / (float)o.head_dim + o.eps);
+            const float rstd = 1.0f / sqrtf(squares / (float)o.d_head + o.eps);
             float gain_a[4], gain_b[4];
             if (valid && head < o.turned) {
                 mtt__load_pairs(o, head < o.heads ? o.gains[0] : o.gains[1], lane, gain_a, gain_b);
@@ -3275,7 +3275,7 @@ static __global__ void __launch_bounds__(256)
         }
         if (!valid || head >= heads_moved) continue;
         if (o.angles && head < o.turned) mtt__rotate_pairs(angles, sign, a[h], b[h]);
-        mtt__store_pairs(o, o.y + at + h * o.head_dim, lane, a[h], b[h]);
+        mtt__store_pairs(o, o.y + at + h * o.d_head, lane, a[h], b[h]);
     }
 }
 
@@ -3292,7 +3292,7 @@ static __global__ void __launch_bounds__(256) mtt_k_rotary_backward(const mtt__r
 {
     __shared__ float shared[256 * 16];
     const int lane = threadIdx.x & ((1 << o.log_lanes) - 1), slot = threadIdx.x >> o.log_lanes;
-    const int slots = 256 >> o.log_lanes, D = o.head_dim;
+    const int slots = 256 >> o.log_lanes, D = o.d_head;
     const int64_t step = (int64_t)gridDim.x * slots, items = o.rows * o.turned;
     float sums[2][8] = {};
     for (int64_t first = (int64_t)blockIdx.x * slots; first < items; first += step) {
@@ -3349,9 +3349,9 @@ static mtt__rotary_operands<T> mtt__rotary_of(const mtt_op *op, const mtt_tensor
     o.x = mtt__at<T>(x), o.dy = mtt__at<T>(dy), o.y = mtt__at<T>(y);
     o.gains[0] = mtt__at<T>(q_gain), o.gains[1] = mtt__at<T>(k_gain), o.angles = mtt__at<float>(angles);
     o.rows = d->rows, o.seq_len = d->seq_len, o.heads = d->heads, o.turned = d->heads + d->heads_kv;
-    o.all = o.turned + d->heads_kv, o.head_dim = d->head_dim, o.interleaved = d->rotary_interleaved;
+    o.all = o.turned + d->heads_kv, o.d_head = d->d_head, o.interleaved = d->rotary_interleaved;
     o.eps = d->norm_eps;
-    while (8 << o.log_lanes < d->head_dim) o.log_lanes++;
+    while (8 << o.log_lanes < d->d_head) o.log_lanes++;
     return o;
 }
 
@@ -3387,7 +3387,7 @@ static mtt_status mtt__cuda_linear_rotary(mtt__cuda *c, const mtt_op *op)
 static mtt_status mtt__cuda_rotary_backward(mtt__cuda *c, const mtt_op *op)
 {
     const mtt_op_rotary_backward *o = MTT_OPERANDS_OF(rotary_backward, op);
-    const int64_t D = op->shape->head_dim, blocks = (int64_t)mtt__rotary_scratch(op->shape) / (8 * D);
+    const int64_t D = op->shape->d_head, blocks = (int64_t)mtt__rotary_scratch(op->shape) / (8 * D);
     void *scratch;
     mtt_status status;
     if (!o->q_gain) return mtt__launch_rotary(c, op, o->dx, NULL, NULL, o->angles, o->dx, -1.0f);
@@ -3426,7 +3426,7 @@ template <class T> struct mtt__cached {
    Reference:   mtt__cpu_cached_attention */
 template <class T> static __global__ void __launch_bounds__(256) mtt_k_cache(const mtt__cached<T> o)
 {
-    const int D = o.view.head_dim, wide = 2 * o.view.heads_kv * D;
+    const int D = o.view.d_head, wide = 2 * o.view.heads_kv * D;
     const int64_t at = ((int64_t)blockIdx.x * 256 + threadIdx.x) * 8, row = at / wide;
     if (row >= o.rows || o.places[row] < 0) return;
     const int column = (int)(at - row * wide), head = column / D % o.view.heads_kv;
@@ -3451,7 +3451,7 @@ static __global__ void __launch_bounds__(256) mtt_k_cached_attention(const mtt__
     __shared__ float shared[2048];
     __shared__ float most_of[256];
     __shared__ float sum_of[256];
-    const int D = o.view.head_dim, lane = threadIdx.x & ((1 << o.log_lanes) - 1);
+    const int D = o.view.d_head, lane = threadIdx.x & ((1 << o.log_lanes) - 1);
     const int slot = threadIdx.x >> o.log_lanes, slots = 256 >> o.log_lanes;
     const int64_t row = blockIdx.x / o.view.heads;
     const int head = (int)(blockIdx.x - row * o.view.heads), place = o.places[row];
@@ -3509,9 +3509,9 @@ static mtt_status mtt__cuda_cached_attention(mtt__cuda *c, const mtt_op *op)
         o.out = mtt__at<T>(p->out);
         o.sequences = mtt__at<int32_t>(p->sequences), o.places = mtt__at<int32_t>(p->places);
         o.view = mtt_qkv_of(d), o.rows = d->rows, o.context = p->keys->shape[1], o.window = d->window;
-        o.scale = 1.0f / sqrtf((float)d->head_dim);
-        while (8 << o.log_lanes < d->head_dim) o.log_lanes++;
-        const int64_t moved = d->rows * 2 * d->heads_kv * d->head_dim;
+        o.scale = 1.0f / sqrtf((float)d->d_head);
+        while (8 << o.log_lanes < d->d_head) o.log_lanes++;
+        const int64_t moved = d->rows * 2 * d->heads_kv * d->d_head;
         mtt_status status = mtt__launch(c, "cache", mtt_k_cache<T>, mtt__blocks(moved, 2048), 256, o);
         if (status != MTT_OK) return status;
         return mtt__launch(c, "cached_attention", mtt_k_cached_attention<T>, (unsigned)(d->rows * d->heads),
@@ -4735,15 +4735,15 @@ template <int WIDTH, int SPAN = 1> MTT__DEVICE auto mtt__b_of_k(uint32_t lane, i
     };
 }
 
-/* ROWS rows of head_dim elements, `stride` apart, to a tile of WIDTH columns; zeros past `rows_left` and
-   head_dim. A thread copies the chunk of its lane in every STEP-th row. `thread` is its number. */
+/* ROWS rows of d_head elements, `stride` apart, to a tile of WIDTH columns; zeros past `rows_left` and
+   d_head. A thread copies the chunk of its lane in every STEP-th row. `thread` is its number. */
 template <int ROWS, int WIDTH, int THREADS, typename E>
 MTT__DEVICE void mtt__copy_tile(uint32_t tile_smem, const E *from_gmem, int stride, int rows_left,
-                                int head_dim, uint32_t thread)
+                                int d_head, uint32_t thread)
 {
     constexpr int LANES = WIDTH == 96 ? 16 : WIDTH / 8, STEP = THREADS / LANES;
     static_assert(ROWS % STEP == 0, "every thread copies the same number of rows");
-    const int row = thread / LANES, chunk = thread % LANES, left = chunk * 8 < head_dim ? rows_left - row : 0;
+    const int row = thread / LANES, chunk = thread % LANES, left = chunk * 8 < d_head ? rows_left - row : 0;
     const char *at_gmem =
         (const char *)from_gmem + (uint32_t)(row * stride * 2) + mtt__opaque(thread % LANES * 16);
     const uint32_t step = (uint32_t)(STEP * stride * 2);
@@ -4918,9 +4918,9 @@ template <class S>
 MTT__DEVICE void mtt__forward_copy(const mtt__tiled_flash &f, const mtt__flash_head &h, int k0,
                                    uint32_t stage_smem)
 {
-    const int stride = (int)f.view.row, left = (int)f.seq_len - k0, D = f.view.head_dim;
+    const int stride = (int)f.view.row, left = (int)f.seq_len - k0, D = f.view.d_head;
     const typename S::E *k_gmem = (const typename S::E *)f.qkv + mtt__key_row(h, k0, stride);
-    const typename S::E *v_gmem = k_gmem + (int64_t)f.view.heads_kv * f.view.head_dim;
+    const typename S::E *v_gmem = k_gmem + (int64_t)f.view.heads_kv * f.view.d_head;
     mtt__copy_tile<S::BLOCK_KV, S::D, S::THREADS>(stage_smem, k_gmem, stride, left, D, threadIdx.x);
     mtt__copy_tile<S::BLOCK_KV, S::D, S::THREADS>(stage_smem + S::KV_BYTES, v_gmem, stride, left, D,
                                                   threadIdx.x);
@@ -5048,7 +5048,7 @@ MTT__DEVICE void mtt__forward_store(const mtt__tiled_flash &f, const mtt__flash_
                 if (in_eight) mtt__store_e4m3(f.out_8, row_at + column, &v[0].x, scale, records);
             };
             mtt__store_row<E, S::D>((E *)f.out + row_at, o[m], h, f.dropout.scale / sum, valid,
-                                    f.view.head_dim, threadIdx.x & 3, round_more);
+                                    f.view.d_head, threadIdx.x & 3, round_more);
             if (threadIdx.x % 4 == 0 && valid) lse_gmem[further] = row_max[m][h] * f.scale + logf(sum);
         }
     if (in_eight) mtt__record_warp(f.out_8, records);
@@ -5108,7 +5108,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS)
     mtt__random random = {};
     if (S::DROPOUT && f.dropout.threshold) random = mtt__random_of(f.dropout);
 
-    mtt__copy_tile<S::BLOCK_Q, D, S::THREADS>(q_smem, q_gmem, stride, T - q0, f.view.head_dim, threadIdx.x);
+    mtt__copy_tile<S::BLOCK_Q, D, S::THREADS>(q_smem, q_gmem, stride, T - q0, f.view.d_head, threadIdx.x);
     mtt__forward_copy<S>(f, block.head, last_key, kv_smem);
     if (S::Q_IN_REGISTERS) {
         const uint32_t q_lane = q_smem + mtt__lane_a<D>(lane) + warp * ROWS * D * 2;
@@ -5371,10 +5371,10 @@ MTT__DEVICE void mtt__backward_copy(const mtt__tiled_flash &f, const mtt__backwa
     const uint32_t q_stride = (uint32_t)f.view.row, do_stride = (uint32_t)f.width;
     const char *q_gmem = at.block->q_gmem + (uint64_t)(uint32_t)row * (q_stride * 2);
     const char *do_gmem = at.block->do_gmem + (uint64_t)(uint32_t)row * (do_stride * 2);
-    mtt__copy_tile<S::BLOCK_Q, S::D, S::THREADS>(to, (const E *)q_gmem, (int)q_stride, left, f.view.head_dim,
+    mtt__copy_tile<S::BLOCK_Q, S::D, S::THREADS>(to, (const E *)q_gmem, (int)q_stride, left, f.view.d_head,
                                                  thread);
     mtt__copy_tile<S::BLOCK_Q, S::D, S::THREADS>(to + S::Q_BYTES, (const E *)do_gmem, (int)do_stride, left,
-                                                 f.view.head_dim, thread);
+                                                 f.view.d_head, thread);
     if (thread < S::BLOCK_Q)
         mtt__copy_async<8>(to + 2 * S::Q_BYTES + thread * 8,
                            f.stats + at.block->local * f.seq_len + row + thread, thread < left);
@@ -5591,7 +5591,7 @@ MTT__DEVICE void mtt__backward_queries(typename S::query_sums &dq, const mtt__ba
 template <int PART> MTT__DEVICE int mtt__head_column(const mtt__tiled_flash &f, const mtt__flash_head &h)
 {
     if (PART == MTT__PART_Q) return h.column;
-    return PART == MTT__PART_K ? h.key_column : h.key_column + f.view.heads_kv * f.view.head_dim;
+    return PART == MTT__PART_K ? h.key_column : h.key_column + f.view.heads_kv * f.view.d_head;
 }
 
 /* 16 M rows of gradients of the warp, from `row`, times `factor`, to columns from `column` of a part of
@@ -5609,7 +5609,7 @@ MTT__DEVICE void mtt__backward_store(const mtt__tiled_flash &f, const mtt__backw
                 if (row + m * 16 < (int)f.seq_len)
                     mtt__store_eight<COLUMNS>((uint8_t *)f.d_qkv + (token + m * 16) * stride + first, stride,
                                               f.d_qkv_t + first * f.tokens + token + m * 16, f.tokens, c[m],
-                                              factor, f.view.head_dim - column, lane);
+                                              factor, f.view.d_head - column, lane);
             return;
         }
     row += lane / 4;
@@ -5619,7 +5619,7 @@ MTT__DEVICE void mtt__backward_store(const mtt__tiled_flash &f, const mtt__backw
         MTT__UNROLL for (int h = 0; h < 2; h++) {
             const int further = m * 16 + h * 8;
             mtt__store_row<typename S::E, COLUMNS>(to_gmem + (int64_t)further * stride, c[m], h, factor,
-                                                   row + further < (int)f.seq_len, f.view.head_dim - column,
+                                                   row + further < (int)f.seq_len, f.view.d_head - column,
                                                    lane & 3);
         }
 }
@@ -5653,7 +5653,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS)
     extern __shared__ __align__(128) unsigned char shared[];
     mtt__backward_at at = mtt__backward_begin<S>(f, shared);
     const uint32_t smem = mtt__smem(shared);
-    const int T = (int)f.seq_len, stride = (int)f.view.row, D = f.view.head_dim;
+    const int T = (int)f.seq_len, stride = (int)f.view.row, D = f.view.d_head;
     const E *k_gmem = (const E *)f.qkv + mtt__key_row(at.block->head, at.k0, stride);
     const E *v_gmem = k_gmem + (int64_t)f.view.heads_kv * D;
     mtt__copy_tile<S::BLOCK_KV, S::D, S::THREADS>(smem, k_gmem, stride, T - at.k0, D, threadIdx.x);
@@ -5731,7 +5731,7 @@ static mtt__tiled_flash mtt__tiled_backward_of(const mtt_op *op)
 /* Heads whose K and V stay in L2 together. */
 static int mtt__forward_group(const mtt__tiled_flash &f)
 {
-    const int64_t group = (32 << 20) / (f.seq_len * f.view.head_dim * 4);
+    const int64_t group = (32 << 20) / (f.seq_len * f.view.d_head * 4);
     return (int)mtt__min((group < 1 ? 1 : group) * f.members, f.head_count);
 }
 
@@ -5745,7 +5745,7 @@ template <class S> static mtt_status mtt__launch_forward(mtt__cuda *c, mtt__tile
 /* Rows that name DROPOUT alone run without dropout, too: a kernel without would have the same tiles. */
 template <typename E> static mtt_status mtt__tensor_forward(mtt__cuda *c, const mtt__tiled_flash &f)
 {
-    const int D = f.view.head_dim;
+    const int D = f.view.d_head;
     const bool keep = f.dropout.threshold == 0 /* all */, window = f.window > 0;
 #define MTT__RUN(...) return mtt__launch_forward<mtt__forward_sizes<E, __VA_ARGS__>>(c, f)
     /*                                      D BLOCK_Q BLOCK_KV ROW_TILES Q_HELD MIN_BLOCKS DROPOUT */
@@ -5827,7 +5827,7 @@ static mtt_status mtt__launch_backward(mtt__cuda *c, const mtt_op *op, Kernel *k
 template <typename E>
 static mtt_status mtt__tensor_backward(mtt__cuda *c, const mtt_op *op, const mtt__tiled_flash &f)
 {
-    const int D = f.view.head_dim;
+    const int D = f.view.d_head;
     const bool keep = f.dropout.threshold == 0; /* all */
 #define MTT__RUN(...)                                                          \
     do {                                                                       \
@@ -5999,14 +5999,14 @@ MTT__DEVICE void mtt__wgmma_ab(float (&c)[N][4], const uint32_t (&a)[STEPS][4], 
     MTT__UNROLL for (int k = 0; k < STEPS; k++) mtt__wgmma(c, a[k], mtt__wgmma_at(b_tile, k * 2048), E());
 }
 
-/* ROWS rows of head_dim elements as tiles of 64 columns, each ROWS * 128 bytes. */
+/* ROWS rows of d_head elements as tiles of 64 columns, each ROWS * 128 bytes. */
 template <int ROWS, int D, int THREADS, typename E>
 MTT__DEVICE void mtt__wgmma_copy(uint32_t tiles_smem, const E *from_gmem, int stride, int rows_left,
-                                 int head_dim)
+                                 int d_head)
 {
     MTT__UNROLL for (int column = 0; column < D; column += 64)
         mtt__copy_tile<ROWS, 64, THREADS>(tiles_smem + column * ROWS * 2, from_gmem + column, stride,
-                                          rows_left, head_dim - column, threadIdx.x);
+                                          rows_left, d_head - column, threadIdx.x);
 }
 
 /* Dropout of tiles. The random bytes of 512 elements wait in shared memory: lane l stores its draw, for 16
@@ -6051,7 +6051,7 @@ MTT__DEVICE float mtt__keep_factor(uint32_t bytes, int byte, float threshold)
 }
 
 /* The view's row, computed: then ptxas keeps it, and the addresses made of it, in uniform registers. */
-MTT__DEVICE int mtt__uniform_row(const mtt_qkv &v) { return (v.heads + 2 * v.heads_kv) * v.head_dim; }
+MTT__DEVICE int mtt__uniform_row(const mtt_qkv &v) { return (v.heads + 2 * v.heads_kv) * v.d_head; }
 
 #endif
 
@@ -6089,12 +6089,12 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS)
     __syncthreads(); /* the block's work is known to all */
     const E *q_gmem = (const E *)f.qkv + mtt__flash_row(block.head, 0, stride);
     const E *first_key_gmem = (const E *)f.qkv + mtt__key_row(block.head, 0, stride);
-    const int head_dim = f.view.head_dim;
+    const int d_head = f.view.d_head;
     const auto copy = [&](int k0, uint32_t to_smem) {
         const E *k_gmem = first_key_gmem + (int64_t)k0 * stride;
-        const E *v_gmem = k_gmem + (int64_t)f.view.heads_kv * f.view.head_dim;
-        mtt__wgmma_copy<BLOCK_KV, D, S::THREADS>(to_smem, k_gmem, stride, T - k0, head_dim);
-        mtt__wgmma_copy<BLOCK_KV, D, S::THREADS>(to_smem + S::KV_BYTES, v_gmem, stride, T - k0, head_dim);
+        const E *v_gmem = k_gmem + (int64_t)f.view.heads_kv * f.view.d_head;
+        mtt__wgmma_copy<BLOCK_KV, D, S::THREADS>(to_smem, k_gmem, stride, T - k0, d_head);
+        mtt__wgmma_copy<BLOCK_KV, D, S::THREADS>(to_smem + S::KV_BYTES, v_gmem, stride, T - k0, d_head);
         mtt__copy_commit();
     };
     const uint32_t q_tile = mtt__wgmma_tile(q_smem + warpgroup * 64 * 128, 0);
@@ -6111,7 +6111,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS)
         draws_at = ((int64_t)block.head.head * T + row0 + (lane & 15)) * T + lane / 16 * 16;
     }
 
-    mtt__wgmma_copy<BLOCK_Q, D, S::THREADS>(q_smem, q_gmem + (int64_t)q0 * stride, stride, T - q0, head_dim);
+    mtt__wgmma_copy<BLOCK_Q, D, S::THREADS>(q_smem, q_gmem + (int64_t)q0 * stride, stride, T - q0, d_head);
     copy(last_key, kv_smem);
     for (int k0 = last_key, stage = 0; k0 >= first_key; k0 -= BLOCK_KV, stage ^= 1) {
         const uint32_t k_tile = mtt__wgmma_tile(kv_smem + stage * 2 * S::KV_BYTES, 0);
@@ -6278,22 +6278,22 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS)
     __shared__ mtt__backward_block block;
     const uint32_t smem = (mtt__smem(shared) + 1023) & ~1023u, s_smem = smem + S::S_AT;
     const int lane = threadIdx.x & 31, warp = mtt__uniform((int)threadIdx.x / 32), warpgroup = warp / 4;
-    const int T = (int)f.seq_len, stride = mtt__uniform_row(f.view), head_dim = f.view.head_dim;
+    const int T = (int)f.seq_len, stride = mtt__uniform_row(f.view), d_head = f.view.d_head;
     if (threadIdx.x == 0) mtt__backward_take<S>(f, &block);
     __syncthreads(); /* the block's work is known to all */
     mtt__backward_at at = {};
     at.block = &block, at.k0 = mtt__uniform(block.k0);
     const int first_tile = mtt__uniform(block.first_tile);
     const E *k_gmem = (const E *)f.qkv + mtt__key_row(block.head, at.k0, stride);
-    const E *v_gmem = k_gmem + (int64_t)f.view.heads_kv * head_dim;
+    const E *v_gmem = k_gmem + (int64_t)f.view.heads_kv * d_head;
     const auto stage_of = [&](int tile) { return smem + 2 * S::KV_BYTES + (tile & 1) * S::STAGE; };
     const auto copy = [&](int tile) {
         const int row = tile * BLOCK_Q, left = T - row, thread = threadIdx.x;
         const uint32_t to = stage_of(tile);
         const E *q_gmem = (const E *)block.q_gmem + (int64_t)row * stride;
         const E *do_gmem = (const E *)block.do_gmem + (int64_t)row * f.width;
-        mtt__wgmma_copy<BLOCK_Q, D, S::THREADS>(to, q_gmem, stride, left, head_dim);
-        mtt__wgmma_copy<BLOCK_Q, D, S::THREADS>(to + S::Q_BYTES, do_gmem, (int)f.width, left, head_dim);
+        mtt__wgmma_copy<BLOCK_Q, D, S::THREADS>(to, q_gmem, stride, left, d_head);
+        mtt__wgmma_copy<BLOCK_Q, D, S::THREADS>(to + S::Q_BYTES, do_gmem, (int)f.width, left, d_head);
         if (thread < 2 * BLOCK_Q) { /* lse, then delta; zeros past the end, as the rows of Q and dO */
             const float2 *stats = f.stats + block.local * f.seq_len + row + thread % BLOCK_Q;
             mtt__copy_async<4>(to + 2 * S::Q_BYTES + thread * 4, (const float *)stats + thread / BLOCK_Q,
@@ -6301,8 +6301,8 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS)
         }
         mtt__copy_commit();
     };
-    mtt__wgmma_copy<BLOCK_KV, D, S::THREADS>(smem, k_gmem, stride, T - at.k0, head_dim);
-    mtt__wgmma_copy<BLOCK_KV, D, S::THREADS>(smem + S::KV_BYTES, v_gmem, stride, T - at.k0, head_dim);
+    mtt__wgmma_copy<BLOCK_KV, D, S::THREADS>(smem, k_gmem, stride, T - at.k0, d_head);
+    mtt__wgmma_copy<BLOCK_KV, D, S::THREADS>(smem + S::KV_BYTES, v_gmem, stride, T - at.k0, d_head);
     copy(mtt__uniform(block.last_tile));
 
     const int column = warpgroup * S::DQ_COLUMNS;
@@ -6459,7 +6459,7 @@ template <typename E> static mtt_status mtt__hopper_forward(mtt__cuda *c, const 
 {
 #define MTT__RUN(...) return mtt__hopper_forward_of<mtt__forward_sizes<E, __VA_ARGS__>>(c, f)
     const bool small = f.window || f.seq_len <= 4096, keep = f.dropout.threshold == 0 /* all */;
-    const int D = f.view.head_dim;
+    const int D = f.view.d_head;
     /*                              D BLOCK_Q BLOCK_KV ROW_TILES Q_HELD MIN_BLOCKS DROPOUT */
     if (D > 64 && keep)    MTT__RUN(128,    128,      64,        1, false,         2,   false);
     if (D > 64)            MTT__RUN(128,    128,      64,        1, false,         2,    true);
@@ -6474,7 +6474,7 @@ static mtt_status mtt__hopper_backward_of(mtt__cuda *c, const mtt_op *op, const 
 {
     typedef mtt__backward_wgmma_sizes<E, 64, DROPOUT> D_64;
     typedef mtt__backward_wgmma_sizes<E, 128, DROPOUT> D_128;
-    if (f.view.head_dim > 64) return mtt__launch_backward<D_128>(c, op, mtt_k_flash_backward_wgmma<D_128>, f);
+    if (f.view.d_head > 64) return mtt__launch_backward<D_128>(c, op, mtt_k_flash_backward_wgmma<D_128>, f);
     if constexpr (DROPOUT)
         if (f.members == 1) {
             typedef mtt__backward_wgmma_sizes<E, 64, DROPOUT, false> ALONE;
@@ -7351,7 +7351,7 @@ static mtt_status mtt__hopper_chunked_loss(mtt__cuda *c, const mtt_op *op)
 /* 16 bits, head widths that fill tiles of 64 or 128 columns. */
 static bool mtt__hopper_takes_flash(const mtt_op *op, const mtt_tensor *qkv)
 {
-    const int D = op->shape->head_dim;
+    const int D = op->shape->d_head;
     return mtt__flash_takes(op->shape) && qkv->dtype != MTT_F32 &&
            ((D > 32 && D <= 64) || (D > 96 && D <= 128));
 }

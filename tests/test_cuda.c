@@ -980,8 +980,8 @@ static matrix part_of(const textbook *t, double *qkv, int64_t head, int part)
 static matrix output_of(const textbook *t, double *out, int64_t head)
 {
     const mtt_shape *d = t->op->shape;
-    int64_t width = (int64_t)d->heads * d->head_dim;
-    return rows_of(out + head / d->heads * d->seq_len * width + head % d->heads * d->head_dim, width);
+    int64_t width = (int64_t)d->heads * d->d_head;
+    return rows_of(out + head / d->heads * d->seq_len * width + head % d->heads * d->d_head, width);
 }
 
 /* Gradients of q, k and v of each query head, as if none shared k and v: rows of three times the output's
@@ -989,15 +989,15 @@ static matrix output_of(const textbook *t, double *out, int64_t head)
 static double *new_gradients(const textbook *t, int exists)
 {
     const mtt_shape *d = t->op->shape;
-    return exists ? calloc((size_t)(d->rows * 3 * d->heads * d->head_dim), sizeof(double)) : NULL;
+    return exists ? calloc((size_t)(d->rows * 3 * d->heads * d->d_head), sizeof(double)) : NULL;
 }
 
 static matrix gradient_of(const textbook *t, double *gradients, int64_t head, int part)
 {
     const mtt_shape *d = t->op->shape;
-    int64_t width = (int64_t)d->heads * d->head_dim;
+    int64_t width = (int64_t)d->heads * d->d_head;
     return rows_of(gradients + head / d->heads * d->seq_len * 3 * width + part * width +
-                       head % d->heads * d->head_dim, 3 * width);
+                       head % d->heads * d->d_head, 3 * width);
 }
 
 /* Parts `from` to `to` of d_qkv: those of heads that share k and v are added up, one after another. */
@@ -1010,7 +1010,7 @@ static void join_gradients(const textbook *t, double *gradients, int from, int t
         for (head = 0; head < (int64_t)d->batch * d->heads; head++) {
             matrix source = gradient_of(t, gradients, head, part), sum = part_of(t, d_qkv, head, part);
             for (row = 0; row < d->seq_len; row++)
-                for (i = 0; i < d->head_dim; i++) {
+                for (i = 0; i < d->d_head; i++) {
                     double *at = sum.at + row * sum.row + i, term = source.at[row * source.row + i];
                     *at = part && head % group ? fp32(t, *at + term) : term;
                 }
@@ -1035,7 +1035,7 @@ static double softmax_row(const textbook *t, const double *s, int64_t query, dou
 
 /* All heads, each with its T x T squares. */
 #define FOR_EACH_HEAD(head)                                                                                  \
-    int64_t T = t->op->shape->seq_len, D = t->op->shape->head_dim;                                           \
+    int64_t T = t->op->shape->seq_len, D = t->op->shape->d_head;                                             \
     int64_t heads = (int64_t)t->op->shape->batch * t->op->shape->heads, head;                                \
     double scale = fp32(t, 1 / sqrt((double)D));                                                             \
     (void)scale;                                                                                             \
@@ -1134,7 +1134,7 @@ static void textbook_softmax_backward(const textbook *t)
 static void query_and_key_gradients(const textbook *t, double *ds, double *ds_size, double scale, double *qkv,
                                     int64_t h, double *gradients, double *sizes)
 {
-    int64_t T = t->op->shape->seq_len, D = t->op->shape->head_dim;
+    int64_t T = t->op->shape->seq_len, D = t->op->shape->d_head;
     matrix q = part_of(t, qkv, h, 0), k = part_of(t, qkv, h, 1);
     scaled_product(t, T, D, T, scale, rows_of(ds, T), k, gradient_of(t, gradients, h, 0));
     scaled_product(t, T, D, T, scale, transposed(rows_of(ds, T)), q, gradient_of(t, gradients, h, 1));
@@ -1173,7 +1173,7 @@ static void textbook_cached_attention(const textbook *t)
     const int32_t *sequences = (const int32_t *)o->sequences->data;
     const int32_t *places = (const int32_t *)o->places->data;
     mtt_qkv qkv = mtt_qkv_of(d);
-    int64_t D = d->head_dim, context = o->keys->shape[1], C = d->heads * D, r, j, k;
+    int64_t D = d->d_head, context = o->keys->shape[1], C = d->heads * D, r, j, k;
     double *s = malloc((size_t)context * sizeof(double)), scale = 1 / sqrt((double)D);
     for (r = 0; r < d->rows; r++)
         for (j = 0; j < 2 * d->heads_kv && places[r] >= 0; j++) {
@@ -1312,7 +1312,7 @@ static void textbook_flash_backward(const textbook *t)
 /* A head of q or k: x / sqrt(mean x^2 + eps), whose error grows with those of all x. */
 static void normalize_head(const textbook *t, const double *gain, double *x, double *size)
 {
-    int64_t D = t->op->shape->head_dim, i;
+    int64_t D = t->op->shape->d_head, i;
     double squares = 0, doubt = 0, rstd;
     for (i = 0; i < D; i++) squares = fp32(t, squares + fp32(t, x[i] * x[i]));
     rstd = fp32(t, 1 / fp32(t, sqrt(fp32(t, fp32(t, squares / (double)D) + (double)t->op->shape->norm_eps))));
@@ -1326,7 +1326,7 @@ static void normalize_head(const textbook *t, const double *gain, double *x, dou
 /* Pairs of a head as complex numbers, times e^(i angle), or backward e^(-i angle). */
 static void rotate_head(const textbook *t, const double *angles, int backward, double *x, double *size)
 {
-    int64_t D = t->op->shape->head_dim, i, apart = t->op->shape->rotary_interleaved ? 1 : D / 2;
+    int64_t D = t->op->shape->d_head, i, apart = t->op->shape->rotary_interleaved ? 1 : D / 2;
     for (i = 0; i < D / 2 && angles; i++) {
         int64_t a = apart == 1 ? 2 * i : i, b = a + apart;
         double c = angles[2 * i], e = backward ? -angles[2 * i + 1] : angles[2 * i + 1];
@@ -1343,7 +1343,7 @@ static void turn_rows(const textbook *t, const double *angles, const double *q_g
                       double *y, double *y_size)
 {
     const mtt_shape *d = t->op->shape;
-    int64_t D = d->head_dim, width = mtt_qkv_of(d).row, row, head;
+    int64_t D = d->d_head, width = mtt_qkv_of(d).row, row, head;
     for (row = 0; row < d->rows; row++)
         for (head = 0; head < d->heads + d->heads_kv; head++) {
             double *x = y + row * width + head * D, *size = y_size + row * width + head * D;
@@ -1358,7 +1358,7 @@ static void textbook_rotary(const textbook *t)
     const numbers_rotary *v = VALUES(rotary, t);
     int64_t count = mtt__elements(o->y), width = mtt__width(o->y), v_width = 0, i;
     double *size = malloc((size_t)count * sizeof(double));
-    v_width = (int64_t)t->op->shape->heads_kv * t->op->shape->head_dim;
+    v_width = (int64_t)t->op->shape->heads_kv * t->op->shape->d_head;
     memcpy(v->y, v->qkv, (size_t)count * sizeof(double));
     for (i = 0; i < count; i++) size[i] = i % width < width - v_width ? fabs(v->y[i]) : 0;
     turn_rows(t, v->angles, v->q_gain, v->k_gain, v->y, size);
@@ -1387,7 +1387,7 @@ static void textbook_rotary_backward(const textbook *t)
     const numbers_rotary_backward *v = VALUES(rotary_backward, t),
                                   *magnitude = MAGNITUDES(rotary_backward, t);
     const mtt_shape *d = t->op->shape;
-    int64_t D = d->head_dim, width = mtt__width(o->dx), row, head, i;
+    int64_t D = d->d_head, width = mtt__width(o->dx), row, head, i;
     double *gradients[2] = {v->d_q_gain, v->d_k_gain}, *sizes[2] = {magnitude->d_q_gain, magnitude->d_k_gain};
     for (i = 0; i < (o->q_gain ? 2 * D : 0); i++) {
         if (!gradients[i / D]) continue;

@@ -2723,7 +2723,7 @@ static void attention_eight(void)
     for (int kind = 0; kind < 5 * 4 * 2; kind++) {
         int T = LENGTHS[kind % 5], D = WIDTHS[kind / 5 % 4], R = B * T, C = H * D, infinite = 0;
         mtt_scale scales[2] = {{.scale = 512, .inverse = 1.0f / 512}};
-        mtt_shape shape = {.batch = B, .seq_len = T, .heads = H, .heads_kv = H, .head_dim = D, .rows = R,
+        mtt_shape shape = {.batch = B, .seq_len = T, .heads = H, .heads_kv = H, .d_head = D, .rows = R,
                            .d_model = C, .window = kind / 20 ? 1 + below(T) : 0,
                            .dropout = kind % 3 ? 0 : 0.2f};
         mtt_control control = {.seed = 7};
