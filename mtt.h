@@ -52,7 +52,7 @@
    examples/schedule.c prints the list of operations before and after each pass.
    >>tensors    all
    >>schedule   the opening, the builder, passes, recomputation, gradients of tensors, the forward pass,
-                8 bits, adjoints, adapters, the backward pass, the step, programs, the table of passes
+                adjoints, adapters, 8 bits, the backward pass, the step, programs, the table of passes
    >>plan       memory during each operation
    >>cpu        flash attention
    >>trainer    steps
@@ -6583,16 +6583,25 @@ static void mtt__activation_block(mtt_mlp mlp, const float *x, const float *up, 
 static void mtt__slope_block(mtt_mlp mlp, const float *x, float *up, float *g, int64_t n)
 {
     int64_t k;
-    for (k = 0; k < n && mlp == MTT_MLP_GELU; k++) {
-        float s = mtt__gelu_sigmoid(x[k]), slope = 1.5957691216f * (1.0f + 0.134145f * x[k] * x[k]);
-        g[k] *= s + x[k] * s * (1.0f - s) * slope;
-    }
-    for (k = 0; k < n && mlp != MTT_MLP_GELU; k++) {
-        float s = 1.0f / (1.0f + mtt__exp(-x[k])), slope = s + x[k] * s * (1.0f - s), dy = g[k];
-        if (mlp == MTT_MLP_SWIGLU) slope *= up[k], up[k] = dy * x[k] * s;
-        else if (mlp == MTT_MLP_RELU2) slope = x[k] > 0 ? 2 * x[k] : 0.0f;
-        else if (mlp != MTT_MLP_SILU) slope = NAN; /* as above */
-        g[k] *= slope;
+    switch (mlp) {
+    case MTT_MLP_GELU:
+        for (k = 0; k < n; k++) {
+            float s = mtt__gelu_sigmoid(x[k]), slope = 1.5957691216f * (1.0f + 0.134145f * x[k] * x[k]);
+            g[k] *= s + x[k] * s * (1.0f - s) * slope;
+        }
+        break;
+    case MTT_MLP_RELU2:
+        for (k = 0; k < n; k++) g[k] *= x[k] > 0 ? 2 * x[k] : 0.0f;
+        break;
+    case MTT_MLP_SWIGLU:
+    case MTT_MLP_SILU:
+        for (k = 0; k < n; k++) {
+            float s = 1.0f / (1.0f + mtt__exp(-x[k])), slope = s + x[k] * s * (1.0f - s), dy = g[k];
+            if (mlp == MTT_MLP_SWIGLU) slope *= up[k], up[k] = dy * x[k] * s;
+            g[k] *= slope;
+        }
+        break;
+    default: for (k = 0; k < n; k++) g[k] = NAN; /* as above */
     }
 }
 
