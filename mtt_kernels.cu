@@ -2,7 +2,7 @@
    and later, with CUDA 12.5 and later
 
       nvcc -O3 -arch=native -c mtt_kernels.cu -o mtt_kernels.o
-      cc -O3 train.c mtt_kernels.o -lcublasLt -lcudart -lstdc++ -lm
+      cc -O3 train.c mtt_kernels.o -lcublasLt -lcudart -lstdc++ -lpthread -lm
 
    On an H100 or H200, -gencode=arch=compute_90a,code=sm_90a in place of -arch=native adds faster kernels.
    -DMTT_NO_FP16 leaves out FP16, FP16 alone: BF16 stays. The file then compiles a quarter faster.
@@ -81,6 +81,7 @@
 #include <dlfcn.h>
 #include <math_constants.h>
 #include <math.h>
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8154,7 +8155,6 @@ static mtt_status mtt__join_transfers(mtt__cuda *c)
     return status != MTT_OK ? status : mtt__checked(c, error, "waiting for transfers");
 }
 
-/* Destroys all graphs; CUDA keeps one that runs until it has ended. */
 static void mtt__forget_graphs(mtt__cuda *c)
 {
     for (int i = 0; i < c->graph_count; i++)
@@ -8163,20 +8163,37 @@ static void mtt__forget_graphs(mtt__cuda *c)
     c->graph_count = 0;
 }
 
+static void *mtt__abort_nccl(void *nccl)
+{
+    mtt__nccl *const n = (mtt__nccl *)nccl;
+    n->abort(n->comm);
+    return NULL;
+}
+
 /* A rank is lost: ends all waits for it. Each wait resets its word, so words are set again until no stream is
-   left waiting. ncclCommAbort returns only when no graph is left that has transfers. */
+   left waiting. ncclCommAbort ends NCCL's kernels at once, but returns only when no graph is left that has
+   transfers, and a graph is freed only after it has run: so a thread calls it. */
 static void mtt__abandon(mtt__cuda *c)
 {
+    const timespec pause = {0, 100000};
+    mtt__copies *const x = c->copies;
+    pthread_t aborting;
+    int joins = 0;
     c->lost = 1;
-    mtt__forget_graphs(c);
-    if (c->nccl && c->nccl->comm) c->nccl->abort(c->nccl->comm), c->nccl->comm = NULL;
-    while (c->copies && (cudaStreamQuery(c->wires) == cudaErrorNotReady ||
-                         cudaStreamQuery(c->stream) == cudaErrorNotReady)) {
-        mtt__copies *const x = c->copies;
-        const size_t bytes = sizeof(uint32_t) * MTT__WORDS * (size_t)c->ranks;
-        if (cudaMemsetAsync(x->words[c->rank], 1, bytes, x->rescue)) break;
-        cudaStreamSynchronize(x->rescue);
+    if (c->nccl && c->nccl->comm) {
+        joins = !pthread_create(&aborting, NULL, mtt__abort_nccl, c->nccl);
+        if (!joins) mtt__forget_graphs(c), mtt__abort_nccl(c->nccl);
     }
+    while (cudaStreamQuery(c->wires) == cudaErrorNotReady ||
+           cudaStreamQuery(c->stream) == cudaErrorNotReady) {
+        if (x && cudaMemsetAsync(x->words[c->rank], 1, sizeof(uint32_t) * MTT__WORDS * (size_t)c->ranks,
+                                 x->rescue)) break;
+        if (x) cudaStreamSynchronize(x->rescue);
+        else nanosleep(&pause, NULL);
+    }
+    mtt__forget_graphs(c);
+    if (joins) pthread_join(aborting, NULL);
+    if (c->nccl) c->nccl->comm = NULL;
 }
 
 /* Waits for all that was run, while the other ranks live. */

@@ -182,6 +182,7 @@ static mtt_status run_rank(const job *j, mtt_backend *backend, outcome *o)
     mtt_model *model = NULL;
     int rank = mtt_ranks_rank(backend->ranks), i;
     mtt_status status;
+    alarm(200); /* a rank that hangs is a failure, and not the end of the test */
     optim.seed += j->fate == OTHER_SEED && rank == j->victim;
     if (j->fate == NO_MEMORY && rank == j->victim) backend->alloc = no_memory;
     if (j->fate == BREAKS && rank == j->victim) backend->run = broken;
