@@ -3168,8 +3168,8 @@ MTTDEF mtt_status mtt_model_resolve(mtt_env *env, const mtt_model_desc *model, m
     return MTT_OK;
 }
 
-/* FP8's defaults and needs. Unless the user has chosen, a GPU takes the loss in up to four chunks of `rows`:
-   its products in 8 bits want many. */
+/* Fills in FP8's defaults and checks what it needs. The user has chosen the chunks of the loss, or `rows` are
+   those of a micro-batch: then a GPU takes at most four chunks, since products in 8 bits want many rows. */
 static void mtt__resolve_fp8(mtt__faults *faults, const mtt_model_desc *model, mtt_policy *p, int64_t rows)
 {
 #ifdef MTT_NO_FP8
@@ -4623,7 +4623,7 @@ static void mtt__adjoint_linear_eight(mtt__builder *b, const mtt_op *op)
     if (trains && !last) mtt__input_gradient_eight(b, op, dy[0], weight);
 }
 
-/* Not in place: what it makes is to be rounded. */
+/* Emits it not in place, since what it makes will be rounded. */
 static void mtt__adjoint_activation_eight(mtt__builder *b, const mtt_op *op)
 {
     const mtt_op_activation *f = MTT_OPERANDS_OF(activation, op);
@@ -4645,7 +4645,7 @@ static void mtt__adjoint_quantize(mtt__builder *b, const mtt_op *op)
     mtt__join_gradient(b, op->layer, f->x, other);
 }
 
-/* The adjoint of an operation on 8 bits; 0 = it has none. */
+/* Emits the adjoint of an operation on 8 bits; 0 = it has none. */
 static int mtt__adjoint_eight(mtt__builder *b, const mtt_op *op)
 {
     int narrow = op->operands[mtt__is_activation(op->kind) ? op->inputs : 0]->dtype == MTT_F8_E4M3;
@@ -7901,8 +7901,8 @@ static void mtt__cpu_cross_entropy(const mtt_op *op, const mtt_op_cross_entropy 
     }
 }
 
-/* Logits become their gradients: (softmax - [j = target]) * factor, 0 in the padding and where the target
-   does not count. Columns from j up of a row. */
+/* Computes the gradients of n logits of a row, from column j up: (softmax - [j = target]) * factor, 0 in the
+   padding and where the target does not count. */
 static void mtt__logit_block(const mtt_op *op, const mtt_op_cross_entropy_backward *o, float factor,
                              int64_t row, int64_t j, int64_t n, float *x)
 {
@@ -7936,7 +7936,8 @@ typedef struct mtt__loss_chunk {
     mtt_tensor x, targets, losses, logits, dx;
 } mtt__loss_chunk;
 
-/* The gradients of a chunk's x, and of the head's weight and bias. Those of the logits take their place. */
+/* Makes the gradients of a chunk's x, and of the head's weight and bias. Those of the logits take the logits'
+   place. */
 static void mtt__chunk_gradients(const mtt_op *op, const mtt_op_chunked_loss *o, mtt__loss_chunk *c)
 {
     mtt_op_cross_entropy_backward d_loss = {&c->logits, &c->losses,  &c->targets,
@@ -8210,7 +8211,7 @@ static void mtt__cpu_quantize_weights(const mtt_op *op, const mtt_op_quantize_we
     }
 }
 
-/* What an operation has made, also in 8 bits: as it is, transposed. Absent ones are not made. */
+/* Rounds what an operation has made to 8 bits: as it is, and transposed. Either may be absent. */
 static void mtt__round_also(const mtt_op *op, mtt_tensor *x, mtt_tensor *x_8, mtt_tensor *x_t)
 {
     mtt_op_quantize row = {x, NULL, NULL, NULL, x_8, x_t};
@@ -8278,7 +8279,7 @@ static void mtt__store_logits_eight(const mtt_op *op, const mtt_op_cross_entropy
     }
 }
 
-/* As mtt__chunk_gradients; gradients of logits lie beside these, in 8 bits. */
+/* Makes the same by gradients of logits in 8 bits, which lie beside the logits. */
 static void mtt__chunk_gradients_eight(const mtt_op *op, const mtt_op_chunked_loss *o, mtt__loss_chunk *c)
 {
     mtt_tensor d_logits = mtt__row_range(o->d_logits, 0, mtt__rows(&c->logits));
