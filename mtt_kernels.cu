@@ -1,5 +1,5 @@
 /* mtt_kernels.cu - the CUDA backend of mtt.h: every operation of MTT_OPS, on GPUs of compute capability 8.0
-   and later, with CUDA 12.5 and later
+   and later, with CUDA 12.0 and later; for sm_90a with 12.5
 
       nvcc -O3 -arch=native -c mtt_kernels.cu -o mtt_kernels.o
       cc -O3 train.c mtt_kernels.o -lcublasLt -lcudart -lstdc++ -lpthread -lm
@@ -89,8 +89,11 @@
 #include <time.h>
 #include <type_traits>
 
-#if CUDART_VERSION < 12050
-#error "mtt_kernels.cu needs CUDA 12.5 or later, for cudaGetDriverEntryPointByVersion"
+#if CUDART_VERSION < 12000
+#error "mtt_kernels.cu needs CUDA 12.0 or later"
+#endif
+#if CUDART_VERSION < 12050 && defined(__CUDA_ARCH_FEAT_SM90_ALL) && !defined(MTT_NO_HOPPER)
+#error "sm_90a needs CUDA 12.5 or later: build for sm_90"
 #endif
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
 #error "mtt_kernels.cu needs -arch=sm_80 or later. With an older GPU, build for the CPU, without MTT_CUDA"
@@ -394,6 +397,21 @@ static mtt_status mtt__checked(mtt__cuda *c, cudaError_t error, const char *what
     cudaGetLastError(); /* reported here: the next launch must not take it for its own */
     return mtt__cuda_fail(c->env, MTT_E_DEVICE, "CUDA device %d, %s: %s (%s). %s", c->device, what,
                           cudaGetErrorString(error), cudaGetErrorName(error), mtt__remedy(error, remedy));
+}
+
+/* Finds a function of the driver, as it is since a version of CUDA; NULL: the driver is older. */
+static void *mtt__driver_function(const char *name, unsigned version)
+{
+    void *function = NULL;
+    cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+#if CUDART_VERSION >= 12050
+    cudaError_t error = cudaGetDriverEntryPointByVersion(name, &function, version, cudaEnableDefault, &found);
+#else /* as the toolkit knows it: 12.0 to 12.4 know all as later ones do */
+    cudaError_t error = cudaGetDriverEntryPoint(name, &function, cudaEnableDefault, &found);
+    (void)version;
+#endif
+    if (error) cudaGetLastError(); /* the next launch must not take it for its own */
+    return !error && found == cudaDriverEntryPointSuccess ? function : NULL;
 }
 
 static void *mtt__host_alloc(mtt_env *env, size_t bytes)
@@ -5189,12 +5207,29 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS)
    carries number n was written by contribution n and not by one that happens to look like it. Contribution n
    + 1 writes a unit after it has read n in it, in the same thread, which orders the two in the coherence of
    that unit. No other memory is handed over, so there is nothing else to order. Waiting is reading again
-   until the number is there. */
+   until the number is there.
+
+   PTX has such accesses since CUDA 12.3. Before it, a unit is two of 64 bits: the half with the number is
+   stored last, by a release, and loaded first, by an acquire. That is slower and gives the same bits. */
+#if CUDART_VERSION >= 12030
+#define MTT__LOAD_UNIT                                                                  \
+    "{ .reg .b128 unit; .reg .b64 low, high; ld.relaxed.gpu.global.b128 unit, [%4];"    \
+    " mov.b128 {low, high}, unit; mov.b64 {%0, %1}, low; mov.b64 {%2, %3}, high; }"
+#define MTT__STORE_UNIT                                                                 \
+    "{ .reg .b128 unit; .reg .b64 low, high; mov.b64 low, {%1, %2}; mov.b64 high, {%3, %4};" \
+    " mov.b128 unit, {low, high}; st.relaxed.gpu.global.b128 [%0], unit; }"
+#else
+#define MTT__LOAD_UNIT                                                                  \
+    "{ .reg .b64 low, high; ld.acquire.gpu.global.b64 low, [%4]; ld.relaxed.gpu.global.b64 high, [%4 + 8];" \
+    " mov.b64 {%0, %1}, low; mov.b64 {%2, %3}, high; }"
+#define MTT__STORE_UNIT                                                                 \
+    "{ .reg .b64 low, high; mov.b64 low, {%1, %2}; mov.b64 high, {%3, %4};"             \
+    " st.relaxed.gpu.global.b64 [%0 + 8], high; st.release.gpu.global.b64 [%0], low; }"
+#endif
 template <int COUNT, int THREADS> MTT__DEVICE void mtt__sums_load(float (*sums)[4], const float4 *from_gmem)
 {
     MTT__UNROLL for (int n = 0; n < COUNT; n++)
-        asm volatile("{ .reg .b128 unit; .reg .b64 low, high; ld.relaxed.gpu.global.b128 unit, [%4];"
-                     " mov.b128 {low, high}, unit; mov.b64 {%0, %1}, low; mov.b64 {%2, %3}, high; }"
+        asm volatile(MTT__LOAD_UNIT
                      : "=f"(sums[n][0]), "=f"(sums[n][1]), "=f"(sums[n][2]), "=f"(sums[n][3])
                      : "l"(from_gmem + n * THREADS) : "memory");
 }
@@ -5225,8 +5260,7 @@ MTT__DEVICE void mtt__sums_store(float4 *to_gmem, const float (*sums)[4], uint32
         uint32_t v[4];
         MTT__UNROLL for (int e = 0; e < 4; e++) v[e] = __float_as_uint(sums[n][e]);
         MTT__UNROLL for (int e = 0; e < 2; e++) v[e] = (v[e] & ~127u) | (number >> 7 * e & 127u);
-        asm volatile("{ .reg .b128 unit; .reg .b64 low, high; mov.b64 low, {%1, %2}; mov.b64 high, {%3, %4};"
-                     " mov.b128 unit, {low, high}; st.relaxed.gpu.global.b128 [%0], unit; }"
+        asm volatile(MTT__STORE_UNIT
                      ::"l"(to_gmem + n * THREADS), "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3]) : "memory");
     }
 }
@@ -7403,8 +7437,6 @@ static mtt_status mtt__find_hopper(mtt__cuda *c)
 {
     cudaFuncAttributes tiles = {}, loss = {};
     int has_clusters = 0, major = 0;
-    void *function = NULL;
-    cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
     cudaError_t error = cudaFuncGetAttributes(&tiles, mtt_k_linear_gelu<__nv_bfloat16, false>);
     if (!error) error = cudaFuncGetAttributes(&loss, mtt_k_loss_rows<__nv_bfloat16>);
     if (!error) error = cudaDeviceGetAttribute(&has_clusters, cudaDevAttrClusterLaunch, c->device);
@@ -7415,12 +7447,8 @@ static mtt_status mtt__find_hopper(mtt__cuda *c)
         c->backend.note(c->backend.user, "mtt_kernels.cu was compiled without sm_90a, so attention and GELU "
                         "run slower: compile it with -gencode=arch=compute_90a,code=sm_90a");
     c->cluster = has_clusters && loss.ptxVersion >= 90 ? MTT__CLUSTER : 1;
-    error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault,
-                                             &found);
-    if (!error && found == cudaDriverEntryPointSuccess)
-        c->encode = (PFN_cuTensorMapEncodeTiled_v12000)function;
-    else
-        cudaGetLastError(); /* an older driver: GELU runs after the product */
+    /* An older driver has none: GELU then runs after the product. */
+    c->encode = (PFN_cuTensorMapEncodeTiled_v12000)mtt__driver_function("cuTensorMapEncodeTiled", 12000);
     return MTT_OK;
 }
 
@@ -7675,10 +7703,8 @@ static const char MTT__BY_NCCL[] = "Set the policy's nccl (--nccl), so that NCCL
 static mtt_status mtt__driver_checked(mtt__cuda *c, CUresult result, const char *what)
 {
     const char *name = NULL;
-    void *find = NULL;
-    cudaDriverEntryPointQueryResult found;
     if (result == CUDA_SUCCESS) return MTT_OK;
-    cudaGetDriverEntryPointByVersion("cuGetErrorName", &find, 6000, cudaEnableDefault, &found);
+    void *const find = mtt__driver_function("cuGetErrorName", 6000);
     if (find) ((PFN_cuGetErrorName_v6000)find)(result, &name);
     return mtt__cuda_fail(c->env, MTT_E_DEVICE, "CUDA device %d, %s: the driver's error %d (%s). %s",
                           c->device, what, (int)result, name ? name : "unknown", MTT__BY_NCCL);
@@ -7956,16 +7982,12 @@ static void mtt__offer_copies(mtt__cuda *c, int nccl, mtt__offer *own)
 {
     mtt__copies *const x = c->copies;
     const size_t bytes = sizeof(uint32_t) * MTT__WORDS * (size_t)c->ranks;
-    cudaDriverEntryPointQueryResult found;
     FILE *const file = fopen("/proc/sys/kernel/random/boot_id", "r");
-    void *words = NULL, *run_words = NULL, *find_block = NULL;
+    void *const run_words = mtt__driver_function("cuStreamBatchMemOp", 11070);
+    void *const find_block = mtt__driver_function("cuMemGetAddressRange", 3020);
+    void *words = NULL;
     if (file) own->host[fread(own->host, 1, sizeof(own->host) - 1, file)] = 0, fclose(file);
-    cudaError_t error = cudaGetDriverEntryPointByVersion("cuStreamBatchMemOp", &run_words, 11070,
-                                                         cudaEnableDefault, &found);
-    if (!error)
-        error = cudaGetDriverEntryPointByVersion("cuMemGetAddressRange", &find_block, 3020, cudaEnableDefault,
-                                                 &found);
-    if (!error) error = cudaStreamCreateWithFlags(&x->rescue, cudaStreamNonBlocking);
+    cudaError_t error = cudaStreamCreateWithFlags(&x->rescue, cudaStreamNonBlocking);
     if (!error) error = cudaStreamCreateWithFlags(&x->signals, cudaStreamNonBlocking);
     if (!error) error = cudaEventCreateWithFlags(&x->signalled, cudaEventDisableTiming);
     if (!error) error = cudaMalloc(&words, bytes);

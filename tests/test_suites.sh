@@ -315,6 +315,8 @@ made() { # OPTION CAPABILITY...: nvcc's option
 made -arch=native 8.0; made -arch=native 8.0 9.0; made -arch=native 12.0; made -arch=sm_86 7.5 8.6
 made -arch=sm_100 10.0 7.5; made -gencode=arch=compute_90a,code=sm_90a 9.0
 made -gencode=arch=compute_90a,code=sm_90a 9.0 7.0
+printf '#!/bin/sh\necho "Cuda compilation tools, release 12.1, V12.1.105"\n' > fake_bin/nvcc
+made -arch=sm_90 9.0; made -arch=native 8.0
 fake_smi 'echo "7.5, Old"; echo "8.9, New"'
 check "a usable one is named beside an old one" [ "$(arch gpu)" = New ]
 fake_smi 'echo "8.0, A100"'

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# arch.sh [gpu] - nvcc's option for this machine's GPUs. On Hopper it is sm_90a: -arch=native gives sm_90,
-# which has no warpgroup products. Where one GPU is too old for mtt, it is the option for the newest one.
+# arch.sh [gpu] - nvcc's option for this machine's GPUs. On Hopper it is sm_90a, with CUDA 12.5 or later:
+# -arch=native gives sm_90, which has no warpgroup products. Where one GPU is too old for mtt, it is the
+# option for the newest one.
 # With `gpu`: the name of a GPU that mtt can use, of compute capability 8.0 or later. If there is none,
 # nothing, and on stderr why not, unless there is no nvidia-smi either.
 command -v nvidia-smi > /dev/null || { [ "${1:-}" = gpu ] || echo -arch=native; exit 0; }
@@ -16,9 +17,11 @@ if [ "${1:-}" = gpu ]; then
   esac
   exit 0
 fi
-version=${newest%% *}
+version=${newest%% *} hopper=-gencode=arch=compute_90a,code=sm_90a
+release=$(nvcc --version 2> /dev/null | sed -nE 's/.*release ([0-9.]+).*/\1/p')
+[ "$(printf '%s\n' "${release:-12.5}" 12.5 | sort -V | head -n 1)" = 12.5 ] || hopper=-arch=sm_90
 case $(cut -d . -f 1 <<< "$gpus" | sort -nu | paste -sd ' ')/$version in
-  9/* | [0-7]' '*/9.0) echo -gencode=arch=compute_90a,code=sm_90a;;
+  9/* | [0-7]' '*/9.0) echo $hopper;;
   [0-7]' '*/[89].* | [0-7]' '*/1*) echo "-arch=sm_${version/./}";;
   *) echo -arch=native;;
 esac
