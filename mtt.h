@@ -8104,7 +8104,7 @@ static uint8_t *mtt__codes(const mtt_tensor *moments, int64_t first)
     return (uint8_t *)moments->data + first;
 }
 
-static uint16_t *mtt__scales(const mtt_tensor *moments, int64_t first)
+static uint16_t *mtt__group_scales(const mtt_tensor *moments, int64_t first)
 {
     return (uint16_t *)(void *)((uint8_t *)moments->data + MTT__GROUP * moments->shape[0]) +
            first / MTT__GROUP;
@@ -8131,12 +8131,12 @@ static void mtt__adamw_block(const mtt_op *op, const mtt_op_adamw *o, const mtt_
         mtt__philox(mtt__control(o->control)->seed, (uint64_t)(at + k) >> 3, stream, draw);
         for (i = 0; i < 8; i++) random[k + i] = (uint16_t)mtt__draw_bits(draw, i);
     }
-    if (compact) mtt__unpack_moments(mtt__codes(o->m, first), mtt__scales(o->m, first), n, 0, m);
-    if (compact) mtt__unpack_moments(mtt__codes(o->v, first), mtt__scales(o->v, first), n, 1, v);
+    if (compact) mtt__unpack_moments(mtt__codes(o->m, first), mtt__group_scales(o->m, first), n, 0, m);
+    if (compact) mtt__unpack_moments(mtt__codes(o->v, first), mtt__group_scales(o->v, first), n, 1, v);
     if (joined) mtt__join_weights(weights, mtt__codes(o->master, first), n, fp16, w);
     for (k = 0; k < n; k++) mtt__adamw_element(r, g[k], &m[k], &v[k], &w[k]);
-    if (compact) mtt__pack_moments(m, n, 0, random, mtt__codes(o->m, first), mtt__scales(o->m, first));
-    if (compact) mtt__pack_moments(v, n, 1, random, mtt__codes(o->v, first), mtt__scales(o->v, first));
+    if (compact) mtt__pack_moments(m, n, 0, random, mtt__codes(o->m, first), mtt__group_scales(o->m, first));
+    if (compact) mtt__pack_moments(v, n, 1, random, mtt__codes(o->v, first), mtt__group_scales(o->v, first));
     if (joined) mtt__split_weights(w, n, fp16, random, weights, mtt__codes(o->master, first));
     else if (o->master) mtt__store(weight, at, n, w);
 }
@@ -8673,7 +8673,7 @@ static mtt_status mtt__move_compact(mtt_trainer *t, int way, const mtt__paramete
     for (i = 0; i < count && !status; i += n) {
         int64_t first = q->part.first + at + i - q->part.begin;
         void *device = master ? (void *)((uint16_t *)q->weight->data + at + i)
-                              : (void *)mtt__scales(kept, mine ? first : 0);
+                              : (void *)mtt__group_scales(kept, mine ? first : 0);
         size_t half_bytes;
         n = mtt__min(MTT__STAGING, count - i);
         half_bytes = sizeof(uint16_t) * (size_t)(master ? n : mtt__ceil_div(n, MTT__GROUP));
@@ -14956,10 +14956,10 @@ typedef struct mtt__peer {
 } mtt__peer;
 
 /* The name of a rank's host, and where it listens; rank 0 sends these to all. */
-typedef struct mtt__site {
+typedef struct mtt__home {
     char host[64], address[64];
     int32_t port;
-} mtt__site;
+} mtt__home;
 
 /* What a rank that connects, the guest, and the one it comes to, the host, say to each other: first without a
    proof that they know the secret, then with it. */
@@ -14984,7 +14984,7 @@ struct mtt_ranks {
     mtt__frame stop;               /* the head of this rank's last frame */
     const char *stop_text;
     mtt__peer *peers;              /* these five by rank */
-    mtt__site *sites;
+    mtt__home *homes;
     struct pollfd *polls;
     uint64_t *words;               /* of a collective */
     pid_t *children;               /* NULL but in the process that called mtt_ranks_fork */
@@ -15016,7 +15016,7 @@ static mtt_status mtt__ranks_fail(mtt_ranks *r, int rank, mtt_status status, con
         va_list args;
         va_start(args, format);
         mtt__text_init(&text, r->failure, sizeof(r->failure));
-        if (rank >= 0) mtt__print(&text, "rank %d (host %s) ", rank, r->sites[rank].host);
+        if (rank >= 0) mtt__print(&text, "rank %d (host %s) ", rank, r->homes[rank].host);
         mtt__print_va(&text, format, args);
         va_end(args);
         r->status = status;
@@ -15558,7 +15558,7 @@ MTTDEF mtt_status mtt_ranks_agree(mtt_ranks *ranks, const char *what, uint64_t v
         if (ranks->words[i] != ranks->words[0])
             status = mtt__ranks_fail(ranks, i, MTT_E_MISMATCH, "differs from rank 0 (host %s) in %s: %llu, "
                                      "not %llu; start all ranks with the same program, files and settings",
-                                     ranks->sites[0].host, what, (unsigned long long)ranks->words[i],
+                                     ranks->homes[0].host, what, (unsigned long long)ranks->words[i],
                                      (unsigned long long)ranks->words[0]);
     return status;
 }
@@ -15681,7 +15681,7 @@ static mtt_status mtt__ranks_agree(mtt_trainer *t, mtt_status status, int64_t *n
         theirs->error[sizeof(theirs->error) - 1] = 0;
         if (theirs->status)
             sent = mtt__fail(t->env, MTT_E_STOPPED, "rank %d (host %s) stopped: %s", peer,
-                             t->backend.ranks->sites[peer].host, theirs->error);
+                             t->backend.ranks->homes[peer].host, theirs->error);
     }
     return sent;
 }
@@ -15699,7 +15699,7 @@ static mtt_status mtt__agree_fields(mtt_ranks *r, const void *desc, const mtt_fi
         for (i = 1; i < r->count && !status; i++)
             if (r->words[i] != r->words[0])
                 status = mtt__ranks_fail(r, i, MTT_E_MISMATCH, "differs from rank 0 (host %s) in %s; start "
-                                         "all ranks with the same settings", r->sites[0].host, f->name);
+                                         "all ranks with the same settings", r->homes[0].host, f->name);
     }
     return status;
 }
@@ -15848,13 +15848,13 @@ static mtt_status mtt__ranks_new(mtt_env *env, int rank, int count, double secon
     r->count = count;
     r->timeout = seconds * 1e3;
     r->peers = (mtt__peer *)mtt__pool_take(env, &r->pool, n * sizeof(*r->peers));
-    r->sites = (mtt__site *)mtt__pool_take(env, &r->pool, n * sizeof(*r->sites));
+    r->homes = (mtt__home *)mtt__pool_take(env, &r->pool, n * sizeof(*r->homes));
     r->polls = (struct pollfd *)mtt__pool_take(env, &r->pool, n * sizeof(*r->polls));
     r->words = (uint64_t *)mtt__pool_take(env, &r->pool, n * sizeof(*r->words));
     r->all = (mtt_transfer *)mtt__pool_take(env, &r->pool, n * sizeof(*r->all));
     for (i = 0; i < count && r->peers; i++) r->peers[i].fd = -1;
-    if (!r->peers || !r->sites || !r->polls || !r->words || !r->all) return mtt__ranks_free(r), MTT_E_MEMORY;
-    if (gethostname(r->sites[rank].host, sizeof(r->sites->host) - 1)) r->sites[rank].host[0] = '?';
+    if (!r->peers || !r->homes || !r->polls || !r->words || !r->all) return mtt__ranks_free(r), MTT_E_MEMORY;
+    if (gethostname(r->homes[rank].host, sizeof(r->homes->host) - 1)) r->homes[rank].host[0] = '?';
     *out = r;
     return MTT_OK;
 }
@@ -15919,7 +15919,7 @@ MTTDEF mtt_status mtt_ranks_fork(mtt_env *env, int ranks, double timeout, mtt_ra
     r->children = (pid_t *)mtt__pool_take(env, &r->pool, (size_t)ranks * sizeof(*r->children));
     if (!ends || !r->children) status = MTT_E_MEMORY;
     for (i = 0; i < all && ends; i++) ends[i] = -1;
-    for (i = 1; i < ranks; i++) memcpy(r->sites[i].host, r->sites[0].host, sizeof(r->sites->host));
+    for (i = 1; i < ranks; i++) memcpy(r->homes[i].host, r->homes[0].host, sizeof(r->homes->host));
     for (i = 1; i < ranks && !r->rank && !status; i++) status = mtt__fork_one(r, ends, i);
     for (i = 0; i < all && ends; i++) {
         if (status || i / ranks != r->rank) mtt__socket_close(&ends[i]);
@@ -16152,9 +16152,9 @@ static mtt_status mtt__watch_connected(mtt_ranks *r)
 /* Connects to the host of a guest, and says hello. Returns what keeps them from meeting. */
 static const char *mtt__call(mtt_ranks *r, mtt__guest *g, double left)
 {
-    const char *reason = "it says nothing", *address = g->host ? r->sites[g->host].address : r->address;
+    const char *reason = "it says nothing", *address = g->host ? r->homes[g->host].address : r->address;
     struct addrinfo *list, *to;
-    int error = mtt__resolve(address, r->sites[g->host].port, AF_UNSPEC, &list);
+    int error = mtt__resolve(address, r->homes[g->host].port, AF_UNSPEC, &list);
     char here[64];
     if (error) reason = gai_strerror(error);
     for (to = list; to && g->fd < 0; to = to->ai_next) {
@@ -16191,7 +16191,7 @@ static int mtt__receive_guest(mtt_ranks *r, mtt__guest *g)
     proven = g->answered && mtt__prove(r, h, own, 1);
     if (!calls && !g->answered) *own = mtt__fresh_hello(r);
     if (!calls) own->taken = rank <= r->rank || r->peers[rank].fd >= 0;
-    if (own->taken) memcpy(own->other, r->sites[rank].host, sizeof(own->other));
+    if (own->taken) memcpy(own->other, r->homes[rank].host, sizeof(own->other));
     if (calls ? !g->answered : proven) mtt__prove(r, own, h, 0);
     fits = mtt__fits(r, calls ? own : h, calls ? h : own, !g->answered || proven);
     if (!fits && calls) mtt__ranks_fail(r, -1, MTT_E_MISMATCH, "%s", r->refused);
@@ -16199,8 +16199,8 @@ static int mtt__receive_guest(mtt_ranks *r, mtt__guest *g)
     if (!fits) return mtt__socket_close(&g->fd), 0;
     g->since = mtt__now_ms();
     if (!g->answered++) return 0;
-    if (!calls) memcpy(r->sites[rank].address, g->address, sizeof(g->address)), r->sites[rank].port = h->port;
-    memcpy(r->sites[rank].host, h->host, sizeof(h->host));
+    if (!calls) memcpy(r->homes[rank].address, g->address, sizeof(g->address)), r->homes[rank].port = h->port;
+    memcpy(r->homes[rank].host, h->host, sizeof(h->host));
     r->peers[rank].fd = g->fd;
     return g->fd = -1, 1;
 }
@@ -16279,7 +16279,7 @@ static mtt_status mtt__gather(mtt_ranks *r, int first, int last, int waits)
     if (unmet)
         return mtt__ranks_fail(r, -1, MTT_E_RANK, "rank %d does not answer at %s, port %d, within %g "
                                "seconds: %s; start it, and check address, port and firewall", first + i,
-                               first + i ? r->sites[first + i].address : r->address, r->sites[first + i].port,
+                               first + i ? r->homes[first + i].address : r->address, r->homes[first + i].port,
                                r->timeout / 1e3, reason);
     mtt__text_init(&names, absent, sizeof(absent));
     for (i = r->rank + 1; i < r->count; i++)
@@ -16291,17 +16291,17 @@ static mtt_status mtt__gather(mtt_ranks *r, int first, int last, int waits)
                            *r->refused ? ". Turned away: " : "", r->refused);
 }
 
-/* Sends rank 0's table of sites to all. */
-static mtt_status mtt__share_sites(mtt_ranks *r)
+/* Sends rank 0's table of homes to all. */
+static mtt_status mtt__share_homes(mtt_ranks *r)
 {
-    size_t bytes = (size_t)r->count * sizeof(*r->sites);
+    size_t bytes = (size_t)r->count * sizeof(*r->homes);
     int i, count = r->rank ? 1 : r->count;
     mtt_status status;
     memset(r->all, 0, (size_t)r->count * sizeof(*r->all));
-    for (i = 1; i < count; i++) r->all[i].peer = i, r->all[i].send = r->sites, r->all[i].send_bytes = bytes;
-    if (r->rank) r->all[0].receive = r->sites, r->all[0].receive_bytes = bytes;
+    for (i = 1; i < count; i++) r->all[i].peer = i, r->all[i].send = r->homes, r->all[i].send_bytes = bytes;
+    if (r->rank) r->all[0].receive = r->homes, r->all[0].receive_bytes = bytes;
     status = mtt__exchange(r, r->all, count);
-    for (i = 0; i < r->count; i++) r->sites[i].host[63] = r->sites[i].address[63] = 0;
+    for (i = 0; i < r->count; i++) r->homes[i].host[63] = r->homes[i].address[63] = 0;
     return status;
 }
 
@@ -16311,15 +16311,15 @@ static mtt_status mtt__join(mtt_ranks *r)
     char zero[64];
     mtt_status status;
     int i;
-    mtt__format(r->sites[0].host, sizeof(r->sites->host), "%s", r->address); /* until it says its name */
+    mtt__format(r->homes[0].host, sizeof(r->homes->host), "%s", r->address); /* until it says its name */
     status = mtt__gather(r, 0, 1, 0);
     if (status) return status;
     mtt__socket_name(r->peers[0].fd, 1, zero);
     r->timeout *= 1.25; /* rank 0 may wait for the timeout, in silence, and then says who is absent */
-    status = mtt__share_sites(r);
+    status = mtt__share_homes(r);
     r->timeout /= 1.25;
     for (i = 1; i < r->count; i++) /* rank 0 sees those on its host at an address of no use elsewhere */
-        if (mtt__is_local(r->sites[i].address)) memcpy(r->sites[i].address, zero, sizeof(zero));
+        if (mtt__is_local(r->homes[i].address)) memcpy(r->homes[i].address, zero, sizeof(zero));
     return status;
 }
 
@@ -16346,8 +16346,8 @@ static mtt_status mtt__mpi_connect(mtt_env *env, const mtt_ranks_desc *desc, dou
     status = mtt__mpi_checked(r, MPI_Comm_dup(MPI_COMM_WORLD, &r->world));
     if (!status) status = mtt__mpi_checked(r, MPI_Comm_set_errhandler(r->world, MPI_ERRORS_RETURN));
     if (!status)
-        status = mtt__mpi_checked(r, MPI_Allgather(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, r->sites,
-                                                   (int)sizeof(*r->sites), MPI_BYTE, r->world));
+        status = mtt__mpi_checked(r, MPI_Allgather(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, r->homes,
+                                                   (int)sizeof(*r->homes), MPI_BYTE, r->world));
     if (!status) *out = r;
     else mtt__ranks_free(r);
     return status;
@@ -16381,7 +16381,7 @@ MTTDEF mtt_status mtt_ranks_connect(mtt_env *env, const mtt_ranks_desc *desc, mt
     if (status || r->count == 1) return *out = r, status;
     memcpy(r->own.magic, "mttrank2", sizeof(r->own.magic));
     memcpy(r->own.run, run, strlen(run));
-    memcpy(r->own.host, r->sites[r->rank].host, sizeof(r->own.host));
+    memcpy(r->own.host, r->homes[r->rank].host, sizeof(r->own.host));
     r->own.rank = r->rank;
     r->own.ranks = r->count;
     r->secret = desc->secret ? desc->secret : "";
@@ -16392,11 +16392,11 @@ MTTDEF mtt_status mtt_ranks_connect(mtt_env *env, const mtt_ranks_desc *desc, mt
         status = mtt__ranks_fail(r, -1, MTT_E_ARGUMENT, "MTT_SECRET needs /dev/urandom: %s", strerror(errno));
     mtt__socket_close(&fd);
     r->address = address;
-    r->sites[0].port = port;
+    r->homes[0].port = port;
     if (!status) status = r->rank ? mtt__join(r) : mtt__listen(r, address, port);
     if (!status) status = mtt__gather(r, r->rank ? 1 : 0, r->rank, 1);
     mtt__socket_close(&r->listening);
-    if (!r->rank && !status) status = mtt__share_sites(r);
+    if (!r->rank && !status) status = mtt__share_homes(r);
     if (!status) return *out = r, MTT_OK;
     mtt__farewell(r, r->failure);
     mtt__ranks_free(r);

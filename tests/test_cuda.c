@@ -1814,9 +1814,9 @@ static void fill_compact(const setup *s, const mtt__program *p)
             mtt__split_weights(values, count, s->policy.precision == MTT_FP16, NULL,
                                (uint16_t *)q->weight->data, (uint8_t *)master->data + first);
         for (k = 0; k < count; k++) values[k] = (below(3) ? 1e-3f : 1e-4f) * noise();
-        mtt__pack_moments(values, count, 0, NULL, mtt__codes(m, first), mtt__scales(m, first));
+        mtt__pack_moments(values, count, 0, NULL, mtt__codes(m, first), mtt__group_scales(m, first));
         for (k = 0; k < count; k++) values[k] *= values[k];
-        mtt__pack_moments(values, count, 1, NULL, mtt__codes(v, first), mtt__scales(v, first));
+        mtt__pack_moments(values, count, 1, NULL, mtt__codes(v, first), mtt__group_scales(v, first));
         free(values);
     }
 }
@@ -2223,7 +2223,8 @@ static int wrong_moments(const mtt_tensor *host, const mtt_tensor *device, int64
                          int second)
 {
     const uint8_t *code = mtt__codes(host, first), *device_code = mtt__codes(device, first);
-    const uint16_t *scales = mtt__scales(host, first), *device_scales = mtt__scales(device, first);
+    const uint16_t *scales = mtt__group_scales(host, first);
+    const uint16_t *device_scales = mtt__group_scales(device, first);
     float *ours = malloc((size_t)count * sizeof(float)), *cpus = malloc((size_t)count * sizeof(float));
     int64_t i;
     int wrong = 0;
