@@ -4264,8 +4264,7 @@ static void mtt__adjoint_linear(mtt__builder *b, const mtt_op *op)
     mtt__linear_gradients(b, op, x, f->weight, *mtt__gradient(b, f->y), op->transposed);
 }
 
-/* Of GELU, too. In place: over dy, or over x where that has a gate's columns.
-   Nothing reads x after this. */
+/* Serves GELU, too. dx overwrites dy, or x if that has a gate's columns, since nothing reads x after it. */
 static void mtt__adjoint_activation(mtt__builder *b, const mtt_op *op)
 {
     const mtt_op_activation *f = MTT_OPERANDS_OF(activation, op);
