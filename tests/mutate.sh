@@ -5,6 +5,9 @@
 # change makes no difference. A mutant counts if it compiles and the tests' object code differs from the
 # original's. If no test sees it, they run again with the address sanitizer. The golden checksums take no
 # part: they notice any change of bits, right or wrong.
+#
+# mutate.sh stale - fails if the text of a chosen change is not in mtt.h once
+#
 # Works on a copy in build/mutate. Run again, it continues where it stopped, unless a source has changed.
 cd "$(dirname "$0")/.." || exit 1
 count=${1:-20} seed=${2:-1} source=$PWD/mtt.h work=$PWD/build/mutate
@@ -17,37 +20,37 @@ ulimit -c 0
 # what users see of mtt. None of these changes stops it from training.
 chosen() {
   cat << 'CHANGES'
-counters->hits += losses[3 * i + 1] > 0; => counters->hits += losses[3 * i + 1] >= 0;
+count.hits += losses[3 * i + 1] > 0; => count.hits += losses[3 * i + 1] >= 0;
 bytes > 0 ? loss / log(2.0) / bytes : 0 => bytes > 0 ? 0.5 * loss / log(2.0) / bytes : 0
 bytes > 0 ? loss / log(2.0) / bytes : 0 => bytes > 0 ? 1.001 * loss / log(2.0) / bytes : 0
 hits / (double)q->targets : 0 => 1.1 * hits / (double)q->targets : 0
 q->perplexity = exp(q->loss) => q->perplexity = exp2(q->loss)
-loss += info.loss * (double)info.targets => loss += info.loss * (double)rows
+part.loss = info.loss * (double)info.targets => part.loss = info.loss * (double)rows
 (o->lr * (double)(step + 1) / => (o->lr * (double)step /
 (double)(o->total_steps - o->warmup_steps) => (double)o->total_steps
 /= sqrtf(2.0f * (float)t->schedule->model.layers) => /= sqrtf((float)t->schedule->model.layers)
 init >= MTT__NORMAL ? 0.02f : 0.0f => init >= MTT__NORMAL ? 0.0204f : 0.0f
 MTT__SITE_INIT, 0, (uint64_t)index) => MTT__SITE_INIT, 0, 0)
 pow(10000.0, -(double) => pow(9990.0, -(double)
-(0.02 * (i % 2 ? cos => (0.0201 * (i % 2 ? cos
+wave : 0.02 * wave => wave : 0.0201 * wave
 1.0f + 0.134145f * x[k] => 1.0f + 0.1343f * x[k]
 x + 0.044715f * x * x => x + 0.0448f * x * x
-(float)C + 1e-5f) => (float)C + 1e-6f)
+(float)width + op->shape->norm_eps => (float)width + 0.1f * op->shape->norm_eps
 query - window + 1 : 0 => query - window : 0
-part.group = q->weight->rank == 1 => part.group = 0
-8 * N(o->x), MOVED, 0) => 9 * N(o->x), MOVED, 0)
-16 * PARAMETERS, MOVED => 20 * PARAMETERS, MOVED
+part.group = q->weight->dims == 1 => part.group = 0
+8 * mtt__count(o->x), moved, 0) => 9 * mtt__count(o->x), moved, 0)
+16 * parameters, moved => 20 * parameters, moved
 4 * mtt__attention_pairs(d) => 5 * mtt__attention_pairs(d)
 10 * mtt__attention_pairs(d) => 9 * mtt__attention_pairs(d)
-N(o->x), 3 * B(o->x), 0) => N(o->x), 2 * B(o->x), 0)
-21 * N(o->dx), MOVED, 0) => 20 * N(o->dx), MOVED, 0)
-(W * (W + 1) / 2 + (T - W) * W) => (W * (W + 1) / 2 + (T - W))
+3 * (double)o->x->bytes, 0) => 2 * (double)o->x->bytes, 0)
+      21 * mtt__count(o->dx), moved, 0) =>       20 * mtt__count(o->dx), moved, 0)
+2 + (seq - window) * window) => 2 + (seq - window))
 if (!(temperature > 0)) return best; => if (!(temperature >= 0)) return best;
-threshold = mtt__top_k_threshold(logits, vocab, top_k) => threshold = mtt__top_k_threshold(logits, vocab, 0)
-sum += exp((double)(logits[i] - most) / (double)temperature) => sum += exp((double)(logits[i] - most))
-top_k, seed, (uint64_t)i); => top_k, seed, 0);
-if (ids[known] == mtt_tokenizer_end_of_text(tokenizer)) break; => ;
-logits(trainer, ids, (int)known, logits) => logits(trainer, ids, 1, logits)
+least, most, 0, s->top_k) => least, most, 0, s->top_k + 1)
+sum += exp((double)(x[i] - most) / (double)temperature) => sum += exp((double)(x[i] - most))
+&sampling, (uint64_t)q->drawn) => &sampling, 0)
+ends = tokenizer && id == => ends = 0 && id ==
+q->place += counts[i] => q->place += counts[i] + 1
 CHANGES
 }
 
@@ -60,11 +63,13 @@ tests_of() {
     base | checkpoint) echo test_files test_model;;
     models) echo test_models;;
     report) echo test_plan;;
-    ranks) echo test_ranks;;
+    ranks) echo test_ranks test_together;;
+    generator) echo test_generate;;
     *) echo test_model;; # numbers, cpu, trainer, public
   esac
 }
-ALL="test_identity test_plan test_files test_tokenizer test_ranks test_models test_model"
+ALL="test_identity test_plan test_files test_tokenizer test_ranks test_models test_generate test_together \
+  test_model"
 
 # Every place: LINE, COLUMN, LENGTH, ROOM, NEW. Comments, strings and tables of numbers are passed over.
 # Operators: a constant off by one or by 1 %, a comparison turned, + for -, && for ||, a `!` or a statement
@@ -99,10 +104,10 @@ places() {
         put(from + RSTART - 1, RLENGTH, "(" text change ")")
       }
     }
-    /^\/\* -+ backend -+ \*\/$/ {room = "interface"} # operations, and numbers that all backends share
+    /^\/\* -----+ backend -+ \*\/$/ {room = "interface"} # operations, and numbers that all backends share
     /^   >>[a-z]+$/ {room = substr($1, 3)}
     {code = mask($0)}
-    room ~ /^(|base|json|files|report)$/ {next}
+    room ~ /^(|os|base|json|files|report)$/ {next}
     /^#/ || code ~ /^[ 0-9a-fux,{}-]*$/ {next}
     {
       swap(" < ", " <= "); swap(" <= ", " < "); swap(" > ", " >= "); swap(" >= ", " > ")
@@ -231,6 +236,10 @@ tally() { # NAME
     "not counted: $invalid do not compile, $alike make no difference"
 }
 
+if [ "$count" = stale ]; then
+  ! chosen_places | awk -F'\t' '$4 == "stale" {print "mtt.h does not have once: " $5}' | grep .
+  exit
+fi
 scratch=$(mktemp -d /tmp/mtt_mutate_XXXXXX) || exit 1
 trap 'rm -rf "$scratch"' EXIT
 prepare || exit 1

@@ -136,6 +136,7 @@ none "$(awk '/MTT__THREADS\(|omp parallel for/ && !/define/ {wait = 1; own = $0;
     }
   }' mtt.h)" "threads share an inner loop's variable"
 
+none "$(tests/mutate.sh stale)" "a stale change in tests/mutate.sh"
 none "$(grep -nE 'op->(in|out)\[' mtt.h mtt_kernels.cu {examples,tools,tests}/*.[ch])" "an operand by number"
 
 echo "$passed passed, $failed failed, $skipped skipped"
