@@ -42,6 +42,7 @@ $(B)/mtt.o $(B)/mtt_blas.o: tools/wordpiece.h mtt.h | deps
 $(B)/train: trainer.c $(HEADERS) $(B)/mtt_blas.o; $(APART)
 $(B)/tiny: train.c $(HEADERS) $(B)/mtt_blas.o; $(APART)
 $(B)/hello: hello.c $(HEADERS) $(B)/mtt_blas.o; $(APART)
+$(B)/test_files $(B)/test_models: CFLAGS += -O1# these take longer to compile than to run
 $(B)/test_%_blas: test_%.c $(HEADERS) | deps; $(WHOLE)
 $(B)/test_%: test_%.c $(HEADERS) | deps; $(WHOLE)
 $(B)/%: %.c $(HEADERS) $(B)/mtt.o; $(APART)
@@ -50,7 +51,7 @@ $(B)/test_cuda $(if $(CUDA),$(B)/profile): $(B)/%: %.c $(HEADERS) $(B)/mtt_kerne
 $(B)/train_cuda: trainer.c $(HEADERS) $(B)/mtt_kernels.o; $(NVCC)
 $(B)/%_cuda: %.c $(HEADERS) $(B)/mtt_kernels.o; $(NVCC)
 
-test: deps; @echo about 8 minutes; tools/arch.sh gpu >/dev/null; $(MAKE) --no-print-directory test-programs
+test: deps; @echo about 5 minutes; tools/arch.sh gpu >/dev/null; $(MAKE) --no-print-directory test-programs
 test-programs: $(PROGRAMS:%=$(B)/%) $(TESTS:%=$(B)/%)
 	@tests/run.sh $(B) $(TESTS)
 demo:; @set -f; CC="$(CC)" tools/demo.sh "$$TEXT" $$ARGS

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# run.sh BUILD_DIR PROGRAM... - runs the test programs and the tests of the trainer and the tools, two beside
-# each other where there are two cores, and adds up their closing lines. BUILD_DIR/logs keeps what each said.
+# run.sh BUILD_DIR PROGRAM... - runs the test programs and the tests of the trainer and the tools, three beside
+# each other where there are two cores, since some wait more than they compute, and adds up their closing
+# lines. BUILD_DIR/logs keeps what each said.
 build=$1 logs=$1/logs; shift
 passed=0 failed=0 skipped=0 closing='^[0-9]+ passed, [0-9]+ failed, [0-9]+ skipped$'
-jobs=$(nproc 2> /dev/null); [ "${jobs:-1}" -lt 2 ] || jobs=2
+jobs=$(nproc 2> /dev/null); [ "${jobs:-1}" -lt 2 ] || jobs=3
 rm -rf "$logs"; mkdir -p "$logs"
 test_one() { # PROGRAM: leaves its output, and then its figures
   local program=$1 command status line p f s start
@@ -32,8 +33,8 @@ show() { # prints what has ended since the last call
     passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
   done
 }
-all=(test_train.sh "$@" test_golden.sh test_tools_data.sh test_convert.sh test_explorer.sh test_generate.sh
-  test_suites.sh) # the longest first
+all=(test_train.sh test_suites.sh test_tools_data.sh test_convert.sh "$@" test_golden.sh test_explorer.sh
+  test_generate.sh) # the longest first
 for program in "${all[@]}"; do
   [ $program != test_cuda ] || wait # it has the machine for itself
   while [ "$(jobs -rp | wc -l)" -ge ${jobs:-1} ]; do wait -n; done

@@ -117,6 +117,7 @@ typedef struct parameter {
     int rows, cols; /* cols 0: a vector */
     size_t first, count;
     int from; /* the first layer whose output depends on it; -1: the embedding's; layers: the head's */
+    int stage; /* the first that depends on it */
 } parameter;
 
 typedef struct reference {
@@ -143,6 +144,7 @@ static void add_parameter(reference *r, int from, int rows, int cols, const char
     p->first = r->weights;
     p->count = (size_t)rows * (size_t)(cols ? cols : 1);
     p->from = from;
+    p->stage = 2 * from + 1 > 0 ? 2 * from + 1 : 0;
     r->weights += p->count;
 }
 
@@ -175,8 +177,9 @@ static void reference_init(reference *r, const mtt_model_desc *m, int window, in
             {C, 0, !m->no_biases, "h.%d.mlp.c_proj.bias"}};
         for (int k = 0; k < LAYER_PARAMETERS; k++) {
             r->at[l][k] = of_layer[k].there ? r->parameters : -1;
-            if (of_layer[k].there)
-                add_parameter(r, l, of_layer[k].rows, of_layer[k].cols, of_layer[k].format, l);
+            if (!of_layer[k].there) continue;
+            add_parameter(r, l, of_layer[k].rows, of_layer[k].cols, of_layer[k].format, l);
+            r->parameter[r->parameters - 1].stage += k >= LN2_W;
         }
     }
     r->head_first = r->parameters;
@@ -329,38 +332,47 @@ static const double *weight_of(const reference *r, const double *w, int layer, i
     return at < 0 ? NULL : w + r->parameter[at].first;
 }
 
-static void layer_forward(const reference *r, const double *w, const double *masks, int layer,
-                          const double *x, double *y)
+#define WEIGHT(k) weight_of(r, w, layer, k)
+static void attention_half(const reference *r, const double *w, const double *masks, int layer,
+                           const double *x, double *y)
 {
-    int C = r->model.d_model, F = r->model.d_ff, rows = r->batch * r->seq_len;
-    int fc = F << (r->model.mlp == MTT_MLP_SWIGLU), pre = r->model.norm_place == MTT_NORM_PRE;
-    int post = r->model.norm_place == MTT_NORM_POST;
+    int C = r->model.d_model, rows = r->batch * r->seq_len;
     size_t width = (size_t)(rows * C), scores = (size_t)(r->batch * r->model.heads * r->seq_len * r->seq_len);
-    const double *attention_mask = masks + width + (size_t)layer * (scores + 2 * width);
+    const double *mask = masks + width + (size_t)layer * (scores + 2 * width);
     int out = r->model.heads * r->model.d_head, wide = out + 2 * r->model.heads_kv * r->model.d_head;
     size_t most = (size_t)rows * (size_t)(out > C ? out : C);
-    double *n = malloc((2 * most + (size_t)(rows * (wide + F + fc))) * sizeof(double)), *qkv = n + most,
-           *o = qkv + rows * wide, *f = o + most, *g = f + rows * fc;
-#define WEIGHT(k) weight_of(r, w, layer, k)
-    if (pre) norm(r, n, x, WEIGHT(LN1_W), WEIGHT(LN1_B));
+    double *n = malloc((2 * most + (size_t)(rows * wide)) * sizeof(double)), *o = n + most, *qkv = o + most;
+    if (r->model.norm_place == MTT_NORM_PRE) norm(r, n, x, WEIGHT(LN1_W), WEIGHT(LN1_B));
     else memcpy(n, x, width * sizeof(double));
     note_peak(4 * layer, n, width);
     linear(qkv, n, WEIGHT(ATTN_W), WEIGHT(ATTN_B), rows, C, wide);
     turn_heads(r, w, layer, qkv);
-    attend(n, qkv, attention_mask, r);
+    attend(n, qkv, mask, r);
     note_peak(4 * layer + 1, n, (size_t)(rows * out));
     linear(o, n, WEIGHT(PROJ_W), WEIGHT(PROJ_B), rows, out, C);
-    for (size_t i = 0; i < width; i++) y[i] = x[i] + o[i] * attention_mask[scores + i];
-    if (post) norm(r, y, y, WEIGHT(LN1_W), WEIGHT(LN1_B));
-    if (pre) norm(r, n, y, WEIGHT(LN2_W), WEIGHT(LN2_B));
-    else memcpy(n, y, width * sizeof(double));
+    for (size_t i = 0; i < width; i++) y[i] = x[i] + o[i] * mask[scores + i];
+    if (r->model.norm_place == MTT_NORM_POST) norm(r, y, y, WEIGHT(LN1_W), WEIGHT(LN1_B));
+    free(n);
+}
+
+static void mlp_half(const reference *r, const double *w, const double *masks, int layer, const double *x,
+                     double *y)
+{
+    int C = r->model.d_model, F = r->model.d_ff, rows = r->batch * r->seq_len;
+    int fc = F << (r->model.mlp == MTT_MLP_SWIGLU);
+    size_t width = (size_t)(rows * C), scores = (size_t)(r->batch * r->model.heads * r->seq_len * r->seq_len);
+    const double *mask = masks + width + (size_t)layer * (scores + 2 * width) + scores + width;
+    double *n = malloc((2 * width + (size_t)(rows * (F + fc))) * sizeof(double)), *o = n + width,
+           *f = o + width, *g = f + rows * fc;
+    if (r->model.norm_place == MTT_NORM_PRE) norm(r, n, x, WEIGHT(LN2_W), WEIGHT(LN2_B));
+    else memcpy(n, x, width * sizeof(double));
     note_peak(4 * layer + 2, n, width);
     linear(f, n, WEIGHT(FC_W), WEIGHT(FC_B), rows, C, fc);
     for (int i = 0; i < rows; i++) activate(&r->model, f + i * fc, g + i * F);
     note_peak(4 * layer + 3, g, (size_t)(rows * F));
     linear(o, g, WEIGHT(OUT_W), WEIGHT(OUT_B), rows, F, C);
-    for (size_t i = 0; i < width; i++) y[i] += o[i] * attention_mask[scores + width + i];
-    if (post) norm(r, y, y, WEIGHT(LN2_W), WEIGHT(LN2_B));
+    for (size_t i = 0; i < width; i++) y[i] = x[i] + o[i] * mask[i];
+    if (r->model.norm_place == MTT_NORM_POST) norm(r, y, y, WEIGHT(LN2_W), WEIGHT(LN2_B));
     free(n);
 }
 
@@ -401,33 +413,47 @@ static void head(const reference *r, const double *w, const double *x, double *l
     free(n);
 }
 
-/* Mean cross entropy. `stream` holds the input of every layer and of the head; those from `from` up are
-   computed again. */
-static double forward(const reference *r, const double *w, const micro_batch *mb, int from, double *stream,
-                      double *logits)
+static double cross_entropy(const reference *r, const double *logits, const int32_t *targets)
 {
-    int rows = r->batch * r->seq_len, V = r->model.vocab, counted = 0;
-    size_t width = (size_t)(rows * r->model.d_model);
+    int V = r->model.vocab, counted = 0;
     double loss = 0;
-    if (from < 0) embed(r, w, mb, stream);
-    for (int l = from < 0 ? 0 : from; l < r->model.layers; l++)
-        layer_forward(r, w, mb->masks, l, stream + (size_t)l * width, stream + (size_t)(l + 1) * width);
-    head(r, w, stream + (size_t)r->model.layers * width, logits);
-    for (int row = 0; row < rows; row++) {
+    for (int row = 0; row < r->batch * r->seq_len; row++) {
         const double *z = logits + row * V;
         double largest = z[0], sum = 0;
-        if (mb->targets[row] < 0) continue;
+        if (targets[row] < 0) continue;
         for (int v = 1; v < V; v++) largest = z[v] > largest ? z[v] : largest;
         for (int v = 0; v < V; v++) sum += exp(z[v] - largest);
-        loss += largest + log(sum) - z[mb->targets[row]];
+        loss += largest + log(sum) - z[targets[row]];
         counted++;
     }
     return counted ? loss / counted : 0;
 }
 
+/* Stages of the forward pass: the embedding, attention and MLP of each layer, then the head, which returns
+   the mean cross entropy. From x [rows, C] to y, the head's: logits. */
+static double run_stage(const reference *r, const double *w, const micro_batch *mb, int stage,
+                        const double *x, double *y)
+{
+    if (stage == 2 * r->model.layers + 1) return head(r, w, x, y), cross_entropy(r, y, mb->targets);
+    if (!stage) embed(r, w, mb, y);
+    else if (stage % 2) attention_half(r, w, mb->masks, stage / 2, x, y);
+    else mlp_half(r, w, mb->masks, stage / 2 - 1, x, y);
+    return 0;
+}
+
+/* `stream` gets what each stage but the head hands on. */
+static double forward(const reference *r, const double *w, const micro_batch *mb, double *stream,
+                      double *logits)
+{
+    size_t width = (size_t)(r->batch * r->seq_len * r->model.d_model);
+    int last = 2 * r->model.layers + 1;
+    for (int s = 0; s < last; s++, stream += width) run_stage(r, w, mb, s, s ? stream - width : NULL, stream);
+    return run_stage(r, w, mb, last, stream - width, logits);
+}
+
 static size_t stream_count(const reference *r)
 {
-    return (size_t)(r->model.layers + 1) * (size_t)(r->batch * r->seq_len * r->model.d_model);
+    return (size_t)(2 * r->model.layers + 1) * (size_t)(r->batch * r->seq_len * r->model.d_model);
 }
 
 static double *new_logits(const reference *r)
@@ -439,7 +465,7 @@ static double *new_logits(const reference *r)
 static double reference_loss(const reference *r, const double *w, const micro_batch *mb, int count)
 {
     double *stream = malloc(stream_count(r) * sizeof(double)), *logits = new_logits(r), loss = 0;
-    for (int m = 0; m < count; m++) loss += forward(r, w, mb + m, -1, stream, logits) / count;
+    for (int m = 0; m < count; m++) loss += forward(r, w, mb + m, stream, logits) / count;
     free(stream);
     free(logits);
     return loss;
@@ -455,7 +481,7 @@ static void reference_answer(const reference *r, const double *w, const micro_ba
 {
     double *stream = malloc(stream_count(r) * sizeof(double)), *logits = new_logits(r);
     int V = r->model.vocab, counted = 0;
-    double loss = forward(r, w, mb, -1, stream, logits);
+    double loss = forward(r, w, mb, stream, logits);
     for (int row = 0; row < r->batch * r->seq_len; row++) {
         int best = 0;
         for (int v = 1; v < V; v++)
@@ -469,51 +495,77 @@ static void reference_answer(const reference *r, const double *w, const micro_ba
     free(logits);
 }
 
+/* A stage of a micro-batch, for differences: weights and input that may be changed for a moment, room for an
+   output, the gradient of the loss by the output (the head needs none). */
+typedef struct experiment {
+    const micro_batch *mb;
+    double *w, *x, *y;
+    const double *slope;
+} experiment;
+
+/* The derivative of the loss by a weight or an input of the stage, as a central difference. Its error is
+   eps^2/6 times the third derivative plus about 2^-52 |loss| / eps from rounding: at 1e-5 both are near 1e-10,
+   far below the precision of float32. */
+static double derivative(const reference *r, const experiment *e, int stage, double *at)
+{
+    const double eps = 1e-5, was = *at;
+    int outputs = stage > 2 * r->model.layers ? 0 : r->batch * r->seq_len * r->model.d_model;
+    double difference = 0;
+    for (int side = -1; side <= 1; side += 2) {
+        *at = was + side * eps;
+        double sum = run_stage(r, e->w, e->mb, stage, e->x, e->y);
+        for (int i = 0; i < outputs; i++) sum += e->y[i] * e->slope[i];
+        difference += side * sum;
+    }
+    *at = was;
+    return difference / (2 * eps);
+}
+
 /* The gradient of that loss, element by element; of parameters with a 1 in `of` alone, if that is not NULL.
-   The error of a central difference is eps^2/6 times the third derivative plus about 2^-52 |loss| / eps from
-   rounding: at 1e-5 both are near 1e-10, far below the precision of float32. */
+   Differences of one stage at a time, from the last to the first: what a stage's output does to the loss is
+   known by then. A tied weight is used by two. */
 static void central_differences(const reference *r, const double *weights, const micro_batch *mb, int count,
                                 const char *of, double *gradient)
 {
-    const double eps = 1e-5;
-    size_t stream_size = stream_count(r), width = stream_size / (size_t)(r->model.layers + 1);
-    double *base = malloc((size_t)count * stream_size * sizeof(double)), *logits = new_logits(r);
-    for (int m = 0; m < count; m++) forward(r, weights, mb + m, -1, base + (size_t)m * stream_size, logits);
-    free(logits);
+    int last = 2 * r->model.layers + 1, rows = r->batch * r->seq_len;
+    size_t width = (size_t)(rows * r->model.d_model);
+    double *base = malloc(stream_count(r) * sizeof(double)), *logits = new_logits(r);
+    double *slope[2] = {malloc(width * sizeof(double)), malloc(width * sizeof(double))};
+    memset(gradient, 0, r->weights * sizeof(double));
     use_threads(0);
+    for (int m = 0; m < count; m++) {
+        forward(r, weights, mb + m, base, logits);
+        for (int s = last; s >= 0; s--) {
+            int inputs = s ? (int)width : 0;
 #ifdef _OPENMP
 #pragma omp parallel
 #endif
-    {
-        double *w = malloc(r->weights * sizeof(double)), *stream = malloc(stream_size * sizeof(double)),
-               *z = new_logits(r);
-        memcpy(w, weights, r->weights * sizeof(double));
+            {
+                experiment e = {mb + m, malloc(r->weights * sizeof(double)), malloc(width * sizeof(double)),
+                                s == last ? new_logits(r) : malloc(width * sizeof(double)), slope[s % 2]};
+                memcpy(e.w, weights, r->weights * sizeof(double));
+                if (s) memcpy(e.x, base + (size_t)(s - 1) * width, width * sizeof(double));
 #ifdef _OPENMP
 #pragma omp for schedule(dynamic, 16)
 #endif
-        for (int i = 0; i < (int)r->weights; i++) {
-            const parameter *p = r->parameter;
-            double difference = 0;
-            while ((size_t)i >= p->first + p->count) p++;
-            if (of && !of[p - r->parameter]) continue;
-            for (int side = -1; side <= 1; side += 2)
-                for (int m = 0; m < count; m++) {
-                    if (p->from >= 0)
-                        memcpy(stream + (size_t)p->from * width,
-                               base + (size_t)m * stream_size + (size_t)p->from * width,
-                               width * sizeof(double));
-                    w[i] = weights[i] + side * eps;
-                    difference += side * forward(r, w, mb + m, p->from, stream, z) / count;
+                for (int i = 0; i < inputs + (int)r->weights; i++) {
+                    const parameter *p = r->parameter;
+                    int k = i - inputs;
+                    if (k < 0) {
+                        slope[1 - s % 2][i] = derivative(r, &e, s, e.x + i);
+                        continue;
+                    }
+                    while ((size_t)k >= p->first + p->count) p++;
+                    if (of && !of[p - r->parameter]) continue;
+                    if (s == p->stage || (s == last && r->model.tied_head && p == r->parameter))
+                        gradient[k] += derivative(r, &e, s, e.w + k) / count;
                 }
-            w[i] = weights[i];
-            gradient[i] = difference / (2 * eps);
+                free(e.w), free(e.x), free(e.y);
+            }
         }
-        free(w);
-        free(stream);
-        free(z);
     }
     use_threads(1);
-    free(base);
+    free(base), free(logits), free(slope[0]), free(slope[1]);
 }
 
 /* ------------------------------------------------------------------------------- driving the library ---- */
@@ -3680,7 +3732,7 @@ static void next_logits(void)
             int count = COUNTS[c], seen = count < 8 ? count : 8;
             memcpy(window, tokens + count - seen, (size_t)seen * sizeof(int32_t));
             micro_batch mb = {window, targets, make_masks(&r, 0, 0, 0)};
-            forward(&r, wide, &mb, -1, stream, wanted);
+            forward(&r, wide, &mb, stream, wanted);
             free(mb.masks);
             check(!mtt_next_logits(trainer, tokens, count, logits), "no logits: %s", env.error);
             double error = relative_error(logits, wanted + (seen - 1) * 37, 37);
@@ -4079,7 +4131,7 @@ static int wanted_text(const reference *r, const double *wide, mtt_tokenizer *to
         size_t seen = known < 8 ? known : 8;
         memcpy(window, ids + known - seen, seen * sizeof(int32_t));
         micro_batch mb = {window, targets, ones};
-        forward(r, wide, &mb, -1, stream, logits);
+        forward(r, wide, &mb, stream, logits);
         for (int v = 0; v < 280; v++) row[v] = (float)logits[(seen - 1) * 280 + (size_t)v];
         ids[known] = 0;
         for (int v = 1; v < 280; v++)
@@ -4571,7 +4623,7 @@ static void eight_bit_scales(void)
         for (size_t i = 0; i < r.weights; i++) wide[i] = w[i];
         micro_batch mb = {tokens, targets, make_masks(&r, 0, 0, 0)};
         peaks = found;
-        forward(&r, wide, &mb, -1, stream, logits);
+        forward(&r, wide, &mb, stream, logits);
         peaks = NULL;
         check(!mtt__measure_scales(trainer, tokens, targets, 15), "no scales: %s", env.error);
         const mtt_scale *scale = scales_of(trainer);
