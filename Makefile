@@ -34,7 +34,7 @@ deps:; @mkdir -p $(B) && tools/deps.sh
 # One object has mtt.h's implementation for all programs; each test has its own, with what is private.
 DONE  = -DMTT_IMPLEMENTATION_DONE -DMTT_WORDPIECE_DONE
 APART = $(CC) $(CFLAGS) $(DONE) $< $(filter %.o,$^) -o $@ $(LIBRARIES) -lm
-WHOLE = $(CC) $(CFLAGS) -DMTT_STATIC $< -o $@ $(LIBRARIES) -lm
+WHOLE = $(CC) $(CFLAGS) $(if $(filter %_files %_models,$@),-O1) -DMTT_STATIC $< -o $@ $(LIBRARIES) -lm
 NVCC  = nvcc -O3 -DMTT_CUDA= -Xcompiler -fopenmp $< $(B)/mtt_kernels.o -o $@ -lcublasLt
 $(addprefix $(B)/,train tiny hello %_blas mtt_blas.o): LIBRARIES = $(BLAS)
 $(B)/mtt.o $(B)/mtt_blas.o: tools/wordpiece.h mtt.h | deps
@@ -42,7 +42,6 @@ $(B)/mtt.o $(B)/mtt_blas.o: tools/wordpiece.h mtt.h | deps
 $(B)/train: trainer.c $(HEADERS) $(B)/mtt_blas.o; $(APART)
 $(B)/tiny: train.c $(HEADERS) $(B)/mtt_blas.o; $(APART)
 $(B)/hello: hello.c $(HEADERS) $(B)/mtt_blas.o; $(APART)
-$(B)/test_files $(B)/test_models: CFLAGS += -O1# these take longer to compile than to run
 $(B)/test_%_blas: test_%.c $(HEADERS) | deps; $(WHOLE)
 $(B)/test_%: test_%.c $(HEADERS) | deps; $(WHOLE)
 $(B)/%: %.c $(HEADERS) $(B)/mtt.o; $(APART)

@@ -48,14 +48,17 @@
 
    READING PATH
    How memory-efficient training works, in about 2,000 lines: rooms by tag, and the parts of them that have
-   these headings. "The opening" is what stands before a room's first heading. Beside it,
-   examples/schedule.c prints the list of operations before and after each pass.
+   these headings. "The opening" is what stands before a room's first heading. Print a list of operations
+   first, and before and after each pass: make build/schedule && build/schedule --after adjoints. Look at
+   struct mtt_tensor, mtt_shape, the table MTT_LOCAL_OPS and mtt_op, which all of this is about: they are in
+   the interface, in the section on the backend. Adapters and 8 bits, in >>schedule, are for another evening.
    >>tensors    all
    >>schedule   the opening, the builder, passes, recomputation, gradients of tensors, the forward pass,
-                adjoints, adapters, 8 bits, the backward pass, the step, programs, the table of passes
-   >>plan       memory during each operation
-   >>cpu        flash attention
-   >>trainer    steps
+                adjoints, the backward pass, fusions, gradients of layers, ends of layers, the step,
+                programs, the table of passes
+   >>plan       the opening, memory during each operation, schedules
+   >>cpu        the opening, flash attention
+   >>trainer    the opening, steps
 
    WHAT IT DOES
    mtt trains GPT-like decoders on your text. The field's memory techniques are settings: BF16, FP16 and FP8,
@@ -84,6 +87,9 @@
    backend       runs the operations: the CPU here, a CUDA device in mtt_kernels.cu
    rank          one of several processes that train one model together
    state         tensors that live from step to step: weights, moments, counters
+   pass          the forward or the backward pass; also one of the functions that write a schedule's list
+   product       a matrix product
+   branch        attention or MLP of a layer, whose output is added to the residual stream x
    recompute     run a forward operation again in the backward pass instead of keeping its result;
                  also called gradient checkpointing
    role          which activation of a layer a tensor is: x, ln_1, qkv, ...
@@ -135,10 +141,11 @@
    - Ranks that do not divide gradients first add up their own micro-batches, if they have several.
    - 16-bit gradients (compact state, 16-bit precision, one micro-batch a rank) are rounded before they are
      added. All shards then have the same bits.
-   The policy's `shard` says what ranks divide. The plan says what a rank holds, and what it sends. The
-   gradients of a layer are sent while the backward pass goes on through the layer before it, and weights of a
-   layer while the next one's are updated, or, by copies, while the next forward pass runs. A rank that waits
-   for its GPU still notices if another one is lost. Ranks on several hosts should have a secret, MTT_SECRET.
+   The policy's `shard` says what ranks divide. The plan says what a rank holds, and what it sends. GPUs send
+   the gradients of a layer while the backward pass goes on through the layer before it, and weights of a
+   layer while the next one's are updated, or, by copies, while the next forward pass runs. On CPUs an
+   exchange ends before the next operation. A rank that waits for its GPU still notices if another one is
+   lost. Ranks on several hosts should have a secret, MTT_SECRET.
 
    ATTENTION AND WINDOWS
    Query i attends keys max(0, i - W + 1) .. i. W counts the query itself: W = 1 attends nothing else.
@@ -156,7 +163,7 @@
    With MTT_CBLAS this holds if the BLAS has no threads inside OpenMP's, as OpenBLAS.
    FP16 and FP8 scale the loss: a step that overflows is skipped and halves the scale, 2000 good steps double
    it. FP8's other scales come from the largest values of the step before, with room for twice as much. Before
-   the first step a forward pass over its batch measures them.
+   the first step a forward pass over its first micro-batch measures them.
 
    OPTIONS, defined before the include. "here": only where MTT_IMPLEMENTATION is; "everywhere": in every file
       MTT_IMPLEMENTATION    here        compile the implementation; include mtt.h first, it asks for POSIX
@@ -3498,9 +3505,13 @@ enum { MTT__ALWAYS, MTT__BY_SELECTIVE, MTT__BY_LAYER, MTT__BY_SEGMENT, MTT__BY_N
 enum { MTT__USUAL, MTT__WIDE, MTT__EIGHT };
 
 /* Every activation of a layer: role, name, shape (0 = no such dimension), type, category, dropped by, frees.
-   Layer number `layers` holds the final norm and the head. Frees, of segments alone: after the backward
-   operations of what makes this activation, all that the layer made before that other one is forgotten, but
-   for x. QKV_RAW is there if q and k are rotated or normalized. */
+   Layer number `layers` holds the final norm and the head. QKV_RAW is there if q and k are rotated or
+   normalized. In shapes, d is the mtt_shape, qkv.row the columns of q, k and v together, wide = heads *
+   d_head, and heads = batch * heads: see mtt__make.
+
+   Frees, for segments alone, as PROJ names QKV: when the adjoint of the operation that makes PROJ is done,
+   what the layer made before QKV is dropped, but for x. The next layer's x names itself: all that this layer
+   made is dropped. */
 #define MTT__ACTIVATIONS(X)                                                                              \
     X(RESIDUAL, "x", d->batch, d->seq_len, d->d_model, USUAL, MTT_ACTIVATIONS, BY_SEGMENT, RESIDUAL)     \
     X(LN_1, "ln_1", d->rows, d->d_model, 0, USUAL, MTT_ACTIVATIONS, BY_SELECTIVE, NONE)                  \
@@ -3563,7 +3574,7 @@ typedef struct mtt__parameter {
 /* A training step, an evaluation, or the logits of one token: operations over tensors that share one arena.
    State comes first and has the same offsets in all programs of a schedule. */
 typedef struct mtt__program {
-    mtt__pool pool; /* of everything that the pointers below lead to */
+    mtt__pool pool; /* of the tensors, operands and parameters below */
     mtt_shape shape;
     mtt_tensor **tensors;
     mtt_op *ops, *later_ops; /* the second list: of micro-batches after the first; NULL if there are none */
@@ -3606,7 +3617,9 @@ static int64_t mtt__parameter_elements(const mtt__parameter *q)
    -------------------------------------------------------------------------------------------------------- */
 
 /* The program of a step is a list of operations over named tensors. Passes write it, one after the other.
-   FP8 and LoRA have passes that write the list again; their backward products are adjoints beside the others:
+   FP8 and LoRA have passes that write the list again; the backward pass of such a product is one more
+   adjoint. They run in this order. In the file the adjoints come first, since a function stands before its
+   use:
       forward    the model, a page of operations, and the loss
       adapters   LoRA: linear layers get a second product
       eight      FP8: products take operands in 8 bits
@@ -3616,7 +3629,7 @@ static int64_t mtt__parameter_elements(const mtt__parameter *q)
       gradients  after each layer they are summed, exchanged between ranks, or used at once
       fusions    neighbours that one kernel can do are joined
       step       the gradient's norm and the update
-   mtt_schedule_print_passes shows the list between them. Memory is not a concern here: mtt__close_program
+   mtt_schedule_print_passes shows the list between them. Offsets are not a concern here: mtt__close_program
    finds the first and the last use of every tensor, and the plan its place. */
 
 #define MTT__OP_ROW(name, inputs, operands, flops, bytes, scratch)                      \
@@ -3822,7 +3835,7 @@ static mtt_op *mtt__emit(mtt__builder *b, mtt_op_kind kind, int layer, int site,
 
 /* A rule of a pass: it emits what takes the place of the operation `op`, and returns how many of the list it
    has dealt with. With 0 the operation stays, with the operands that the rule has left it. The list ends at
-   `end`, where the rule is asked once more. */
+   `end`, where the rule is asked once more, so that `gradients` can end the last layer. */
 typedef int mtt__rule(mtt__builder *b, mtt_op *op, const mtt_op *end);
 
 /* Writes the list again by a rule. */
@@ -3845,7 +3858,8 @@ static void mtt__rewrite(mtt__builder *b, mtt__rule *rule)
 
 /* ---- recomputation ---- */
 
-/* A new tensor for the same activation, now its current one. */
+/* A new tensor for the same activation, now its current one. In 8 bits it is not `recorded`: its largest
+   value has been counted. */
 static mtt_tensor *mtt__make_again(mtt__builder *b, const mtt_tensor *t)
 {
     mtt_tensor *again = mtt__make(b, t->role, t->layer);
@@ -3853,7 +3867,9 @@ static mtt_tensor *mtt__make_again(mtt__builder *b, const mtt_tensor *t)
     return again;
 }
 
-/* Recompute level of a layer: 0 keeps all, then as in the table of activations. */
+/* Recompute level of a layer: 0 keeps all, then as in the table of activations. mtt__fit_budget chooses
+   recompute_layers and recompute_selective, for `layer` and `segments`, too: the last layers keep more where
+   that costs at most 0.1 % more memory. */
 static int mtt__recompute_level(const mtt_schedule *s, int layer)
 {
     if (layer >= s->recompute_layers + s->recompute_selective) return 0;
@@ -3863,8 +3879,10 @@ static int mtt__recompute_level(const mtt_schedule *s, int layer)
 }
 
 /* The tensor that holds an activation. If it was dropped, it is made again by the operation that made it,
-   after what that operation needs in its turn. Recomputation is this, and
-   mtt__drop_activations, which forgets what is not kept. */
+   after what that operation needs in its turn. Recomputation is this, and mtt__drop_activations, which
+   forgets what is not kept. No bit changes: the operation has the same inputs, layer, site and scale, so
+   dropout draws the same numbers; `fusions` lets the same kernel make both; scales of FP8 change at the end
+   of a step. */
 static mtt_tensor *mtt__need(mtt__builder *b, mtt_tensor *t)
 {
     mtt_tensor *operands[MTT__MOST_OPERANDS];
@@ -3879,7 +3897,7 @@ static mtt_tensor *mtt__need(mtt__builder *b, mtt_tensor *t)
         mtt_tensor *now = operands[k] = source.operands[k];
         if (!now || now->role < 0) continue;
         operands[k] = mtt__activation_of(b, now)->current;
-        if (now->role == MTT__A_ATTENDED_EIGHT && now != t) continue; /* for a product alone */
+        if (now->role == MTT__A_ATTENDED_EIGHT && now != t) continue; /* one product read it, which is done */
         if (!operands[k]) operands[k] = mtt__make_again(b, now);
     }
     if (b->status) return t;
@@ -3898,7 +3916,7 @@ static int mtt__is_dropped(const mtt_schedule *s, int role, int layer)
     int level = mtt__recompute_level(s, layer);
     if (role == MTT__A_RESIDUAL && layer == 0 && s->policy.recompute == MTT_RECOMPUTE_SEGMENTS)
         return level >= MTT__BY_LAYER;
-    if (role == MTT__A_QKV && s->model.qk_norm) return 1; /* the norm's gradient needs its input, QKV_RAW */
+    if (role == MTT__A_QKV && s->model.qk_norm) return 1; /* the norm's gradient keeps QKV_RAW instead */
     return mtt__role[role].dropped_by <= level;
 }
 
@@ -3916,7 +3934,8 @@ static void mtt__drop_activations(mtt__builder *b)
 }
 
 /* Segments drop recomputed activations as soon as half a layer is done; the other half recomputes them if it
-   must. So at most half a layer, attention or MLP, is in memory at a time. Layers' inputs stay. */
+   must. So at most half a layer, attention or MLP, is in memory at a time. Layers' inputs stay. What was made
+   may be the next layer's x: so its layer is not always the operation's. */
 static void mtt__free_half(mtt__builder *b, const mtt_op *op)
 {
     const mtt_tensor *made = op->operands[op->inputs]; /* absent where only its transpose is made */
@@ -3967,13 +3986,14 @@ static mtt_tensor *mtt__make_gradient(mtt__builder *b, const mtt_tensor *t)
     return *mtt__gradient(b, t) = d;
 }
 
-/* Adds the gradient of another use of an activation, in place, if there was one. */
-static void mtt__join_gradient(mtt__builder *b, int layer, const mtt_tensor *t, mtt_tensor *other)
+/* Adds the gradient of an activation to `earlier`, that of another use of it, and keeps the sum. NULL: there
+   was no other use. */
+static void mtt__join_gradient(mtt__builder *b, int layer, const mtt_tensor *t, mtt_tensor *earlier)
 {
     mtt_tensor *d = *mtt__gradient(b, t);
-    if (!other || b->status) return;
-    MTT__EMIT(b, layer, 0, add, other, d, other);
-    *mtt__gradient(b, t) = other;
+    if (!earlier || b->status) return;
+    MTT__EMIT(b, layer, 0, add, earlier, d, earlier);
+    *mtt__gradient(b, t) = earlier;
 }
 
 /* The operation that made an activation in the forward pass. */
@@ -4233,7 +4253,8 @@ static void mtt__adjoint_norm(mtt__builder *b, const mtt_op *op)
               d_gain, d_shift);
 }
 
-/* dW first: after it x is not needed. A frozen weight has no dW. Where nothing below is trained is no dx. */
+/* dW first: after it x is not needed. With a frozen weight there is no dW, with nothing to train below no
+   dx. */
 static void mtt__linear_gradients(mtt__builder *b, const mtt_op *op, mtt_tensor *x, mtt_tensor *weight,
                                   mtt_tensor *dy, int transposed)
 {
@@ -4260,7 +4281,7 @@ static void mtt__adjoint_linear(mtt__builder *b, const mtt_op *op)
     maker = mtt__maker(b, f->x);
     x = mtt__trains(b, f->weight) ? mtt__need(b, f->x) : NULL;
     if (mtt__is_activation(maker.kind) && mtt__trains(b, f->x))
-        mtt__need(b, maker.operands[0]); /* or it would come between the product and gelu_backward */
+        mtt__need(b, maker.operands[0]); /* later, it would part linear_backward_input from gelu_backward */
     mtt__linear_gradients(b, op, x, f->weight, *mtt__gradient(b, f->y), op->transposed);
 }
 
@@ -4288,7 +4309,7 @@ static void mtt__adjoint_rotary(mtt__builder *b, const mtt_op *op)
     *mtt__gradient(b, f->qkv) = d;
 }
 
-/* The gradient of the sum is that of both: of the branch without what dropout dropped. */
+/* Both inputs get the gradient of the sum; with dropout, the branch gets a masked copy. */
 static void mtt__adjoint_residual(mtt__builder *b, const mtt_op *op)
 {
     const mtt_op_residual *f = MTT_OPERANDS_OF(residual, op);
@@ -4392,6 +4413,13 @@ static void mtt__adjoint_linear_adapted(mtt__builder *b, const mtt_op *op)
 /* ---- 8 bits: the products of FP8 ---- */
 
 #ifndef MTT_NO_FP8
+/* A product of FP8 takes x and W in e4m3, each times a scale of its own, and the gradient dy in e5m2, at
+   scale 1. It sums along the rows of both, so y = x W needs W transposed, and dW = x^T dy needs both
+   transposed. So the weights of a layer are rounded twice, transposed before its forward pass and as they are
+   before its backward pass, and dy at once in both orders. x is not kept: from what was kept its transpose is
+   made again. What makes a tensor rounds it on its way where it can, `absorb`; else quantize does, an
+   operation of its own. The comment above MTT_LOCAL_OPS has the operands. */
+
 /* 1 = products are in 8 bits: of the layers, of the head (`least` is MTT_FP8_ALL). Evaluations and generation
    have theirs in 16, for the weights as they are saved. */
 static int mtt__in_eight(const mtt__builder *b, mtt_fp8_products least)
@@ -4445,7 +4473,7 @@ static mtt_tensor *mtt__input_again(mtt__builder *b, int layer, const mtt_tensor
     mtt_tensor *from, *stats = NULL, *gain = NULL, *shift = NULL, *again;
     from = mtt__need(b, maker.operands[attention ? maker.inputs : 0]);
     if (maker.kind == MTT_OP_norm) stats = mtt__need(b, n->stats), gain = n->gain, shift = n->shift;
-    if (mtt__is_activation(maker.kind)) { /* quantize normalizes, but has no activations */
+    if (mtt__is_activation(maker.kind)) { /* quantize can apply a norm on its way, but no activation */
         mtt_op_activation row = {from, mtt__add_tensor(b, mtt__dtype(b), x->category, -1, x->name, ".16",
                                                     mtt__rows(x), mtt__width(x), 0)};
         b->recomputing = 1;
@@ -4469,7 +4497,8 @@ static mtt_tensor *mtt__narrow(mtt__builder *b, mtt_tensor *t)
     return t;
 }
 
-/* What a product reads, in 8 bits: made so, made so beside 16 bits, or a copy, as activation `role`. */
+/* Returns the 8-bit input of a product: x itself, attention's output in 8 bits, or a copy as activation
+   `role`. */
 static mtt_tensor *mtt__eight_input(mtt__builder *b, int layer, mtt_tensor *x, int role)
 {
     mtt_tensor *y;
@@ -4496,7 +4525,8 @@ static void mtt__emit_weights(mtt__builder *b, int layer, int transposed)
     if (!b->status) mtt__emit(b, MTT_OP_quantize_weights, layer, 0, operands)->transposed = transposed;
 }
 
-/* y = x W + b with x and W in 8 bits, and W transposed. A layer's weights are made before its first one. */
+/* y = x W + b with x and W in 8 bits, and W transposed. A layer's weights are made before its first one. Only
+   what no norm has made needs a copy, the input of attention and of the MLP: as that norm's output. */
 static int mtt__eight_linear(mtt__builder *b, const mtt_op *op, int which)
 {
     const mtt_op_linear *f = MTT_OPERANDS_OF(linear, op);
@@ -4644,7 +4674,7 @@ static void mtt__adjoint_quantize(mtt__builder *b, const mtt_op *op)
     mtt__join_gradient(b, op->layer, f->x, other);
 }
 
-/* Emits the adjoint of an operation on 8 bits; 0 = it has none. */
+/* Emits the adjoint of an operation on 8 bits. 0 = it is on none: its usual adjoint follows. */
 static int mtt__adjoint_eight(mtt__builder *b, const mtt_op *op)
 {
     int narrow = op->operands[mtt__is_activation(op->kind) ? op->inputs : 0]->dtype == MTT_F8_E4M3;
@@ -4874,7 +4904,7 @@ static int mtt__rule_fusions(mtt__builder *b, mtt_op *op, const mtt_op *end)
     return 2;
 }
 
-/* ---- gradients of layers: summed, exchanged between ranks, used at once ---- */
+/* ---- gradients of layers ---- */
 
 /* Entries of parameters `first` to `end` - 1 in the table of ranges; 0: all of them are frozen. */
 static int mtt__ranges_of(const mtt__program *p, int first, int end)
@@ -4951,6 +4981,17 @@ static void mtt__emit_sums(mtt__builder *b, int first, mtt_tensor *received)
     mtt__use_parameters(b, first, end, MTT__GRADIENTS | MTT__SUMS);
 }
 
+/* Updates parameters `first` to `end` - 1, which are with each other in a layer, or all of them. */
+static void mtt__emit_update(mtt__builder *b, int first, int end, int layer)
+{
+    mtt__program *p = b->program;
+    MTT__EMIT(b, layer, MTT__SITE_ROUND, adamw, p->control, p->counters, p->ranges, p->optim[MTT__MASTER],
+              p->optim[MTT__FIRST], p->optim[MTT__SECOND]);
+    mtt__use_parameters(b, first, end, MTT__GRADIENTS | MTT__WEIGHTS);
+}
+
+/* ---- exchanges between ranks ---- */
+
 /* The last operation of a kind; NULL: there is none. */
 static const mtt_op *mtt__last_of(const mtt__builder *b, mtt_op_kind kind)
 {
@@ -4974,8 +5015,8 @@ static void mtt__emit_arrived(mtt__builder *b)
     mtt__use_parameters(b, first, mtt__layer_end(p, first), MTT__SUMS);
 }
 
-/* Sends the gradients of a layer to the other ranks. They travel while the backward pass goes on. Only after
-   the next layer are they added up, and those of that layer sent. */
+/* Sends the gradients of a layer to the other ranks. Between GPUs they travel while the backward pass goes
+   on. Only after the next layer are they added up, and those of that layer sent. */
 static void mtt__emit_exchange(mtt__builder *b, int first)
 {
     mtt__program *p = b->program;
@@ -4998,14 +5039,7 @@ static void mtt__emit_exchange(mtt__builder *b, int first)
     mtt__use_parameters(b, first, end, MTT__GRADIENTS);
 }
 
-/* Updates parameters `first` to `end` - 1, which are with each other in a layer, or all of them. */
-static void mtt__emit_update(mtt__builder *b, int first, int end, int layer)
-{
-    mtt__program *p = b->program;
-    MTT__EMIT(b, layer, MTT__SITE_ROUND, adamw, p->control, p->counters, p->ranges, p->optim[MTT__MASTER],
-              p->optim[MTT__FIRST], p->optim[MTT__SECOND]);
-    mtt__use_parameters(b, first, end, MTT__GRADIENTS | MTT__WEIGHTS);
-}
+/* ---- ends of layers ---- */
 
 /* After the backward pass through a layer, or through what comes before or after the layers. */
 static void mtt__end_layer(mtt__builder *b, int place, int layer)
@@ -5317,6 +5351,7 @@ static void mtt__set_shape(mtt_shape *d, const mtt_schedule *s, int batch, int s
     d->dropout = m->dropout;
     d->ranks = s->policy.ranks;
     d->rank = s->policy.rank;
+    /* Backends keep graphs of lists: the time tells these from lists that were freed, at the same address. */
     d->schedule = d == &s->programs->shape ? (uint64_t)(mtt__now_ms() * 1e6) : s->programs->shape.schedule;
 }
 
@@ -5328,9 +5363,10 @@ static void mtt__use(mtt__program *p, mtt_tensor *t, int op)
     t->last = op;
 }
 
-/* Sizes the workspace, finds out when each tensor lives, and copies the list for later micro-batches. The
-   table of tensors is made again: what lives from step to step, in the order of creation, then the others by
-   first use. What a pass has left without a use goes. */
+/* Sizes the workspace, finds out when each tensor lives, and copies the forward and backward pass for later
+   micro-batches, which add to the sums of gradients and losses that the first begins. The table of tensors is
+   made again: what lives from step to step, in the order of creation, then the others by first use. A tensor
+   that no operation uses any more is left out. */
 static void mtt__close_program(mtt__builder *b)
 {
     const mtt__program *first = b->schedule->programs;
@@ -5391,7 +5427,7 @@ static int mtt__has_step(const mtt__builder *b)
 }
 
 /* In their order: each writes on at the end of the list, or writes the list again by a rule, where it
-   applies. */
+   applies. `fusions` first counts readers. */
 static const struct {
     const char *name;
     void (*write)(mtt__builder *b);
@@ -5856,7 +5892,9 @@ static void mtt__op_cost(const mtt_op *op, double *flops, double *traffic)
 /* ---- memory during each operation ---- */
 
 /* Lists what each operation costs, and the bytes alive during it, by category: changes at the first and after
-   the last operation of each tensor, then running sums. Refuses what size_t cannot hold. */
+   the last operation of each tensor, then running sums. The peak is the largest of `live_bytes`; mtt__pack
+   then gives each tensor its offset, so an arena is as large as the peak, or has gaps of about 1 % at most.
+   Refuses what size_t cannot hold. */
 static mtt_status mtt__measure(mtt_env *env, mtt__program *p)
 {
     size_t all = 0, now[MTT_CATEGORY_COUNT] = {0};
@@ -5901,7 +5939,7 @@ static double mtt__plan_cost(const mtt_schedule *s)
     return cost;
 }
 
-/* ---- schedules and budgets ---- */
+/* ---- schedules ---- */
 
 static void mtt__release_program(mtt_schedule *s, int which)
 {
@@ -5946,6 +5984,8 @@ static mtt_status mtt__build(mtt_schedule *s, int whole, int partial, size_t lim
     }
     return MTT_OK;
 }
+
+/* ---- budgets ---- */
 
 /* A search for the cheapest recomputation that fits a budget. Without `packed`, peaks stand for arenas. */
 typedef struct mtt__search {
@@ -6171,7 +6211,7 @@ MTTDEF void mtt_schedule_report(const mtt_schedule *s, mtt_plan_report *r)
         if (!mtt__is_transfer(op)) continue;
         wire = mtt__wire_bytes(op) * (op->phase == MTT_STEP ? 1 : s->policy.accumulate);
         r->wire_bytes += wire;
-        if (mtt__is_exposed(p, i)) r->exposed_bytes += wire;
+        if (s->policy.device == MTT_DEVICE_CPU || mtt__is_exposed(p, i)) r->exposed_bytes += wire;
     }
     for (i = 0; s->chunk && i < s->programs[MTT__TOKEN].op_count; i++)
         r->token_flops += s->programs[MTT__TOKEN].ops[i].flops;
@@ -6294,8 +6334,9 @@ MTTDEF mtt_status mtt_policy_fit(mtt_env *env, const mtt_model_desc *model, cons
 
 /* Every operation in plain C, beside its formula: mtt__cpu_norm(op, operands) runs the row `norm` of MTT_OPS.
    Tensors are read and written as floats, so one function serves all precisions. Threads share rows, columns,
-   tiles or heads. Every sum has a fixed order, so the number of threads changes no bit. First come the tools,
-   then the operations in the order of a step, at the end the backend. */
+   tiles or heads; one operation ends before the next begins. Every sum has a fixed order, so the number of
+   threads changes no bit. First come the tools, then the operations in the order of a step, at the end the
+   backend. */
 
 enum {
     MTT__ALONE = 32768,    /* up to this many elements one thread is faster: waking others takes longer */
@@ -7687,57 +7728,6 @@ static void mtt__flash_tile(const mtt_op *op, const mtt_op_flash *f, int64_t hea
     mtt__attend(op, &t);
 }
 
-/* Counts the rows of a tile from row i up: neighbours in their sequence, up to a place that tiles of keys
-   divide. So a row's bits do not depend on which rows are computed with it. 0 = row i is within a tile, or no
-   token. */
-static int64_t mtt__tile_rows(const mtt_op *op, const int32_t *sequences, const int32_t *places, int64_t i)
-{
-    int64_t n = 1;
-    if (places[i] < 0) return 0;
-    if (i && places[i] % MTT__TILE && sequences[i - 1] == sequences[i] && places[i - 1] == places[i] - 1)
-        return 0;
-    while (i + n < op->shape->rows && (places[i] + n) % MTT__TILE && sequences[i + n] == sequences[i] &&
-           places[i + n] == places[i] + n)
-        n++;
-    return n;
-}
-
-/* k and v of each row into the cache; then flash attention with the keys and values there */
-static void mtt__cpu_cached_attention(const mtt_op *op, const mtt_op_cached_attention *o)
-{
-    const mtt_shape *d = op->shape;
-    const int32_t *sequences = (const int32_t *)o->sequences->data;
-    const int32_t *places = (const int32_t *)o->places->data;
-    mtt_qkv qkv = mtt_qkv_of(d);
-    int64_t dim = d->d_head, context = o->keys->shape[1], groups = d->heads_kv, i, job;
-    size_t size = mtt__dtype_bytes[o->qkv->dtype], row = size * (size_t)qkv.row;
-    for (i = 0; i < d->rows; i++) {
-        const char *from = (const char *)o->qkv->data + (size_t)i * row;
-        int head;
-        if (places[i] < 0) memset((char *)o->out->data + size * (size_t)(i * d->heads * dim), 0,
-                                  size * (size_t)(d->heads * dim));
-        for (head = 0; head < groups && places[i] >= 0; head++) {
-            size_t at = size * (size_t)(((sequences[i] * groups + head) * context + places[i]) * dim);
-            int query = head * (d->heads / d->heads_kv);
-            memcpy((char *)o->keys->data + at,
-                   from + size * (size_t)mtt_qkv_column(&qkv, MTT__K, query), size * (size_t)dim);
-            memcpy((char *)o->values->data + at,
-                   from + size * (size_t)mtt_qkv_column(&qkv, MTT__V, query), size * (size_t)dim);
-        }
-    }
-    MTT__OMP(omp parallel for schedule(dynamic, 1) if (d->rows * d->heads * dim * (*places + 1) > MTT__ALONE))
-    for (job = 0; job < d->rows * d->heads; job++) {
-        int64_t at = job / d->heads, head = job % d->heads, m = mtt__tile_rows(op, sequences, places, at);
-        int64_t kv = sequences[at] * groups + head / (d->heads / groups);
-        mtt__attention_tile t = {mtt__head(op, o->qkv, MTT__Q, head),
-                                 mtt__matrix_at(o->keys, kv * context * dim, context, dim, 1),
-                                 mtt__matrix_at(o->values, kv * context * dim, context, dim, 0),
-                                 mtt__head(op, o->out, MTT__OUT, head), at, m, places[at], places[at] + m,
-                                 NULL, 0, NULL};
-        if (m) mtt__attend(op, &t);
-    }
-}
-
 static void mtt__cpu_flash(const mtt_op *op, const mtt_op_flash *f)
 {
     int64_t tiles = mtt__ceil_div(op->shape->seq_len, MTT__TILE), jobs = tiles * mtt__heads(op), i;
@@ -7781,8 +7771,8 @@ static void mtt__load_keys(const mtt_op *op, const mtt_op_flash_backward *f, int
     mtt__load_block(mtt__head(op, f->qkv, MTT__V | MTT__TRANSPOSED, t->head), 0, dim, j0, n, t->v_t, side);
 }
 
-/* P = mask e^(S - lse) and dS = e^(S - lse) (mask dP - delta) / sqrt(d_head) with dP = dO V^T. By lse P is
-   divided by l at once. */
+/* P = mask e^(S - lse) and dS = e^(S - lse) (mask dP - delta) / sqrt(d_head) with dP = dO V^T. With
+   lse = m + log l, e^(S - lse) is divided by its row's sum already. */
 static void mtt__flash_gradients(const mtt_op *op, const mtt_op_flash_backward *f, mtt__flash_pair *t)
 {
     enum { side = MTT__TILE, stride = MTT__MAX_HEAD };
@@ -7863,6 +7853,8 @@ static void mtt__flash_backward_queries(const mtt_op *op, const mtt_op_flash_bac
     mtt__store_gradients(op, f, MTT__Q, head, i0, t->m, dq);
 }
 
+/* A tile of keys gets dK and dV in a job of its own, once for the heads that share it, and a tile of queries
+   dQ: so no two threads add to a sum. */
 static void mtt__cpu_flash_backward(const mtt_op *op, const mtt_op_flash_backward *f)
 {
     int64_t tiles = mtt__ceil_div(op->shape->seq_len, MTT__TILE), jobs = tiles * mtt__heads(op), i;
@@ -7872,6 +7864,59 @@ static void mtt__cpu_flash_backward(const mtt_op *op, const mtt_op_flash_backwar
         int64_t head = i / 2 / tiles, first = i / 2 % tiles * MTT__TILE;
         if (i % 2) mtt__flash_backward_queries(op, f, head, first);
         else if (head % group == 0) mtt__flash_backward_keys(op, f, head, first);
+    }
+}
+
+/* ---- attention to a cache ---- */
+
+/* Counts the rows of a tile from row i up: neighbours in their sequence, up to a place that tiles of keys
+   divide. So a row's bits do not depend on which rows are computed with it. 0 = row i is within a tile, or no
+   token. */
+static int64_t mtt__tile_rows(const mtt_op *op, const int32_t *sequences, const int32_t *places, int64_t i)
+{
+    int64_t n = 1;
+    if (places[i] < 0) return 0;
+    if (i && places[i] % MTT__TILE && sequences[i - 1] == sequences[i] && places[i - 1] == places[i] - 1)
+        return 0;
+    while (i + n < op->shape->rows && (places[i] + n) % MTT__TILE && sequences[i + n] == sequences[i] &&
+           places[i + n] == places[i] + n)
+        n++;
+    return n;
+}
+
+/* k and v of each row into the cache; then flash attention with the keys and values there */
+static void mtt__cpu_cached_attention(const mtt_op *op, const mtt_op_cached_attention *o)
+{
+    const mtt_shape *d = op->shape;
+    const int32_t *sequences = (const int32_t *)o->sequences->data;
+    const int32_t *places = (const int32_t *)o->places->data;
+    mtt_qkv qkv = mtt_qkv_of(d);
+    int64_t dim = d->d_head, context = o->keys->shape[1], groups = d->heads_kv, i, job;
+    size_t size = mtt__dtype_bytes[o->qkv->dtype], row = size * (size_t)qkv.row;
+    for (i = 0; i < d->rows; i++) {
+        const char *from = (const char *)o->qkv->data + (size_t)i * row;
+        int head;
+        if (places[i] < 0) memset((char *)o->out->data + size * (size_t)(i * d->heads * dim), 0,
+                                  size * (size_t)(d->heads * dim));
+        for (head = 0; head < groups && places[i] >= 0; head++) {
+            size_t at = size * (size_t)(((sequences[i] * groups + head) * context + places[i]) * dim);
+            int query = head * (d->heads / d->heads_kv);
+            memcpy((char *)o->keys->data + at,
+                   from + size * (size_t)mtt_qkv_column(&qkv, MTT__K, query), size * (size_t)dim);
+            memcpy((char *)o->values->data + at,
+                   from + size * (size_t)mtt_qkv_column(&qkv, MTT__V, query), size * (size_t)dim);
+        }
+    }
+    MTT__OMP(omp parallel for schedule(dynamic, 1) if (d->rows * d->heads * dim * (*places + 1) > MTT__ALONE))
+    for (job = 0; job < d->rows * d->heads; job++) {
+        int64_t at = job / d->heads, head = job % d->heads, m = mtt__tile_rows(op, sequences, places, at);
+        int64_t kv = sequences[at] * groups + head / (d->heads / groups);
+        mtt__attention_tile t = {mtt__head(op, o->qkv, MTT__Q, head),
+                                 mtt__matrix_at(o->keys, kv * context * dim, context, dim, 1),
+                                 mtt__matrix_at(o->values, kv * context * dim, context, dim, 0),
+                                 mtt__head(op, o->out, MTT__OUT, head), at, m, places[at], places[at] + m,
+                                 NULL, 0, NULL};
+        if (m) mtt__attend(op, &t);
     }
 }
 
@@ -8533,9 +8578,10 @@ MTTDEF mtt_status mtt_cuda_backend(mtt_env *env, int device, mtt_backend *backen
 
 /* A trainer is a schedule, its arena on a backend, and the number of steps taken. mtt_trainer_create plans,
    allocates and fills the state. A step uploads tokens, targets and mtt_control for each micro-batch and lets
-   the backend run the program's lists: forward and backward once a micro-batch, then the update. The host
-   reads only mtt_counters. Parameters, gradients and moments pass between host and device in pieces, as
-   floats in every precision. */
+   the backend run the program's lists: forward and backward once a micro-batch, then the update. The CPU runs
+   a list at once; CUDA queues it on a stream, from its second run on as one graph, with transfers between
+   ranks on a stream beside it. The host reads only mtt_counters. Parameters, gradients and moments pass
+   between host and device in pieces, as floats in every precision. */
 
 /* Elements that pass at a time: whole groups of the compact state. */
 enum { MTT__STAGING = 65536 };
@@ -9091,8 +9137,8 @@ static float mtt__lr(const mtt_trainer *t)
     return t->lr >= 0 ? t->lr : mtt_learning_rate(&t->optim, t->step);
 }
 
-/* Uploads everything that a run of a program reads besides state. Targets may be NULL. `counted` is the
-   number of targets of the whole step. */
+/* Uploads tokens, targets, which may be NULL, and mtt_control. `counted` is the number of targets of the
+   whole step. */
 static mtt_status mtt__send(mtt_trainer *t, const mtt__program *p, const int32_t *tokens,
                             const int32_t *targets, int64_t counted, int row)
 {
@@ -9131,7 +9177,7 @@ static mtt_status mtt__measure_scales(mtt_trainer *t, const int32_t *tokens, con
     status = mtt__fill_scales(t);
     if (!status) status = mtt__send(t, p, tokens, targets, counted, 0);
     if (!status) status = mtt__told(t, t->backend.run(t->context, p->ops, forward));
-    if (!status) /* rescale, which is the last operation */
+    if (!status) /* rescale, the last operation: FP8 has no early updates, so there is a step */
         status = mtt__told(t, t->backend.run(t->context, p->ops + p->op_count - 1, 1));
     if (!status && t->schedule->policy.ranks > 1) status = mtt__take_scales(t);
     t->measured = !status;
@@ -9189,6 +9235,7 @@ static mtt_status mtt__numbers_failed(mtt_trainer *t, mtt_counters *counters, do
                      (long long)t->step, loss, counters->grad_norm);
 }
 
+/* Without `info` nothing waits for the device; a failure is then reported with the next one. */
 MTTDEF mtt_status mtt_train_step(mtt_trainer *t, const int32_t *tokens, const int32_t *targets,
                                  mtt_step_info *info)
 {

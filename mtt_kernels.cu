@@ -13,11 +13,11 @@
    its result is always the same, and the function of mtt.h that computes the same in plain C.
 
    Operations run in order on one stream. What goes to other ranks goes beside them, on a stream of its own:
-   NCCL sends it, whose library is loaded when it is needed. From its second run on, a list of operations runs
-   as a graph. Once the backend is open, it allocates nothing but these graphs and plans of matrix products. A
-   pinned staging buffer on the host, the graphs, and what the driver, cuBLASLt and NCCL take for themselves
-   are outside the arena.
-   No sum depends on the order in which threads arrive: the same inputs give the same bits on the same GPU.
+   GPUs of one host copy, others send by NCCL, whose library is loaded then. From its second run on, a list of
+   operations runs as a graph. Once the backend is open, it allocates nothing but these graphs and plans of
+   matrix products. A pinned staging buffer on the host, the graphs, and what the driver, cuBLASLt and NCCL
+   take for themselves are outside the arena. No sum depends on the order in which threads arrive: the same
+   inputs give the same bits on the same GPU.
 
    Symbols: B sequences of T tokens, R = B T rows, C = d_model, H heads of width D, F = d_ff, V ids, Vp = V
    padded to 128. T as a template parameter: the type of a tensor's elements.
@@ -34,30 +34,20 @@
    >>tensor cores   FlashAttention by mma.sync            >>backend      memory, graphs, run
    >>hopper         the same and more, by wgmma
 
-   READING PATH, with the lines of each body. Each step is readable after the one before:
+   READING PATH: attention, from the simplest kernel to the fastest. Each step is readable after the one
+   before. mtt__cuda_linear in >>products and mtt_k_adamw in >>optimizer are the rest of a step's time.
 
-      activation       mtt_k_activation, with its packs                  18   elementwise
-      softmax          mtt_k_softmax                                     27   a running maximum and sum
-      norm             mtt__norm_row                                     58   rows in registers
-      flash            mtt_k_flash_forward_exact                         68   no T x T matrix
-      tensor cores     mtt_k_flash_forward                               74   mma.sync, copies ahead
-      warpgroups       mtt_k_flash_forward_wgmma                         87   wgmma
-      their backward   _exact, mtt_k_flash_backward, _wgmma     79, 62, 169   gradients in one order
+      >>elementwise    mtt_k_activation, with its packs     the shape of all kernels here
+      >>attention      mtt_k_softmax                        a running maximum and sum
+      >>norm           mtt__norm_row                        rows in registers
+      >>flash          mtt_k_flash_forward_exact            no T x T matrix
+                       mtt_k_flash_backward_exact           its gradients, in one order
+      >>tensor cores   mtt_k_flash_forward, _backward       mma.sync, copies ahead
+      >>hopper         mtt_k_flash_forward_wgmma            warpgroups
+                       mtt_k_flash_backward_wgmma
 
-   Most kernels are templates. Half of the compiler's time is attention by mma.sync; it makes 249 kernels for
-   sm_90a. T: FP32, BF16, FP16, E: BF16, FP16.
-
-      mtt_k_flash_forward          22   E; 5 widths of heads; dropout; windows
-      mtt_k_flash_backward         20   E; 5 widths; dropout; less shared memory
-      mtt_k_flash_*_exact           9   FP32; 3 widths; backward dQ, or dK and dV
-      mtt_k_flash_*_wgmma          20   E; widths 64 and 128; dropout; forward: short sequences
-      mtt_k_linear_gelu             5   E; forward, backward; 8 bits
-      mtt_k_norm                   18   T; 6 widths of rows
-      mtt_k_norm_backward          24   T; 3 or 4 widths; RMSNorm; 8-bit results
-      mtt_k_activation, _backward  24   T; 4 activations
-      mtt_k_softmax, _backward     12   T; packs of 8 or single elements
-      mtt_k_cross_entropy           6   T; loss, gradient
-      all others                   89   once, or for each T; 5 of them CUB's */
+   Most kernels are templates; E is BF16 or FP16. Half of the compiler's time is attention by mma.sync: 42 of
+   249 kernels for sm_90a, for both types, 5 widths of heads, dropout, and windows. */
 #ifndef MTT_CUDA
 #define MTT_CUDA
 #endif
@@ -530,6 +520,8 @@ template <class T> MTT__DEVICE float mtt__silu_gate(float x)
 /* The MLP's activation y of x, and of `up` under SwiGLU. */
 template <class T, mtt_mlp MLP> MTT__DEVICE float mtt__activated(float x, float up)
 {
+    static_assert(MLP == MTT_MLP_GELU || MLP == MTT_MLP_RELU2 || MLP == MTT_MLP_SWIGLU || MLP == MTT_MLP_SILU,
+                  "a new form of the MLP needs its formula here and its slope below");
     if (MLP == MTT_MLP_RELU2) return fmaxf(x, 0.0f) * fmaxf(x, 0.0f);
     const float y = x * (MLP == MTT_MLP_GELU ? mtt__gelu_gate<T>(x) : mtt__silu_gate<T>(x));
     return MLP == MTT_MLP_SWIGLU ? y * up : y;
@@ -547,8 +539,8 @@ template <class T, mtt_mlp MLP> MTT__DEVICE void mtt__activation_slopes(float x,
     up = dy * y;
 }
 
-/* A launch works through packs of 8 elements of y, `packs` a row. Under SwiGLU a row of x and dx has as many
-   of up behind those of the gate. */
+/* A launch works through packs of 8 elements of y, `packs` a row. Under SwiGLU a row of x and dx has the F
+   columns of the gate, then the F columns of up. */
 template <class T> struct mtt__activation_operands {
     const T *x, *dy;
     T *y, *dx;
@@ -556,7 +548,7 @@ template <class T> struct mtt__activation_operands {
     uint32_t packs;
 };
 
-/* Where a pack of y has its elements of x. */
+/* Returns the element of x, of the gate's under SwiGLU, with which a pack of y begins. */
 template <mtt_mlp MLP> MTT__DEVICE int64_t mtt__gate_of(uint32_t pack, uint32_t packs)
 {
     return ((int64_t)pack + (MLP == MTT_MLP_SWIGLU ? pack / packs * packs : 0)) * 8;

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# run.sh BUILD_DIR PROGRAM... - runs the test programs and the tests of the trainer and the tools, three beside
-# each other where there are two cores, since some wait more than they compute, and adds up their closing
-# lines. BUILD_DIR/logs keeps what each said.
+# run.sh BUILD_DIR PROGRAM... - runs the test programs and the tests of the trainer and the tools, three
+# beside each other where there are two cores, since some wait more than they compute, and adds up their
+# closing lines. BUILD_DIR/logs keeps what each said.
 build=$1 logs=$1/logs; shift
 passed=0 failed=0 skipped=0 closing='^[0-9]+ passed, [0-9]+ failed, [0-9]+ skipped$'
 jobs=$(nproc 2> /dev/null); [ "${jobs:-1}" -lt 2 ] || jobs=3

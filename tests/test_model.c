@@ -504,8 +504,8 @@ typedef struct experiment {
 } experiment;
 
 /* The derivative of the loss by a weight or an input of the stage, as a central difference. Its error is
-   eps^2/6 times the third derivative plus about 2^-52 |loss| / eps from rounding: at 1e-5 both are near 1e-10,
-   far below the precision of float32. */
+   eps^2/6 times the third derivative plus about 2^-52 |loss| / eps from rounding: at 1e-5 both are near
+   1e-10, far below the precision of float32. */
 static double derivative(const reference *r, const experiment *e, int stage, double *at)
 {
     const double eps = 1e-5, was = *at;

@@ -913,6 +913,10 @@ static void ranks(void)
         c.policy.rank = rank;
         c.policy.shard = MTT_SHARD_GRADIENTS;
         c.policy.bandwidth = 100;
+        c.policy.device = MTT_DEVICE_CPU;
+        check(!mtt_plan(&env, &c.model, &c.policy, c.batch, c.seq_len, &report), "%s", env.error);
+        check(report.exposed_bytes == report.wire_bytes, "a CPU waits for all transfers");
+        c.policy.device = MTT_DEVICE_CUDA;
         check(!mtt_schedule_create(&env, &c.model, &c.policy, c.batch, c.seq_len, &s), "%s", env.error);
         if (!s) return;
         mtt_schedule_report(s, &report);
@@ -1830,6 +1834,10 @@ static void fields_by_text(void)
             }
             check(mtt_field_set(&env, f, GROUPS[g].desc, NULL) == MTT_E_ARGUMENT, "%s without a text",
                   f->name);
+            int names = f->kind == MTT_FIELD_CHOICE;
+            for (const char *at = f->choices; at && (at = strchr(at, '|')) != NULL; at++) names++;
+            check(f->kind != MTT_FIELD_CHOICE || names == (int)f->high + 1, "%s has %d names and %d values",
+                  f->name, names, (int)f->high + 1);
             if (f->kind != MTT_FIELD_TEXT) continue;
             check(!mtt_field_set(&env, f, GROUPS[g].desc, "a text"), "%s: %s", f->name, env.error);
         }
