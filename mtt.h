@@ -306,7 +306,8 @@ typedef enum mtt_positions {
 } mtt_positions;
 
 /* LayerNorm (Ba et al. 2016): y = (x - mean) / sqrt(variance + eps) * gain + shift. RMSNorm (Zhang & Sennrich
-   2019, arXiv 1910.07467): y = x / sqrt(mean of x^2 + eps) * gain. */
+   2019, arXiv 1910.07467): y = x / sqrt(mean of x^2 + eps) * gain. Checkpoints hold the numbers of a model's
+   enums, so a new value comes last. */
 typedef enum mtt_norm_form { MTT_NORM_LAYER, MTT_NORM_RMS } mtt_norm_form;
 
 /* Pre: x + branch(norm(x)), and a final norm before the head. Post: norm(x + branch(x)), with no final norm
