@@ -69,7 +69,8 @@ awk 'BEGIN { printf "{"; for (i = 0; i < 300; i++) printf "\"t%d\": %d, ", i, i;
 prepare 3 'this is a vocabulary: pass vocab.bpe' --input text.txt --output o --tokenizer encoder.json
 check "what fails leaves no files" [ -z "$(find . -name 'o.*')" ]
 if [ -c /dev/full ]; then
-  for command in prepare\ --help schedule "profile --device cpu --layers 1 --steps 2 --only-step"; do
+  small="--batch-size 1 --seq-len 16 --vocab-size 100"
+  for command in prepare\ --help schedule "profile --device cpu --layers 1 --steps 2 --only-step $small"; do
     "$build"/$command > /dev/full 2> err; code=$?
     check "$command to a full disk" eval '[ $code = 3 ] && says err "cannot write all of standard output"'
   done
