@@ -45,7 +45,7 @@ part.group = q->weight->dims == 1 => part.group = 0
 3 * (double)o->x->bytes, 0) => 2 * (double)o->x->bytes, 0)
       21 * mtt__count(o->dx), moved, 0) =>       20 * mtt__count(o->dx), moved, 0)
 2 + (seq - window) * window) => 2 + (seq - window))
-if (!(temperature > 0)) return best; => if (!(temperature >= 0)) return best;
+if (!(temperature > 0)) return best; => if (!(temperature > 0)) return worst;
 least, most, 0, s->top_k) => least, most, 0, s->top_k + 1)
 sum += exp((double)(x[i] - most) / (double)temperature) => sum += exp((double)(x[i] - most))
 &sampling, (uint64_t)q->drawn) => &sampling, 0)
@@ -64,7 +64,7 @@ tests_of() {
     models) echo test_models;;
     report) echo test_plan;;
     ranks) echo test_ranks test_together;;
-    generator) echo test_generate;;
+    generator) echo test_generate test_model;;
     *) echo test_model;; # numbers, cpu, trainer, public
   esac
 }
