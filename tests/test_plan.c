@@ -1836,8 +1836,8 @@ static void fields_by_text(void)
                   f->name);
             int names = f->kind == MTT_FIELD_CHOICE;
             for (const char *at = f->choices; at && (at = strchr(at, '|')) != NULL; at++) names++;
-            check(f->kind != MTT_FIELD_CHOICE || names == (int)f->high + 1, "%s has %d names and %d values",
-                  f->name, names, (int)f->high + 1);
+            check(f->kind != MTT_FIELD_CHOICE || names == f->high + 1, "%s has %d names and %g values",
+                  f->name, names, f->high + 1);
             if (f->kind != MTT_FIELD_TEXT) continue;
             check(!mtt_field_set(&env, f, GROUPS[g].desc, "a text"), "%s: %s", f->name, env.error);
         }
