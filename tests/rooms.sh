@@ -49,13 +49,14 @@ tell $? "the reading path has $lines lines, not about 2,000"
 
 # Each member of a descriptor has a row, from which checks, checkpoints and options come. But for these.
 for struct in model_desc policy optim_desc; do
-  none "$(sed -n "/^typedef struct mtt_$struct {/,/^} mtt_$struct;/p" mtt.h |
+  members=$(sed -n "/^typedef struct mtt_$struct {/,/^} mtt_$struct;/p" mtt.h |
     awk '/^}/ {next} inside {if (sub(/.*\*\//, "")) inside = 0; else next} {gsub(/\/\*.*\*\//, "")}
       sub(/\/\*.*/, "") {inside = 1} /;/ {gsub(/[;,*]/, " "); for (i = 2; i <= NF; i++) print $i}' |
-    grep -vxE 'char|rank|seed|mtt_group|groups|group_count' |
-    while read -r member; do
-      [ "$(grep -c "^    MTT__FIELD($member, " mtt.h)" -gt 0 ] || echo "$member"
-    done)" "a member of mtt_$struct without a row in its table of fields"
+    grep -vxE 'char|rank|seed|mtt_group|groups|group_count')
+  [ "$(wc -l <<< "$members")" -gt 8 ]; tell $? "mtt_$struct has no members"
+  none "$(for member in $members; do
+    grep -q "^    MTT__FIELD($member, " mtt.h || echo "$member"
+  done)" "a member of mtt_$struct without a row in its table of fields"
 done
 
 # A static function is defined before it is used. Public ones are declared at the top, so nothing but this

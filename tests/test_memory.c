@@ -44,6 +44,7 @@ static const struct {
     {"stack", "2", NULL, NULL},
     /* OpenBLAS must not wait for threads that OpenMP does not start. */
     {"stack", "4", "OMP_THREAD_LIMIT", "1"},
+    {"stack", "4", "OMP_DYNAMIC", "true"},
     {"stack", "2", "OMP_MAX_ACTIVE_LEVELS", "0"},
 };
 
