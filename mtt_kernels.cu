@@ -1,5 +1,5 @@
 /* mtt_kernels.cu - the CUDA backend of mtt.h: every operation of MTT_OPS, on GPUs of compute capability 8.0
-   and later, with CUDA 12.0 and later; for sm_90a with 12.5
+   and later, and in FP32 and FP16 on those of 7.5, with CUDA 12.0 and later; for sm_90a with 12.5
 
       nvcc -O3 -arch=native -c mtt_kernels.cu -o mtt_kernels.o
       cc -O3 train.c mtt_kernels.o -lcublasLt -lcudart -lstdc++ -lpthread -lm
@@ -85,9 +85,21 @@
 #if CUDART_VERSION < 12050 && defined(__CUDA_ARCH_FEAT_SM90_ALL) && !defined(MTT_NO_HOPPER)
 #error "sm_90a needs CUDA 12.5 or later: build for sm_90"
 #endif
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
-#error "mtt_kernels.cu needs -arch=sm_80 or later. With an older GPU, build for the CPU, without MTT_CUDA"
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 750
+#error "mtt_kernels.cu needs -arch=sm_75 or later. With an older GPU, build for the CPU, without MTT_CUDA"
 #endif
+
+/* MTT__TURING: the compiler is making device code for compute capability 7.5. It has no copies beside the
+   program, no tensor cores for BF16, and 64 KB of shared memory a block, where later ones have 99 KB or
+   more. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+#define MTT__TURING 1
+#else
+#define MTT__TURING 0
+#endif
+/* Blocks that a processor is to hold, for __launch_bounds__. Turing's has 1,024 threads at most. */
+#define MTT__BOUNDS(threads, blocks) \
+    threads, MTT__TURING && (threads) * (blocks) > 1024 ? 1024 / (threads) : (blocks)
 
 /* The room >>hopper holds what only an H100 or H200 runs; -DMTT_NO_HOPPER leaves it out. MTT__HOPPER:
    the compiler is making device code for it (sm_90a). */
@@ -163,6 +175,27 @@ MTT__DEVICE uint32_t mtt__smem(const void *p)
 
 /* Copies 16, 8 or 4 bytes to shared memory, or zeros. Copies form groups. A thread may read its own after it
    has waited for their group. */
+#if MTT__TURING
+/* Through registers. No kernel copies what it has written, so loads of several copies may come first. */
+template <int BYTES = 16>
+MTT__DEVICE void mtt__copy_async(uint32_t to_smem, const void *from_gmem, bool valid)
+{
+    if constexpr (BYTES == 16) {
+        const uint4 v = valid ? __ldg((const uint4 *)from_gmem) : uint4();
+        asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};"
+                     ::"r"(to_smem), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+    } else if constexpr (BYTES == 8) {
+        const uint2 v = valid ? __ldg((const uint2 *)from_gmem) : uint2();
+        asm volatile("st.shared.v2.b32 [%0], {%1,%2};" ::"r"(to_smem), "r"(v.x), "r"(v.y) : "memory");
+    } else {
+        const uint32_t v = valid ? __ldg((const uint32_t *)from_gmem) : 0;
+        asm volatile("st.shared.b32 [%0], %1;" ::"r"(to_smem), "r"(v) : "memory");
+    }
+}
+
+MTT__DEVICE void mtt__copy_commit(void) {}
+template <int PENDING = 0> MTT__DEVICE void mtt__copy_wait(void) {}
+#else
 template <int BYTES = 16>
 MTT__DEVICE void mtt__copy_async(uint32_t to_smem, const void *from_gmem, bool valid)
 {
@@ -185,6 +218,7 @@ template <int PENDING = 0> MTT__DEVICE void mtt__copy_wait(void)
 {
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
+#endif
 
 /* Instructions of the special function unit, good to 2 ulp and 1 ulp. */
 MTT__DEVICE float mtt__exp2(float x)
@@ -243,6 +277,16 @@ template <class JOIN, int THREADS, class V> MTT__DEVICE V mtt__reduce(V x, V *sh
 
 /* C (16 x 8) += A (16 x 16) B (16 x 8). Lane l holds C's rows l/4 and l/4 + 8, columns 2 (l%4) and the next,
    as c[0..1] and c[2..3]. */
+#if MTT__TURING
+MTT__DEVICE void mtt__mma(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1, __half)
+{
+    MTT__UNROLL for (int k = 0; k < 2; k++)
+        asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+            : "r"(a[2 * k]), "r"(a[2 * k + 1]), "r"(k ? b1 : b0));
+}
+MTT__DEVICE void mtt__mma(float *, const uint32_t *, uint32_t, uint32_t, __nv_bfloat16) {} /* never runs */
+#else
 #define MTT__MMA(E, TYPE)                                                                                \
     MTT__DEVICE void mtt__mma(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1, E)              \
     {                                                                                                    \
@@ -253,6 +297,7 @@ template <class JOIN, int THREADS, class V> MTT__DEVICE V mtt__reduce(V x, V *sh
     }
 MTT__MMA(__nv_bfloat16, "bf16")
 MTT__MMA(__half, "f16")
+#endif
 
 /* An operation's dropout: see mtt__dropout_threshold. Threshold 0 = no dropout. */
 struct mtt__dropout {
@@ -369,7 +414,7 @@ static const char *mtt__remedy(cudaError_t error, const char *of_call)
     case cudaErrorInvalidDeviceFunction:
     case cudaErrorInvalidKernelImage:
         return "mtt_kernels.cu was compiled for other GPUs: compile it with -arch=native on this machine. "
-               "With a GPU older than compute capability 8.0, use the CPU";
+               "With a GPU older than compute capability 7.5, use the CPU";
     case cudaErrorInsufficientDriver:
     case cudaErrorUnsupportedPtxVersion:
         return "Update the driver, or compile with the CUDA version that nvidia-smi shows";
@@ -422,6 +467,11 @@ template <class... P, class... A>
 static mtt_status mtt__launch_shared(mtt__cuda *c, const char *what, void (*kernel)(P...), dim3 grid,
                                      dim3 block, size_t bytes, A... args)
 {
+    if (bytes > (size_t)c->shared_bytes)
+        return mtt__cuda_fail(c->env, MTT_E_ARGUMENT,
+                              "%s needs %zu bytes of shared memory a block, and CUDA device %d has %d: take "
+                              "narrower heads or attention without flash", what, bytes, c->device,
+                              c->shared_bytes);
     if (bytes > 48 << 10) {
         const cudaFuncAttribute most = cudaFuncAttributeMaxDynamicSharedMemorySize;
         const cudaError_t error = cudaFuncSetAttribute(kernel, most, (int)bytes);
@@ -1026,8 +1076,11 @@ MTT__DEVICE float2 mtt__row_sums(float2 v, float2 *slots, int threads)
 /* A block of norm_backward: SIZE threads; the grid has up to BLOCKS of them for each processor. A row has
    ROW_THREADS threads, or as many as the argument says if ROW_THREADS is 0, a power of two; each has up to 32
    elements of it, in packs of 16 bytes. So a block works on several rows at once. Shared memory holds STAGES
-   times these rows: as many as fit 96 KB, which every device has. Where none fits (FP32, more than 8,192
-   columns), rows are read twice from global memory. */
+   times these rows: as many as fit 96 KB, which every device has, or 48 KB on Turing. Where none fits (FP32,
+   more than 8,192 columns), rows are read twice from global memory. */
+enum { MTT__NORM_ROOM = 96 << 10, MTT__NORM_ROOM_TURING = 48 << 10 };
+
+
 template <class TYPE, int ROW_THREADS, int BLOCK_SIZE, bool OF_RMS> struct mtt__norm_block {
     typedef TYPE T;
     enum {
@@ -1038,7 +1091,8 @@ template <class TYPE, int ROW_THREADS, int BLOCK_SIZE, bool OF_RMS> struct mtt__
         PACKS = 32 / PACK,
         BLOCKS = SIZE < 512 ? 2 : 1,
         AT_ONCE = BLOCKS,
-        STAGES = (96 << 10) / (3 * SIZE * 32 * sizeof(T))
+        STEP_BYTES = 3 * SIZE * 32 * sizeof(T), /* dy, x and joined */
+        STAGES = (MTT__TURING ? MTT__NORM_ROOM_TURING : MTT__NORM_ROOM) / STEP_BYTES
     };
 };
 
@@ -1091,8 +1145,11 @@ static __global__ void __launch_bounds__(S::SIZE, S::AT_ONCE)
 {
     typedef typename S::T T;
     enum { STAGES = S::STAGES, PACK = S::PACK, PACKS = S::PACKS };
-    static_assert(MORE::WHOLE_TILES || S::THREADS == S::SIZE || STAGES * 3 * sizeof(T) >= 2 * sizeof(float),
-                  "sums of dw and db fit where rows were");
+    /* sums of dw and db take the place of rows: together, or one after the other */
+    constexpr bool ALONE = MORE::WHOLE_TILES || S::THREADS == S::SIZE;
+    constexpr int SUMS = 2 - S::RMS, ROOM = STAGES * 3 * sizeof(T) / sizeof(float);
+    constexpr int TURNS = ALONE || ROOM >= SUMS ? 1 : SUMS;
+    static_assert(ALONE || ROOM >= 1, "sums fit where rows were");
     extern __shared__ uint4 ring[];
     __shared__ float2 slots[2][S::SIZE / 32];
     const int threads = S::THREADS ? S::THREADS : o.threads, log2_threads = 31 - __clz(threads);
@@ -1160,22 +1217,24 @@ static __global__ void __launch_bounds__(S::SIZE, S::AT_ONCE)
         extra.after_rows(row - group + block_rows);
     }
     /* add up dw and db of the rows that the block works on at once */
-    const int sums_width = (2 - S::RMS) * width;
+    const int sums_width = SUMS * width, turn_width = sums_width / TURNS;
     float *partial = o.partial + (int64_t)blockIdx.x * sums_width, *sums = reinterpret_cast<float *>(ring);
-    if (block_rows > 1) __syncthreads(); /* all rows are read before sums overwrite them */
-    MTT__UNROLL for (int p = 0; p < PACKS; p++) {
-        int column = (p * threads + lane) * PACK;
-        float *to = (block_rows > 1 ? sums + group * sums_width : partial) + column;
-        if (column >= width) break;
-        mtt__store_floats<PACK>(to, dw[p]);
-        if (!S::RMS) mtt__store_floats<PACK>(to + width, db[p]);
-    }
-    if (block_rows == 1) return;
-    __syncthreads(); /* all rows' sums are there before they are added up */
-    for (int j = threadIdx.x; j < sums_width; j += S::SIZE) {
-        float total = 0;
-        for (int r = 0; r < block_rows; r++) total += sums[r * sums_width + j];
-        partial[j] = total;
+    MTT__UNROLL for (int turn = 0; turn < TURNS; turn++, partial += width) {
+        if (block_rows > 1) __syncthreads(); /* what is there has been read before sums overwrite it */
+        MTT__UNROLL for (int p = 0; p < PACKS; p++) {
+            int column = (p * threads + lane) * PACK;
+            float *to = (block_rows > 1 ? sums + group * turn_width : partial) + column;
+            if (column >= width) break;
+            mtt__store_floats<PACK>(to, turn ? db[p] : dw[p]);
+            if (!S::RMS && TURNS == 1) mtt__store_floats<PACK>(to + width, db[p]);
+        }
+        if (block_rows == 1) continue;
+        __syncthreads(); /* all rows' sums are there before they are added up */
+        for (int j = threadIdx.x; j < turn_width; j += S::SIZE) {
+            float total = 0;
+            for (int r = 0; r < block_rows; r++) total += sums[r * turn_width + j];
+            partial[j] = total;
+        }
     }
 }
 
@@ -1188,9 +1247,9 @@ static int mtt__norm_threads(int64_t width)
 }
 
 /* Shared memory of the stages. */
-template <class S> static size_t mtt__norm_shared(int64_t width)
+template <class S> static size_t mtt__norm_shared(int64_t width, int stages = S::STAGES)
 {
-    return (size_t)(width * S::SIZE / mtt__norm_threads(width)) * S::STAGES * 3 * sizeof(typename S::T);
+    return (size_t)(width * S::SIZE / mtt__norm_threads(width)) * stages * 3 * sizeof(typename S::T);
 }
 
 /* Runs a kernel of norm_backward, and adds up the sums of its blocks. */
@@ -1216,8 +1275,9 @@ template <class S>
 static mtt_status mtt__launch_norm_backward(mtt__cuda *c, const mtt_op *op,
                                             const mtt__norm_operands<typename S::T> &o)
 {
+    const int stages = c->shared_bytes < MTT__NORM_ROOM ? MTT__NORM_ROOM_TURING / S::STEP_BYTES : S::STAGES;
     return mtt__norm_backward_by<S>(c, op, mtt_k_norm_backward<S, mtt__norm_no_more>,
-                                    mtt__norm_shared<S>(o.width), o, mtt__norm_no_more());
+                                    mtt__norm_shared<S>(o.width, stages), o, mtt__norm_no_more());
 }
 
 template <class T>
@@ -2696,7 +2756,7 @@ static __global__ void __launch_bounds__(128)
    Determinism: fixed tree
    Reference:   mtt__cpu_softmax_backward */
 template <class T, int WIDTH>
-static __global__ void __launch_bounds__(128, 10)
+static __global__ void __launch_bounds__(MTT__BOUNDS(128, 10))
     mtt_k_softmax_backward(const T *d_probs, const T *probs, T *d_scores, int64_t rows, int seq_len,
                            int window, int threads, mtt__dropout dropout)
 {
@@ -2863,7 +2923,7 @@ static __device__ bool mtt__attends(const mtt__flash &f, int query, int key)
    Determinism: one block makes a row, in one order
    Reference:   mtt__flash_tile; FlashAttention-2, algorithm 1 */
 template <int WIDTH, int TILE>
-static __global__ void __launch_bounds__(256, WIDTH == 64 ? 5 : 1)
+static __global__ void __launch_bounds__(MTT__BOUNDS(256, WIDTH == 64 ? 5 : 1))
     mtt_k_flash_forward_exact(const mtt__flash f)
 {
     constexpr int R = TILE / 16;
@@ -3129,11 +3189,16 @@ template <int WIDTH, int TILE> static mtt_status mtt__launch_forward_exact(mtt__
                               mtt__blocks(f.seq_len, TILE) * f.head_count, 256, floats * sizeof(float), f);
 }
 
+static size_t mtt__backward_exact_floats(int tile, int D)
+{
+    return (size_t)4 * tile * (D + 1) + 2 * tile * (tile + 1);
+}
+
 /* Scratch: stats of a slice of heads of K, each with its heads of Q. */
 template <int WIDTH, int TILE>
 static mtt_status mtt__launch_backward_exact(mtt__cuda *c, const mtt_op *op, mtt__flash f)
 {
-    const size_t floats = (size_t)4 * TILE * (f.view.d_head + 1) + 2 * TILE * (TILE + 1);
+    const size_t floats = mtt__backward_exact_floats(TILE, f.view.d_head);
     const size_t stats_bytes = f.members * (size_t)f.seq_len * sizeof(float2);
     const size_t slice = op->workspace->bytes / stats_bytes;
     const int heads = f.head_count / f.members;
@@ -3169,7 +3234,8 @@ static mtt_status mtt__cuda_flash_backward(mtt__cuda *c, const mtt_op *op)
     const mtt__flash f = mtt__flash_backward_of(op);
     if (!mtt__flash_takes(op->shape)) return mtt__flash_refuse(c, op->shape);
     if (f.view.d_head <= 64) return mtt__launch_backward_exact<64, 32>(c, op, f);
-    if (f.view.d_head <= 128) return mtt__launch_backward_exact<128, 32>(c, op, f);
+    if (f.view.d_head <= 128 && mtt__backward_exact_floats(32, f.view.d_head) * 4 <= (size_t)c->shared_bytes)
+        return mtt__launch_backward_exact<128, 32>(c, op, f);
     return mtt__launch_backward_exact<256, 16>(c, op, f);
 }
 
@@ -3626,12 +3692,14 @@ MTT__DEVICE void mtt__note(mtt__records &r, const float *v, float scale)
 /* All lanes of a warp call this at the end. */
 MTT__DEVICE void mtt__record_warp(const mtt__eight &e, mtt__records r)
 {
+#if !MTT__TURING
     if (!e.recorded) return;
     const uint32_t largest = __reduce_max_sync(0xffffffffu, __float_as_uint(r.largest));
     const uint32_t clipped = __reduce_add_sync(0xffffffffu, r.clipped);
     if (threadIdx.x % 32) return;
     if (largest > __ldcg(&e.scale->largest)) atomicMax(&e.scale->largest, largest);
     if (clipped) atomicAdd(&e.scale->clipped, clipped);
+#endif
 }
 
 static mtt__eight mtt__eight_of(const mtt_tensor *t)
@@ -4875,14 +4943,16 @@ MTT__DEVICE int64_t mtt__key_row(const mtt__flash_head &h, int row, int stride)
     return (int64_t)(h.first_row + row) * stride + h.key_column;
 }
 
-/* Whether code for sm_90a never runs this kernel, so that its body is left out: the >>hopper room has a
-   kernel in its place, or (stages 1) it is for devices with less shared memory. */
+/* Whether code for this architecture never runs the kernel, so that its body is left out: it is for devices
+   with less shared memory, or with more; the >>hopper room has one in its place; Turing has no BF16. */
 template <class S> static __device__ constexpr bool mtt__replaced(int stages)
 {
-#if MTT__HOPPER
-    return stages == 1 || S::D == 64 || S::D == 128;
+#if MTT__TURING
+    return S::SHARED > 64 << 10 || !std::is_same<typename S::E, __half>::value;
+#elif MTT__HOPPER
+    return S::FOR_TURING || stages == 1 || S::D == 64 || S::D == 128;
 #else
-    return false;
+    return S::FOR_TURING;
 #endif
 }
 
@@ -4902,15 +4972,15 @@ MTT__DEVICE void mtt__flash_mask(float (&s)[M][N][4], int apart, int row_sign, i
 }
 
 /* The sizes of mtt_k_flash_forward. A warp owns ROWS rows, so the softmax needs no other warp. A kernel
-   without DROPOUT may have larger tiles: keep masks take registers. */
+   without DROPOUT may have larger tiles: keep masks take registers. ONLY_TURING: others have larger tiles. */
 template <typename ELEMENT, int WIDTH, int QUERY_TILE, int KEY_TILE, int QUERY_ROW_TILES, bool Q_HELD,
-          int BLOCKS_AT_LEAST, bool WITH_DROPOUT>
+          int BLOCKS_AT_LEAST, bool WITH_DROPOUT, bool ONLY_TURING = false>
 struct mtt__forward_sizes {
     typedef ELEMENT E;
     static constexpr int D = WIDTH, BLOCK_Q = QUERY_TILE, BLOCK_KV = KEY_TILE, ROW_TILES = QUERY_ROW_TILES;
     static constexpr int MIN_BLOCKS = BLOCKS_AT_LEAST, ROWS = 16 * ROW_TILES, THREADS = BLOCK_Q / ROWS * 32;
     static constexpr int KEY_TILES = BLOCK_KV / 8;
-    static constexpr bool Q_IN_REGISTERS = Q_HELD, DROPOUT = WITH_DROPOUT;
+    static constexpr bool Q_IN_REGISTERS = Q_HELD, DROPOUT = WITH_DROPOUT, FOR_TURING = ONLY_TURING;
     static constexpr int KEEPS = (ROWS * BLOCK_KV + 1023) / 1024; /* a lane's registers of keep masks */
     typedef float scores[ROW_TILES][KEY_TILES][4], outputs[ROW_TILES][D / 8][4], rows[ROW_TILES][2];
     /* shared memory: Q, two stages of K and V, mtt__forward_block */
@@ -5261,11 +5331,13 @@ MTT__DEVICE void mtt__sums_store(float4 *to_gmem, const float (*sums)[4], uint32
    time; dK and dV of its KEYS keys by COLUMNS columns; dQ of 16 QUERY_ROWS queries by DQ_COLUMNS columns.
    A kernel without DROPOUT may have larger chunks: keep masks take registers. */
 template <typename ELEMENT, int WIDTH, int QUERY_TILE, int KEY_TILE, int WARP_COUNT, int KEY_ROW_TILES,
-          int QUERY_ROW_TILES, int STAGE_COUNT, int BLOCKS_AT_LEAST, bool WITH_DROPOUT>
+          int QUERY_ROW_TILES, int STAGE_COUNT, int BLOCKS_AT_LEAST, bool WITH_DROPOUT,
+          bool ONLY_TURING = false>
 struct mtt__backward_sizes {
     typedef ELEMENT E;
     static constexpr int D = WIDTH, BLOCK_Q = QUERY_TILE, BLOCK_KV = KEY_TILE, WARPS = WARP_COUNT;
-    static constexpr int THREADS = WARPS * 32, MIN_BLOCKS = BLOCKS_AT_LEAST, STAGES = STAGE_COUNT;
+    static constexpr int THREADS = WARPS * 32, STAGES = STAGE_COUNT;
+    static constexpr int MIN_BLOCKS = MTT__TURING ? 1 /* more do not fit 64 KB */ : BLOCKS_AT_LEAST;
     static constexpr int KEY_ROWS = KEY_ROW_TILES, QUERY_ROWS = QUERY_ROW_TILES;
     static constexpr int KEYS = 16 * KEY_ROWS, KEY_WARPS = BLOCK_KV / KEYS;
     static constexpr int QUERY_WARPS = WARPS / KEY_WARPS, QUERIES = BLOCK_Q / QUERY_WARPS;
@@ -5273,6 +5345,7 @@ struct mtt__backward_sizes {
     static constexpr int DQ_ROW_WARPS = BLOCK_Q / (16 * QUERY_ROWS), DQ_COLUMNS = D / (WARPS / DQ_ROW_WARPS);
     static constexpr int SUMS = QUERY_ROWS * DQ_COLUMNS / 8;
     static constexpr bool DROPOUT = WITH_DROPOUT, P_IN_REGISTERS = QUERY_WARPS == 1;
+    static constexpr bool FOR_TURING = ONLY_TURING;
     typedef float scores[KEY_ROWS][CHUNK / 8][4], key_sums[KEY_ROWS][COLUMNS / 8][4];
     typedef float query_sums[QUERY_ROWS][DQ_COLUMNS / 8][4];
     typedef uint32_t packed[KEY_ROWS][CHUNK / 8][2];
@@ -5769,12 +5842,18 @@ template <class S> static mtt_status mtt__launch_forward(mtt__cuda *c, mtt__tile
                               mtt__blocks(f.seq_len, S::BLOCK_Q) * f.head_count, S::THREADS, S::SHARED, f);
 }
 
-/* Rows that name DROPOUT alone run without dropout, too: a kernel without would have the same tiles. */
+/* The first row that fits the shared memory is taken; the last one is refused where it does not. Rows that name
+   DROPOUT alone run without dropout, too: a kernel without would have the same tiles. Turing has rows of its
+   own, in FP16. */
 template <typename E> static mtt_status mtt__tensor_forward(mtt__cuda *c, const mtt__tiled_flash &f)
 {
     const int D = f.view.d_head;
     const bool keep = f.dropout.threshold == 0 /* all */, window = f.window > 0;
-#define MTT__RUN(...) return mtt__launch_forward<mtt__forward_sizes<E, __VA_ARGS__>>(c, f)
+#define MTT__RUN(...)                                                                       \
+    do {                                                                                    \
+        typedef mtt__forward_sizes<E, __VA_ARGS__> S;                                       \
+        if (S::D == 256 || c->shared_bytes >= S::SHARED) return mtt__launch_forward<S>(c, f); \
+    } while (0)
     /*                                      D BLOCK_Q BLOCK_KV ROW_TILES Q_HELD MIN_BLOCKS DROPOUT */
     if (D <= 32 && keep)           MTT__RUN( 32,    128,      64,        2,  true,         3,   false);
     if (D <= 32)                   MTT__RUN( 32,    128,      32,        2,  true,         3,    true);
@@ -5786,8 +5865,11 @@ template <typename E> static mtt_status mtt__tensor_forward(mtt__cuda *c, const 
     if (D <= 96)                   MTT__RUN( 96,    128,      32,        2, false,         2,    true);
     if (D <= 128 && keep)          MTT__RUN(128,    128,      64,        2, false,         2,   false);
     if (D <= 128)                  MTT__RUN(128,    128,      32,        2, false,         2,    true);
+    if constexpr (std::is_same<E, __half>::value)
+        if (D <= 128)              MTT__RUN(128,     64,      32,        1, false,         1,    true, true);
                                    MTT__RUN(256,     64,      32,        1, false,         2,    true);
 #undef MTT__RUN
+    return MTT_OK;
 }
 
 /* Heads that share keys can be taken one by one by a block, which keeps dK and dV in registers, or each by a
@@ -5849,31 +5931,36 @@ static mtt_status mtt__launch_backward(mtt__cuda *c, const mtt_op *op, Kernel *k
     return status;
 }
 
-/* Two sizes of tiles for widths above 96: the larger needs more shared memory than the 99 KiB of compute
-   capability 8.6, 8.9 and 12.0. */
+/* As for the forward pass. The larger of two sizes of tiles for widths above 96 needs more shared memory than
+   the 99 KiB of compute capability 8.6, 8.9 and 12.0. */
 template <typename E>
 static mtt_status mtt__tensor_backward(mtt__cuda *c, const mtt_op *op, const mtt__tiled_flash &f)
 {
     const int D = f.view.d_head;
     const bool keep = f.dropout.threshold == 0; /* all */
-#define MTT__RUN(...)                                                          \
-    do {                                                                       \
-        typedef mtt__backward_sizes<E, __VA_ARGS__> S;                         \
-        if (S::STAGES == 1 || c->shared_bytes >= S::SHARED)                    \
-            return mtt__launch_backward<S>(c, op, mtt_k_flash_backward<S>, f); \
+#define MTT__RUN(...)                                                                \
+    do {                                                                             \
+        typedef mtt__backward_sizes<E, __VA_ARGS__> S;                               \
+        if ((S::D == 256 && S::STAGES == 1) || c->shared_bytes >= S::SHARED)         \
+            return mtt__launch_backward<S>(c, op, mtt_k_flash_backward<S>, f);       \
     } while (0)
     /*                             D BLOCK_Q BLOCK_KV WARPS KEY_ROWS QUERY_ROWS STAGES MIN_BLOCKS DROPOUT */
     if (D <= 32 && keep)  MTT__RUN( 32,     64,     128,    4,       2,         2,     2,         3,   false);
     if (D <= 32)          MTT__RUN( 32,     64,     128,    4,       2,         2,     2,         3,    true);
     if (D <= 64 && keep)  MTT__RUN( 64,     64,     128,    4,       2,         2,     2,         2,   false);
     if (D <= 64)          MTT__RUN( 64,     64,     128,    4,       2,         2,     2,         2,    true);
+    if constexpr (std::is_same<E, __half>::value)
+        if (D <= 64)      MTT__RUN( 64,     32,     128,    4,       2,         2,     2,         1,    true, true);
     if (D <= 96)          MTT__RUN( 96,     64,      64,    4,       2,         2,     2,         2,    true);
     if (D <= 128 && keep) MTT__RUN(128,     64,     128,    8,       2,         2,     2,         1,   false);
     if (D <= 128)         MTT__RUN(128,     64,     128,    8,       2,         2,     2,         1,    true);
     if (D <= 128)         MTT__RUN(128,     64,      64,    8,       2,         2,     1,         1,    true);
+    if constexpr (std::is_same<E, __half>::value)
+        if (D <= 128)     MTT__RUN(128,     64,      32,    4,       2,         2,     1,         1,    true, true);
                           MTT__RUN(256,     64,      64,    8,       2,         2,     2,         1,    true);
                           MTT__RUN(256,     32,      32,    4,       1,         1,     1,         1,    true);
 #undef MTT__RUN
+    return MTT_OK;
 }
 
 static mtt_status mtt__tensor_flash(mtt__cuda *c, const mtt_op *op)
@@ -7498,7 +7585,7 @@ MTT__DEVICE uint16_t mtt__encode_moments(const float *x, const uint32_t *random,
    Determinism: elementwise; rounds by (seed, update, parameter, element)
    Reference:   mtt__cpu_adamw */
 template <class W>
-static __global__ void __launch_bounds__(256, 5) mtt_k_adamw_compact(const mtt__compact_update u)
+static __global__ void __launch_bounds__(MTT__BOUNDS(256, 5)) mtt_k_adamw_compact(const mtt__compact_update u)
 {
     if (u.counters->skipped) return;
     const mtt_range &r = u.ranges[blockIdx.x / MTT__RANGE_BLOCKS];
@@ -8383,22 +8470,34 @@ static void mtt__cuda_close(void *context)
 static mtt_status mtt__open_device(mtt__cuda *c)
 {
     int major = 0, minor = 0;
+    cudaFuncAttributes code = {};
     cudaError_t error = cudaSetDevice(c->device);
     if (!error) error = cudaDeviceGetAttribute(&c->processors, cudaDevAttrMultiProcessorCount, c->device);
     if (!error)
         error = cudaDeviceGetAttribute(&c->shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, c->device);
     if (!error) error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, c->device);
     if (!error) error = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, c->device);
-    if (!error && c->precision == MTT_FP8 && 10 * major + minor < 89)
+    if (!error) error = cudaFuncGetAttributes(&code, mtt_k_spread_bias<float>);
+    if (error) return mtt__checked(c, error, "opening it");
+    if (code.ptxVersion < 80 && c->precision != MTT_FP32 && c->precision != MTT_FP16)
+        return mtt__cuda_fail(c->env, MTT_E_ARGUMENT,
+                              "precision %s needs compute capability 8.0 or later, and code for it: CUDA device "
+                              "%d has %d.%d, the code is for %d.%d: take %s",
+                              c->precision == MTT_TF32 ? "tf32" : c->precision == MTT_BF16 ? "bf16" : "fp8",
+                              c->device, major, minor, code.ptxVersion / 10, code.ptxVersion % 10,
+                              c->precision == MTT_TF32 ? "fp32" : "fp16");
+    if (c->precision == MTT_FP8 && 10 * major + minor < 89)
         return mtt__cuda_fail(c->env, MTT_E_ARGUMENT,
                               "precision fp8 needs compute capability 8.9 (Ada, Hopper) or later, CUDA "
                               "device %d has %d.%d: take bf16", c->device, major, minor);
+    /* Code for 7.5 keeps to its 64 KB on all devices: so a newer one tests what a T4 runs. */
+    if (code.ptxVersion < 80) c->shared_bytes = (int)mtt__min(c->shared_bytes, 64 << 10);
 #ifdef MTT_NO_FP16
     if (c->precision == MTT_FP16)
         return mtt__cuda_fail(c->env, MTT_E_ARGUMENT, "mtt_kernels.cu was compiled with -DMTT_NO_FP16: "
                               "compile it without, or take bf16");
 #endif
-    if (!error && !c->stream) error = cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking);
+    if (!c->stream) error = cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking);
     if (!error) error = cudaMallocHost((void **)&c->staging, MTT__STAGING_BYTES);
     return mtt__checked(c, error, "opening it");
 }
@@ -8606,7 +8705,7 @@ static mtt_status mtt__cuda_run(void *context, const mtt_op *ops, int count)
 }
 
 /* Fills in the backend of a CUDA device, counted from 0. Refuses a device older than compute capability
-   8.0. */
+   7.5. */
 extern "C" mtt_status mtt_cuda_backend(mtt_env *env, int device, mtt_backend *backend)
 {
     int count = 0, major = 0, minor = 0;
@@ -8619,9 +8718,9 @@ extern "C" mtt_status mtt_cuda_backend(mtt_env *env, int device, mtt_backend *ba
         return mtt__cuda_fail(env, MTT_E_DEVICE,
                               "there is no CUDA device %d among %d that can be used (%s): "
                               "use the CPU backend", device, count, cudaGetErrorString(error));
-    if (major < 8)
+    if (10 * major + minor < 75)
         return mtt__cuda_fail(env, MTT_E_DEVICE,
-                              "CUDA device %d (compute capability %d.%d) is older than 8.0: use the CPU",
+                              "CUDA device %d (compute capability %d.%d) is older than 7.5: use the CPU",
                               device, major, minor);
     backend->name = "cuda";
     backend->device = MTT_DEVICE_CUDA;

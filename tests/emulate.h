@@ -498,6 +498,11 @@ static inline void mov_b128(b128 &y, b64 low, b64 high) { y = {low, high}; }
 static inline void mov_b128(b64 &low, b64 &high, b128 x) { low = x.low, high = x.high; }
 
 static inline void st_shared_b32(uint32_t to, uint32_t x) { shared_as<uint32_t>(to) = x; }
+static inline void st_shared_v2_b32(uint32_t to, uint32_t a, uint32_t b) { shared_as<uint2>(to) = {a, b}; }
+static inline void st_shared_v4_b32(uint32_t to, uint32_t a, uint32_t b, uint32_t c, uint32_t d)
+{
+    shared_as<uint4>(to) = {a, b, c, d};
+}
 static inline void ld_shared_v4_f32(float &a, float &b, float &c, float &d, uint32_t from)
 {
     const float4 v = shared_as<float4>(from);
@@ -660,6 +665,13 @@ static inline void mma_sync_aligned_m16n8k16_row_col_f32_f16_f16_f32(
     uint32_t b0, uint32_t b1, float c0, float c1, float c2, float c3, int line = __builtin_LINE())
 {
     multiply(d0, d1, d2, d3, {{c0, c1, c2, c3}, {a0, a1, a2, a3}, {b0, b1}}, false, line);
+}
+/* The same over 8 of k. */
+static inline void mma_sync_aligned_m16n8k8_row_col_f32_f16_f16_f32(
+    float &d0, float &d1, float &d2, float &d3, uint32_t a0, uint32_t a1, uint32_t b0, float c0, float c1,
+    float c2, float c3, int line = __builtin_LINE())
+{
+    multiply(d0, d1, d2, d3, {{c0, c1, c2, c3}, {a0, a1, 0, 0}, {b0, 0}}, false, line);
 }
 
 } /* namespace emulate */

@@ -8,7 +8,7 @@
 #   ARCH=900 tests/emulate.sh build      those that an H100 or H200 runs, with the >>hopper room
 #   tests/emulate.sh build ../next 'quick fp8 12' 'operations 0 60'
 #
-# ARCH=800, 890 (default) or 900: the compute capability. Needs g++, Boost.Context (libboost-context-dev) and
+# ARCH=750, 800, 890 (default) or 900: the compute capability. Needs g++, Boost.Context (libboost-context-dev) and
 # CUDA's headers (CUDA_HOME, default /usr/local/cuda), no CUDA library. Not covered: speed, blocks that run at
 # the same time (but for those of a cluster), missing fences of the asynchronous proxy, and races that neither
 # order of a block's threads shows.

@@ -467,10 +467,6 @@ static inline void fence_proxy_async(void) {}
 static inline void fence_proxy_async_shared_cta(void) {}
 static inline void fence_mbarrier_init_release_cluster(void) {}
 
-static inline void st_shared_v4_b32(uint32_t to, uint32_t a, uint32_t b, uint32_t c, uint32_t d)
-{
-    shared_as<uint4>(to) = make_uint4(a, b, c, d);
-}
 static inline void ld_shared_b32(uint32_t &y, uint32_t from) { y = shared_as<uint32_t>(from); }
 static inline void ld_shared_v2_f32(float &a, float &b, uint32_t from)
 {

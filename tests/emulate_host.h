@@ -265,7 +265,7 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int dev
     case cudaDevAttrMultiProcessorCount: *value = 4; break;
     case cudaDevAttrClusterLaunch: *value = EMULATE_ARCH >= 900; break;
     case cudaDevAttrMaxSharedMemoryPerBlockOptin:
-        *value = (EMULATE_ARCH == 800 ? 163 : EMULATE_ARCH < 900 ? 99 : 227) << 10;
+        *value = (EMULATE_ARCH < 800 ? 64 : EMULATE_ARCH == 800 ? 163 : EMULATE_ARCH < 900 ? 99 : 227) << 10;
         break;
     default: return emulate::answer(false, cudaErrorInvalidValue);
     }

@@ -70,6 +70,30 @@ typedef struct setup {
     int batch, seq_len;
 } setup;
 
+/* 1 = the device multiplies in 8 bits: FP8 is tested. */
+static int eight = 1;
+
+/* 1 = the code is for compute capability 7.5, which has FP32 and FP16, and flash attention for heads of up to
+   128. In tests these take the place of what it refuses. */
+static int turing;
+
+static int is_taken(int precision)
+{
+    if (precision == MTT_FP8) return eight;
+    return !turing || precision == MTT_FP32 || precision == MTT_FP16;
+}
+
+static mtt_precision taken(int precision)
+{
+    if (is_taken(precision)) return (mtt_precision)precision;
+    return precision == MTT_TF32 ? MTT_FP32 : MTT_FP16;
+}
+
+static mtt_attention flash_of(int d_head)
+{
+    return turing && d_head > 128 ? MTT_ATTENTION_PLAIN : MTT_ATTENTION_FLASH;
+}
+
 /* Half of the setups have other norms, MLPs or biases than the default, in all combinations. */
 static void set_options(mtt_model_desc *m, int number)
 {
@@ -102,7 +126,7 @@ static setup random_setup(int number)
     s.model.tied_head = below(2);
     s.model.no_head_bias = below(3) == 0;
     s.model.dropout = below(2) ? 0.1f + 0.1f * (float)below(5) : 0;
-    s.policy.precision = (mtt_precision)(number % 4);
+    s.policy.precision = taken(number % 4);
     s.policy.loss = below(2) ? MTT_LOSS_CHUNKED : MTT_LOSS_FULL;
     s.policy.loss_chunk_rows = 1 + below(s.batch * s.seq_len + 5);
     s.policy.attention = below(2) ? MTT_ATTENTION_FLASH : MTT_ATTENTION_PLAIN;
@@ -1697,13 +1721,11 @@ static double worst[MTT_OP_KIND_COUNT][PRECISION_COUNT]; /* error over the allow
 static int64_t eights[MTT_OP_KIND_COUNT], neighbours[MTT_OP_KIND_COUNT]; /* in 8 bits, see compare_eight */
 static void *contexts[PRECISION_COUNT]; /* one for each precision, open until all operations are done */
 
-/* 1 = the device multiplies in 8 bits: FP8 is tested. */
-static int eight = 1;
-
-static int takes_eight(void)
+/* Whether the device takes a precision: it says what to take in its place. */
+static int takes(mtt_precision precision)
 {
     const mtt_model_desc desc = {.d_model = 16, .heads = 1};
-    mtt_policy policy = {.precision = MTT_FP8, .device = MTT_DEVICE_CUDA};
+    mtt_policy policy = {.precision = precision, .device = MTT_DEVICE_CUDA};
     mtt_model_desc model;
     void *context;
     check(mtt_model_resolve(&env, &desc, &model) == MTT_OK &&
@@ -2786,8 +2808,8 @@ static setup small_setup(int number)
     s.model.vocab = 1 + below(260);
     s.model.max_seq = s.seq_len + below(9);
     s.model.dropout = (flash ? pair / 32 % 2 : pair % 32) ? 0.1f + 0.1f * (float)below(5) : 0;
-    s.policy.precision = (mtt_precision)((flash ? pair / 128 : pair / 4) % 4);
-    s.policy.attention = flash ? MTT_ATTENTION_FLASH : MTT_ATTENTION_PLAIN;
+    s.policy.precision = taken((flash ? pair / 128 : pair / 4) % 4);
+    s.policy.attention = flash ? flash_of(s.model.d_model / s.model.heads) : MTT_ATTENTION_PLAIN;
     s.policy.loss = pair / 2 % 4 == 0 ? MTT_LOSS_CHUNKED : MTT_LOSS_FULL;
     s.policy.loss_chunk_rows = 1 + below(s.batch * s.seq_len + 5);
     s.policy.window = 0;
@@ -2825,8 +2847,8 @@ static setup option_setup(int number)
     s.model.rotary_factor = (float)(1 + number % 3 * 16);
     s.model.qk_norm = below(2);
     s.model.dropout = below(3) ? 0 : 0.1f + 0.1f * (float)below(5);
-    s.policy.attention = number % 4 == 3 ? MTT_ATTENTION_PLAIN : MTT_ATTENTION_FLASH;
-    s.policy.precision = (mtt_precision)(number / 3 % 4);
+    s.policy.attention = number % 4 == 3 ? MTT_ATTENTION_PLAIN : flash_of(s.model.d_head);
+    s.policy.precision = taken(number / 3 % 4);
     s.policy.window = below(3) ? 0 : 1 + below(s.seq_len);
     s.policy.recompute = (mtt_recompute)below(4);
     return s;
@@ -2849,7 +2871,7 @@ static void long_rows(void)
         s.model.d_ff = 8;
         s.model.no_head_bias = 0;
         s.seq_len = s.model.max_seq = rows[number / 3];
-        s.policy.precision = precisions[number % 3];
+        s.policy.precision = taken(precisions[number % 3]);
         s.policy.loss = MTT_LOSS_CHUNKED;
         s.policy.loss_chunk_rows =
             s.seq_len - 1; /* a second chunk, of one row, adds to the first one's gradients */
@@ -2909,7 +2931,7 @@ static void turns_of_heads(void)
         s.model.d_model = s.model.heads * cases[number].width;
         s.model.d_ff = s.model.vocab = 8;
         s.model.dropout = cases[number].dropout;
-        s.policy = (mtt_policy){.precision = number % 2 ? MTT_FP16 : MTT_BF16,
+        s.policy = (mtt_policy){.precision = taken(number % 2 ? MTT_FP16 : MTT_BF16),
                                 .attention = MTT_ATTENTION_FLASH,
                                 .window = cases[number].window,
                                 .workspace_bytes = (size_t)2 << 20};
@@ -2932,7 +2954,7 @@ static void edges_of_tiles(void)
         s.model.d_model = s.model.heads * widths[number / 2 % 4];
         s.model.d_ff = s.model.vocab = 8;
         s.model.dropout = number / 72 ? 0.1f + 0.1f * (float)below(8) : 0;
-        s.policy.precision = number % 2 ? MTT_FP16 : MTT_BF16;
+        s.policy.precision = taken(number % 2 ? MTT_FP16 : MTT_BF16);
         s.policy.attention = MTT_ATTENTION_FLASH;
         s.policy.loss = MTT_LOSS_FULL;
         s.policy.window = number / 72 == 2 ? 1 + below(s.seq_len) : 0;
@@ -2955,7 +2977,7 @@ static void products_with_gelu(void)
         s.model.d_ff = number % 3 ? 8 * (1 + below(90)) : 256 * (1 + below(3));
         s.model.vocab = 8;
         s.seq_len = s.model.max_seq = number % 5 ? 1 + below(710) : 128 * (1 + below(6));
-        s.policy.precision = number % 2 ? MTT_FP16 : MTT_BF16;
+        s.policy.precision = taken(number % 2 ? MTT_FP16 : MTT_BF16);
         s.policy.attention = MTT_ATTENTION_FLASH;
         s.policy.loss = MTT_LOSS_FULL;
         s.policy.window = 0;
@@ -3452,7 +3474,7 @@ static void generation(int setups)
     static const int GROUPS[] = {1, 2, 3, 8};
     for (int number = 0; number < setups; number++) {
         setup s = random_setup(number);
-        mtt_generator_desc desc = {number % 3 ? MTT_BF16 : MTT_FP32, .batch = 1 + below(4),
+        mtt_generator_desc desc = {number % 3 && !turing ? MTT_BF16 : MTT_FP32, .batch = 1 + below(4),
                                    .chunk = 1 + below(40), .context = 1 + below(number % 5 ? 150 : 700)};
         mtt_schedule *both[2];
         lock_step l;
@@ -3584,7 +3606,8 @@ static void generators(int count)
         mtt_model_desc model = {.layers = 2, .heads = 4, .heads_kv = 1 << below(3), .d_model = 64,
                                 .vocab = VOCAB, .max_seq = 64, .positions = (mtt_positions)(number % 4),
                                 .qk_norm = below(2), .tied_head = below(2)};
-        mtt_generator_desc desc = {number % 2 ? MTT_BF16 : MTT_FP32, .window = below(2) ? 5 : 0, .batch = 2,
+        mtt_generator_desc desc = {number % 2 && !turing ? MTT_BF16 : MTT_FP32,
+                                   .window = below(2) ? 5 : 0, .batch = 2,
                                    .context = MOST + STEPS, .chunk = 1 + below(20)};
         float logits[4][2 * VOCAB];
         mtt_generator *g[3];
@@ -3722,7 +3745,7 @@ static void bias_cancels(void)
         float y;
         s.model.d_model = number % 2 ? 16 : 8;
         s.model.heads = 1;
-        s.policy.precision = number / 2 ? MTT_FP16 : MTT_BF16;
+        s.policy.precision = taken(number / 2 ? MTT_FP16 : MTT_BF16);
         y = small_linear(s, 1, 0x1p-12f, -1);
         check(y == 0x1p-12f, "1 + 2^-12 - 1 is %g (%s)", (double)y, describe(&s));
     }
@@ -3731,7 +3754,7 @@ static void bias_cancels(void)
 static void operations(int large, int small)
 {
     int number;
-    probe_tf32();
+    if (!turing) probe_tf32();
     bias_cancels();
     long_rows();
     edges_of_tiles();
@@ -4085,7 +4108,7 @@ static void repetition(mtt_precision from)
     for (i = 0; i < TECHNIQUE_COUNT; i += each()) {
         setup s = technique_setup(&TECHNIQUES[i], 2);
         history first;
-        if (s.policy.precision < from || (s.policy.precision == MTT_FP8 && !eight) || !mine()) continue;
+        if (s.policy.precision < from || !is_taken(s.policy.precision) || !mine()) continue;
         first = trained(&s, STEPS, 0);
         for (run = 1; run < RUNS / each(); run++)
             same_history(&first, trained(&s, STEPS, 0), "from the same seed", &s);
@@ -4107,7 +4130,7 @@ static void repetition(mtt_precision from)
         s.seq_len = s.model.max_seq = 512;
         s.policy.precision = (mtt_precision)i;
         s.policy.accumulate = 1;
-        if (!mine()) continue;
+        if (!is_taken(i) || !mine()) continue;
         first = trained(&s, 2, 0);
         for (run = 1; run < 8; run++)
             same_history(&first, trained(&s, 2, 0), "from the same seed, with large products", &s);
@@ -4166,13 +4189,13 @@ static float *hurried(const setup *s, int steps, int wait, size_t *count)
 static void ways_to_run(mtt_precision from)
 {
     int precision, blocks = 0;
-    for (precision = (int)from; precision < (eight ? PRECISION_COUNT : MTT_FP8); precision++) {
+    for (precision = (int)from; precision < PRECISION_COUNT; precision++) {
         setup s = random_setup(2);
         history first;
         float *weights[2];
         size_t count;
         cudaStream_t stream = NULL;
-        if (!mine()) continue;
+        if (!is_taken(precision) || !mine()) continue;
         s.model.layers = 3;
         s.model.d_ff = 0;
         s.model.dropout = 0.1f;
@@ -4213,12 +4236,12 @@ static void ways_to_run(mtt_precision from)
 static void recomputation(mtt_precision from)
 {
     int precision, attention, loss, way;
-    for (precision = (int)from; precision < (eight ? PRECISION_COUNT : MTT_FP8); precision++)
+    for (precision = (int)from; precision < PRECISION_COUNT; precision++)
         for (attention = 0; attention < 2; attention++)
             for (loss = 0; loss < 2; loss++) {
                 setup s = random_setup(2);
                 history first;
-                if (!mine()) continue;
+                if (!is_taken(precision) || !mine()) continue;
                 s.model.layers = 4;
                 s.model.d_ff = 0;
                 s.model.vocab = 1003;
@@ -4311,7 +4334,7 @@ static void planned_bytes(void)
     int i, batch;
     for (i = 0; i < LONGEST; i++) tokens[i] = i * 7919 % 50257;
     for (i = 0; i < (int)MTT__LENGTH(EXPERIMENTS); i++)
-        for (batch = 32; batch <= 128; batch *= 2) {
+        for (batch = is_taken(EXPERIMENTS[i].policy.precision) ? 32 : INT_MAX; batch <= 128; batch *= 2) {
             setup s = suite_setup(&EXPERIMENTS[i], batch);
             mtt_policy policy = on_cuda(s.policy);
             mtt_plan_report plan;
@@ -4457,6 +4480,7 @@ static void largest_batch(void)
     int i, batch = 0;
     for (i = 0; i < (int)MTT__LENGTH(CASES); i++) {
         setup s = suite_setup(&CASES[i], 1);
+        if (!is_taken(s.policy.precision)) continue;
         mtt_policy policy = on_cuda(s.policy);
         mtt_plan_report plan = {0}, more = {0};
         mtt_step_info info = {0};
@@ -4567,16 +4591,13 @@ static void remedies(void)
         {cudaErrorIllegalAddress, {"again", "smaller model"}},
         {cudaErrorUnknown, {"smaller model", "driver"}}};
     setup s = failing_setup();
-    int major = 0;
-    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0);
-    s.model.d_model = 256, s.model.heads = 1; /* attention in more than 48 KB of shared memory */
+    s.model.d_model = turing ? 128 : 256, s.model.heads = 1; /* attention in more than 48 KB of shared memory */
     s.policy.attention = MTT_ATTENTION_FLASH;
     for (size_t i = 0; i < MTT__LENGTH(CALLS) * MTT__LENGTH(CASES); i++) {
         const char *call = CALLS[i % MTT__LENGTH(CALLS)], *const *words = CASES[i / MTT__LENGTH(CALLS)].words;
-        if (i % MTT__LENGTH(CALLS) == 2 && major < 9) continue; /* MTT_NO_HOPPER makes no such call */
         mtt_trainer *t = NULL;
         new_case();
-        s.policy.precision = MTT_BF16;
+        s.policy.precision = taken(MTT_BF16);
         env.error[0] = 0;
         emulate_fault(call, CASES[i / MTT__LENGTH(CALLS)].error, 0);
         if (mtt_trainer_create(&env, &s.model, &s.policy, &s.optim, &cuda, s.batch, s.seq_len, &t) == MTT_OK)
@@ -4621,6 +4642,26 @@ static void unknown_activation(mtt_precision precision)
     check(t && loss_after(t, &s, 1) == 0 && strstr(env.error, "mlp 77"), "an unknown activation: %s",
           env.error);
     mtt_trainer_destroy(t);
+}
+
+/* What Turing lacks is refused by name, with what to take in its place. */
+static void refusals(void)
+{
+    setup s = failing_setup();
+    mtt_trainer *t;
+    const char *word[] = {NULL, "fp32", "fp16", NULL, "fp16"};
+    for (int i = 0; i < PRECISION_COUNT; i++)
+        check(takes((mtt_precision)i) == !word[i] && (!word[i] || strstr(env.error, word[i])), "%s: %s",
+              PRECISIONS[i], env.error);
+    s.model.heads = 1;
+    s.policy.attention = MTT_ATTENTION_FLASH;
+    for (int i = 0; i < 2; i++) {
+        s.model.d_model = i ? 136 : 256;
+        t = open_trainer(&s, &cuda, i ? MTT_FP16 : MTT_FP32);
+        check(t && loss_after(t, &s, 1) == 0 && strstr(env.error, "narrower heads"), "heads of %d: %s",
+              s.model.d_model, env.error);
+        mtt_trainer_destroy(t);
+    }
 }
 
 /* A backend that stays open: what one trainer opens, the next finds open. */
@@ -4686,7 +4727,8 @@ static void lists_at_one_address(void)
 static void failures(void)
 {
     lists_at_one_address();
-    unknown_activation(MTT_BF16);
+    if (turing) refusals();
+    unknown_activation(taken(MTT_BF16));
     if (eight) unknown_activation(MTT_FP8);
     if (!emulate_fault) return; /* tests/faults_gpu.sh makes calls of a device fail */
     staging_after_a_failed_wait(0);
@@ -4756,9 +4798,11 @@ int main(int argc, char **argv)
         return finish();
     }
     all = argc < 2 || atoi(argv[1]) > 0;
-    if (all && alone()) planned_bytes(), told("planned bytes", start); /* before all else uses the device */
-    eight = takes_eight();
+    turing = !takes(MTT_BF16);
+    if (turing) skip(env.error);
+    eight = takes(MTT_FP8);
     if (!eight) skip(env.error);
+    if (all && alone()) planned_bytes(), told("planned bytes", start);
     if (argc > 1 && !strcmp(argv[1], "fp8")) {
         if (!eight) return finish();
         eight_operations(argc > 2 ? atoi(argv[2]) : EIGHT_SETUPS);
