@@ -46,8 +46,8 @@
       >>hopper         mtt_k_flash_forward_wgmma            warpgroups
                        mtt_k_flash_backward_wgmma
 
-   Most kernels are templates; E is BF16 or FP16. Half of the compiler's time is attention by mma.sync: 42 of
-   249 kernels for sm_90a, for both types, 5 widths of heads, dropout, and windows. */
+   Most kernels are templates; E is BF16 or FP16. Half of the compiler's time is attention by mma.sync: 45 of
+   246 kernels for sm_90a, for both types, 5 widths of heads, dropout, and windows. */
 #ifndef MTT_CUDA
 #define MTT_CUDA
 #endif
@@ -7264,9 +7264,13 @@ MTT__DEVICE float mtt__vector_max(const mtt__vector<float> &x)
 
 MTT__DEVICE float mtt__vector_max(const mtt__vector<__nv_bfloat16> &x)
 {
+#if MTT__TURING
+    return mtt__to_float(x.v[0]); /* never runs; CUDA 12.1 has no __hmax2 for BF16 there */
+#else
     const __nv_bfloat162 *pairs = reinterpret_cast<const __nv_bfloat162 *>(&x);
     float2 most = __bfloat1622float2(__hmax2(__hmax2(pairs[0], pairs[1]), __hmax2(pairs[2], pairs[3])));
     return fmaxf(most.x, most.y);
+#endif
 }
 
 #ifndef MTT_NO_FP16
@@ -8469,6 +8473,8 @@ static void mtt__cuda_close(void *context)
 
 static mtt_status mtt__open_device(mtt__cuda *c)
 {
+    static const char *const names[] = {"fp32", "tf32", "bf16", "fp16", "fp8"};
+    static const int needed[] = {75, 80, 80, 75, 89}; /* in this order: Turing has no 19 bits, Ada the first 8 */
     int major = 0, minor = 0;
     cudaFuncAttributes code = {};
     cudaError_t error = cudaSetDevice(c->device);
@@ -8479,17 +8485,15 @@ static mtt_status mtt__open_device(mtt__cuda *c)
     if (!error) error = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, c->device);
     if (!error) error = cudaFuncGetAttributes(&code, mtt_k_spread_bias<float>);
     if (error) return mtt__checked(c, error, "opening it");
-    if (code.ptxVersion < 80 && c->precision != MTT_FP32 && c->precision != MTT_FP16)
+    if (code.ptxVersion < needed[c->precision] || 10 * major + minor < needed[c->precision])
         return mtt__cuda_fail(c->env, MTT_E_ARGUMENT,
-                              "precision %s needs compute capability 8.0 or later, and code for it: CUDA device "
-                              "%d has %d.%d, the code is for %d.%d: take %s",
-                              c->precision == MTT_TF32 ? "tf32" : c->precision == MTT_BF16 ? "bf16" : "fp8",
+                              "precision %s needs compute capability %d.%d or later, and code for it: CUDA "
+                              "device %d has %d.%d, mtt_kernels.cu was compiled for %d.%d: %s%s",
+                              names[c->precision], needed[c->precision] / 10, needed[c->precision] % 10,
                               c->device, major, minor, code.ptxVersion / 10, code.ptxVersion % 10,
-                              c->precision == MTT_TF32 ? "fp32" : "fp16");
-    if (c->precision == MTT_FP8 && 10 * major + minor < 89)
-        return mtt__cuda_fail(c->env, MTT_E_ARGUMENT,
-                              "precision fp8 needs compute capability 8.9 (Ada, Hopper) or later, CUDA "
-                              "device %d has %d.%d: take bf16", c->device, major, minor);
+                              10 * major + minor < needed[c->precision] ? "take " : "compile it with "
+                              "-arch=native, or take ",
+                              c->precision == MTT_TF32 ? "fp32" : code.ptxVersion < 80 ? "fp16" : "bf16");
     /* Code for 7.5 keeps to its 64 KB on all devices: so a newer one tests what a T4 runs. */
     if (code.ptxVersion < 80) c->shared_bytes = (int)mtt__min(c->shared_bytes, 64 << 10);
 #ifdef MTT_NO_FP16

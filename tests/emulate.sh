@@ -6,6 +6,7 @@
 #
 #   tests/emulate.sh build               the portable kernels, as for an RTX 40
 #   ARCH=900 tests/emulate.sh build      those that an H100 or H200 runs, with the >>hopper room
+#   ARCH=750 tests/emulate.sh build      those that a T4 runs
 #   tests/emulate.sh build ../next 'quick fp8 12' 'operations 0 60'
 #
 # ARCH=750, 800, 890 (default) or 900: the compute capability. Needs g++, Boost.Context (libboost-context-dev) and
@@ -19,6 +20,7 @@ source=$here/..
 if [ -d "$1" ]; then source=$1; shift; fi
 source=$(cd "$source" && pwd)
 arch=${ARCH:-890}
+if [ $# = 0 ] && [ "$arch" = 750 ]; then set -- 'quick operations 2 24' failures; fi
 if [ $# = 0 ] && [ "$arch" = 900 ]; then set -- 'quick operations 1 1' 'quick fp8 3' failures; fi
 # part 0 runs nothing: it counts the shapes of a whole run on a GPU, at least 500 for each operation
 [ $# -gt 0 ] || set -- 'quick operations 8 60' 'quick fp8 12' 'part 0 1 operations 80 1280' failures ranks

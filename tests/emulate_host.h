@@ -296,7 +296,8 @@ template <class KERNEL> cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *at
     const int error = emulate::fault("cudaFuncGetAttributes");
     *attributes = {};
     attributes->sharedSizeBytes = EMULATE_ARCH == 900 && !emulate::fault("sm_90a");
-    attributes->ptxVersion = attributes->binaryVersion = EMULATE_ARCH / 10;
+    attributes->ptxVersion = emulate::fault("compute_80") ? 80 : EMULATE_ARCH / 10;
+    attributes->binaryVersion = EMULATE_ARCH / 10;
     return emulate::answer(!error, (cudaError_t)error);
 }
 

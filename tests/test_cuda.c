@@ -3822,7 +3822,7 @@ static void full_windows(void)
         mtt_op *ops[2] = {NULL, NULL};
         char *results[3] = {NULL, NULL, NULL};
         int i, T = lengths[number / 4 % 7];
-        if (!mine()) continue;
+        if (flash_of(widths[number / 28]) == MTT_ATTENTION_PLAIN || !mine()) continue;
         s.seq_len = s.model.max_seq = T;
         s.batch = s.model.layers = 1;
         s.model.heads = 2;
@@ -3986,18 +3986,23 @@ static void whole_model(setup s, int number)
     free(targets);
 }
 
+/* Adam's first steps follow signs, which 8 and 16 bits flip where gradients are small. With 1e-3 a loss that
+   rises again after four steps depends on the last bits of FP16 by 0.2 %. */
+#define STEADY_LR 1e-4f
+
 static void whole_models(int setups, mtt_precision from)
 {
     int number, p;
     for (number = 0; number < setups && from == MTT_FP32; number++) {
         setup s = random_setup(number + 100 + number / 20);
         if (number % 3 == 1) s.model.positions = MTT_POSITIONS_ROTARY, s.model.rotary_interleaved = below(2);
+        if (s.policy.precision >= MTT_BF16) s.optim.lr = STEADY_LR;
         whole_model(s, number + 100 + number / 20);
     }
     for (number = 0; number < setups / 2 && eight; number++) {
         setup s = eight_setup(number);
         s.policy.accumulate = 2;
-        s.optim.lr = 1e-4f; /* Adam's first steps follow signs, which 8 bits flip where gradients are small */
+        s.optim.lr = STEADY_LR;
         s.optim.loss_scale = 0;
         whole_model(s, number);
     }
@@ -4631,6 +4636,16 @@ static void slow_code(void)
     emulate_fault("none", 0, 0);
 }
 
+/* Code for older devices than this one lacks the numbers of 8 bits, and says how to have them. */
+static void older_code(void)
+{
+    if (!eight) return;
+    emulate_fault("compute_80", 1, 0);
+    check(!takes(MTT_FP8) && strstr(env.error, "-arch=native, or take bf16"), "FP8 by code for 8.0: %s",
+          env.error);
+    check(takes(MTT_FP8), "FP8 by its own code: %s", env.error);
+}
+
 /* An activation that has no kernel is refused. */
 static void unknown_activation(mtt_precision precision)
 {
@@ -4736,6 +4751,7 @@ static void failures(void)
     clusters_unknown();
     remedies();
     slow_code();
+    older_code();
 }
 
 /* The CPU in place of the device. */

@@ -116,11 +116,12 @@ trainer=$train
 suite $some --results-dir broken_runs --only fp32_bs2,bf16_bs2,bf16_flash_bs2 -- $tiny
 check "the next time it runs" [ $code = 0 ]
 sed -i 's/bf16_bs2.*;; esac/fp8_flash_bs2*) echo "train: $OLD" >\&2; exit 2;; esac/' broken
-export OLD=$(grep -o 'fp8 needs compute capability [0-9.]*' "$root/mtt_kernels.cu"); trainer=./broken
+check "mtt_kernels.cu says what the suites know" grep -q 'precision %s needs compute capability %d' "$root/mtt_kernels.cu"
+export OLD='precision fp8 needs compute capability 8.9'; trainer=./broken
 suite $some --results-dir old_gpu --only fp32_bs2,fp8_flash_bs2 -- $tiny
 check "FP8 on an older GPU is refused, and the suite ends with $code, not 0" [ $code = 0 ]
 check "the report has the library's message" \
-  says old_gpu/a/comparison_report.txt 'text_fp8_flash_bs2 refused: fp8 needs compute capability 8\.9'
+  says old_gpu/a/comparison_report.txt 'text_fp8_flash_bs2 refused: precision fp8 needs compute capability 8\.9'
 trainer=$train
 (
   ulimit -v 16000000
@@ -302,7 +303,7 @@ unusable() { # NAME COMMANDS PATTERN
   check "$1: make builds no test for it" eval \
     'tests_of_make && ! grep -q "^CUDA.*test_cuda" make_says'
 }
-unusable "a T4" 'echo "7.5, Tesla T4"' 'Tesla T4. has compute capability 7.5, below 8.0: the CPU is used'
+unusable "a V100" 'echo "7.0, Tesla V100"' 'Tesla V100. has compute capability 7.0, below 7.5: the CPU is used'
 unusable "no driver" 'echo "NVIDIA-SMI has failed because it could not communicate with the driver"; exit 9' \
   'is its driver loaded, and new enough\? The CPU is used'
 unusable "an old driver" 'echo "Field compute_cap is not valid"; exit 2' 'is its driver loaded'
@@ -312,18 +313,45 @@ made() { # OPTION CAPABILITY...: nvcc's option
   fake_smi "printf '%s, GPU\\n' $*"
   check "capabilities $*: $(arch), not $option" [ "$(arch)" = "$option" ]
 }
-made -arch=native 8.0; made -arch=native 8.0 9.0; made -arch=native 12.0; made -arch=sm_86 7.5 8.6
-made -arch=sm_100 10.0 7.5; made -gencode=arch=compute_90a,code=sm_90a 9.0
+made -arch=native 8.0; made -arch=native 8.0 9.0; made -arch=native 12.0; made -arch=sm_86 7.0 8.6
+made -arch=native 7.5; made -arch=native 7.5 8.6; made -arch=sm_75 6.1 7.5
+made -arch=sm_100 10.0 7.0; made -gencode=arch=compute_90a,code=sm_90a 9.0
 made -gencode=arch=compute_90a,code=sm_90a 9.0 7.0
 printf '#!/bin/sh\necho "Cuda compilation tools, release 12.1, V12.1.105"\n' > fake_bin/nvcc
 made -arch=sm_90 9.0; made -arch=native 8.0
-fake_smi 'echo "7.5, Old"; echo "8.9, New"'
+fake_smi 'echo "7.0, Old"; echo "8.9, New"'
 check "a usable one is named beside an old one" [ "$(arch gpu)" = New ]
+check "it trains in $(arch half), not bf16" [ "$(arch half)" = bf16 ]
+fake_smi 'echo "7.5, Tesla T4"'
+check "a T4 is named" [ "$(arch gpu)" = "Tesla T4" ]
+check "a T4 trains in $(arch half), not fp16" [ "$(arch half)" = fp16 ]
+for suite in a e demo; do
+  PATH=$work/fake_bin:$PATH suite $suite --device cuda --data text.txt --dry-run --results-dir on_t4
+  check "suite $suite has fp16 on a T4, and nothing that it refuses but fp8" eval \
+    '[ $code = 0 ] && says out fp16_flash && ! says out "bf16|tf32"'
+done
 fake_smi 'echo "8.0, A100"'
+PATH=$work/fake_bin:$PATH suite a --device cuda --data text.txt --dry-run --results-dir on_a100
+check "it has bf16 and tf32 on an A100" eval 'says out tf32 && says out bf16_flash'
 check "make builds tests for a usable GPU" eval 'tests_of_make && grep -q "^CUDA.*test_cuda" make_says'
 rm fake_bin/nv*
 check "make CFLAGS=-O1 keeps the other flags" eval \
   '(cd "$root" && make -Bn CFLAGS=-O1 build/schedule) | grep -q -- "-O1 -std=gnu99 -Wall -Wextra -fopenmp"'
+
+# the notebook, cell by cell, on the CPU
+if command -v python3 > /dev/null && command -v git > /dev/null; then
+  mkdir notebook
+  (cd "$root" && cp -r Makefile mtt.h mtt_kernels.cu examples tools tests "$work/notebook") && (cd notebook &&
+    git init -q && git add -A && git -c user.name=mtt -c user.email=mtt@localhost commit -qm notebook) > out 2>&1
+  mkdir open
+  (cd open && CFLAGS=-O1 PATH=$work/stubs:$PATH python3 "$root/tests/notebook.py" \
+    "$root/examples/colab.ipynb" REPOSITORY="$work/notebook" \
+    OPTIONS="--steps 4 --batch-size 2 --only fp32,bf16_flash") > out 2>&1
+  code=$?
+  check "the notebook's cells end with $code, not 0: $(tail -n 1 out)" [ $code = 0 ]
+  check "it says what the plan is" says out '^parameters 28941393, arena [0-9]+ bytes'
+  check "it shows the table" says out '^\| bf16_flash +\|'
+else skip "the notebook: no python3 or no git"; fi
 
 # packages: installed where that needs no password, named otherwise
 mkdir bare

@@ -175,7 +175,7 @@ if [ $# = 0 ]; then
 fi
 if [ "${cases[*]}" != largest ] && [ "$device" = cuda ]; then
   missing=
-  [ -n "$("$root/tools/arch.sh" gpu 2> /dev/null)" ] ||
+  [ "$("$root/tools/arch.sh" half)" = bf16 ] ||
     missing="a GPU of compute capability 8.0 or later (nvidia-smi finds none)"
   [ -n "${PROFILE:-}" ] || command -v nvcc > /dev/null ||
     missing+="${missing:+, }nvcc (in the CUDA Toolkit; or name a program built elsewhere: PROFILE=./profile)"

@@ -13,7 +13,7 @@ experiments.sh SUITE... [options] [-- options of train]      suites: a b c d e, 
   --baseline fp32|tf32    precision of the baseline (tf32 on cuda in a, b, c and demo, as in PyTorch;
                           else fp32)
   --only NAME,..          only these: techniques (bf16_flash), with batch (bf16_flash_bs32), groups (length)
-                          or patterns (*_bs32)
+                          or patterns (*_bs32). A T4 has fp16 in place of bf16, and its baseline is fp32
   --skip NAME,..          all but these
   --batch-size N,..       batches instead of the suite's
   --memory-budget SIZE    refuse what needs more: simulates a smaller GPU (24G; c: 25.26 GB, d: 40 GB)
@@ -61,6 +61,8 @@ while [ $# -gt 0 ]; do
 done
 [ ${#suites[@]} -gt 0 ] || { usage; exit 2; }
 case $device in cpu | cuda) ;; *) fail "--device $device: expected cpu or cuda";; esac
+half=bf16
+if [ $device = cuda ] && [ "$("$root/tools/arch.sh" half)" = fp16 ]; then half=fp16; fi
 case $baseline in '' | fp32 | tf32) ;; *) fail "--baseline $baseline: expected fp32 or tf32";; esac
 [[ $budget =~ ^[0-9.]*[KMG]?$ ]] || fail "--memory-budget $budget: expected bytes, as in 24G"
 [[ $steps$batches =~ ^[0-9\ ]*$ ]] || fail "--steps $steps, --batch-size $batches: expected numbers"
@@ -321,12 +323,12 @@ stopped= child= failures=0
 trap 'stopped=1; [ -z "$child" ] || kill -TERM $child 2> /dev/null' INT TERM
 for suite in "${suites[@]}"; do
   dir=$results/${suite/demo/$device} enforce=$budget short=
-  ours="bf16_flash_chunked bf16_flash_selective_chunked fp8_flash"
+  ours="${half}_flash_chunked ${half}_flash_selective_chunked fp8_flash"
   rows=() args=() work=() lines=() old=() limits=() queue=()
   case $suite in c | d) enforce=1;; esac
   limit
   base=fp32
-  case $device$suite in cudaa | cudab | cudac | cudademo) base=tf32;; esac
+  case $half$device$suite in bf16cudaa | bf16cudab | bf16cudac | bf16cudademo) base=tf32;; esac
   base=${baseline:-$base}
   path=${data[$suite]:-${data[all]:-}}
   [ -n "$path$dry" ] || fail "suite $suite needs --data: a text, JSONL or a prefix of token files"

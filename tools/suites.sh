@@ -128,7 +128,8 @@ planned() { # TECHNIQUE OPTION...: bytes, 0 if there is no plan
   echo ${bytes:-0}
 }
 row() { # GROUP TECHNIQUE BATCH [VARIANT [OPTION...]]: adds an experiment; BATCH: N, `largest`, `more` by one
-  local group=$1 technique=$2 label=$2 batch=$3 variant=${4:-} count=${steps:-$length} most run
+  local group=$1 technique=${2//bf16/$half} batch=$3 variant=${4:-} count=${steps:-$length} most run label
+  label=$technique
   shift $(($# < 4 ? $# : 4))
   case $batch in largest | more) variant=$batch;; esac
   case $group in round*) variant=$group;; esac
