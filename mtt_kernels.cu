@@ -1073,14 +1073,13 @@ MTT__DEVICE float2 mtt__row_sums(float2 v, float2 *slots, int threads)
     return v;
 }
 
+enum { MTT__NORM_ROOM = 96 << 10, MTT__NORM_ROOM_TURING = 48 << 10 };
+
 /* A block of norm_backward: SIZE threads; the grid has up to BLOCKS of them for each processor. A row has
    ROW_THREADS threads, or as many as the argument says if ROW_THREADS is 0, a power of two; each has up to 32
    elements of it, in packs of 16 bytes. So a block works on several rows at once. Shared memory holds STAGES
    times these rows: as many as fit 96 KB, which every device has, or 48 KB on Turing. Where none fits (FP32,
    more than 8,192 columns), rows are read twice from global memory. */
-enum { MTT__NORM_ROOM = 96 << 10, MTT__NORM_ROOM_TURING = 48 << 10 };
-
-
 template <class TYPE, int ROW_THREADS, int BLOCK_SIZE, bool OF_RMS> struct mtt__norm_block {
     typedef TYPE T;
     enum {
@@ -5842,19 +5841,19 @@ template <class S> static mtt_status mtt__launch_forward(mtt__cuda *c, mtt__tile
                               mtt__blocks(f.seq_len, S::BLOCK_Q) * f.head_count, S::THREADS, S::SHARED, f);
 }
 
-/* The first row that fits the shared memory is taken; the last one is refused where it does not. Rows that name
-   DROPOUT alone run without dropout, too: a kernel without would have the same tiles. Turing has rows of its
-   own, in FP16. */
+/* The first row that fits the shared memory is taken; the last one is refused where it does not. Rows that
+   name DROPOUT alone run without dropout, too: a kernel without would have the same tiles. Turing has rows of
+   its own, in FP16. */
 template <typename E> static mtt_status mtt__tensor_forward(mtt__cuda *c, const mtt__tiled_flash &f)
 {
     const int D = f.view.d_head;
     const bool keep = f.dropout.threshold == 0 /* all */, window = f.window > 0;
-#define MTT__RUN(...)                                                                       \
-    do {                                                                                    \
-        typedef mtt__forward_sizes<E, __VA_ARGS__> S;                                       \
+#define MTT__RUN(...)                                                                         \
+    do {                                                                                      \
+        typedef mtt__forward_sizes<E, __VA_ARGS__> S;                                         \
         if (S::D == 256 || c->shared_bytes >= S::SHARED) return mtt__launch_forward<S>(c, f); \
     } while (0)
-    /*                                      D BLOCK_Q BLOCK_KV ROW_TILES Q_HELD MIN_BLOCKS DROPOUT */
+    /*                                      D BLOCK_Q BLOCK_KV ROW_TILES Q_HELD MIN_BLOCKS DROPOUT TURING */
     if (D <= 32 && keep)           MTT__RUN( 32,    128,      64,        2,  true,         3,   false);
     if (D <= 32)                   MTT__RUN( 32,    128,      32,        2,  true,         3,    true);
     if (D <= 64 && window && keep) MTT__RUN( 64,     64,      64,        1,  true,         4,   false);
@@ -5866,7 +5865,7 @@ template <typename E> static mtt_status mtt__tensor_forward(mtt__cuda *c, const 
     if (D <= 128 && keep)          MTT__RUN(128,    128,      64,        2, false,         2,   false);
     if (D <= 128)                  MTT__RUN(128,    128,      32,        2, false,         2,    true);
     if constexpr (std::is_same<E, __half>::value)
-        if (D <= 128)              MTT__RUN(128,     64,      32,        1, false,         1,    true, true);
+        if (D <= 128)              MTT__RUN(128,     64,      32,        1, false,         1,    true,  true);
                                    MTT__RUN(256,     64,      32,        1, false,         2,    true);
 #undef MTT__RUN
     return MTT_OK;
@@ -5938,11 +5937,11 @@ static mtt_status mtt__tensor_backward(mtt__cuda *c, const mtt_op *op, const mtt
 {
     const int D = f.view.d_head;
     const bool keep = f.dropout.threshold == 0; /* all */
-#define MTT__RUN(...)                                                                \
-    do {                                                                             \
-        typedef mtt__backward_sizes<E, __VA_ARGS__> S;                               \
-        if ((S::D == 256 && S::STAGES == 1) || c->shared_bytes >= S::SHARED)         \
-            return mtt__launch_backward<S>(c, op, mtt_k_flash_backward<S>, f);       \
+#define MTT__RUN(...)                                                          \
+    do {                                                                       \
+        typedef mtt__backward_sizes<E, __VA_ARGS__> S;                         \
+        if ((S::D == 256 && S::STAGES == 1) || c->shared_bytes >= S::SHARED)   \
+            return mtt__launch_backward<S>(c, op, mtt_k_flash_backward<S>, f); \
     } while (0)
     /*                             D BLOCK_Q BLOCK_KV WARPS KEY_ROWS QUERY_ROWS STAGES MIN_BLOCKS DROPOUT */
     if (D <= 32 && keep)  MTT__RUN( 32,     64,     128,    4,       2,         2,     2,         3,   false);
@@ -5950,13 +5949,17 @@ static mtt_status mtt__tensor_backward(mtt__cuda *c, const mtt_op *op, const mtt
     if (D <= 64 && keep)  MTT__RUN( 64,     64,     128,    4,       2,         2,     2,         2,   false);
     if (D <= 64)          MTT__RUN( 64,     64,     128,    4,       2,         2,     2,         2,    true);
     if constexpr (std::is_same<E, __half>::value)
-        if (D <= 64)      MTT__RUN( 64,     32,     128,    4,       2,         2,     2,         1,    true, true);
+        if (D <= 64)
+                          MTT__RUN( 64,     32,     128,    4,       2,         2,     2,         1,    true,
+                                   /* Turing */ true);
     if (D <= 96)          MTT__RUN( 96,     64,      64,    4,       2,         2,     2,         2,    true);
     if (D <= 128 && keep) MTT__RUN(128,     64,     128,    8,       2,         2,     2,         1,   false);
     if (D <= 128)         MTT__RUN(128,     64,     128,    8,       2,         2,     2,         1,    true);
     if (D <= 128)         MTT__RUN(128,     64,      64,    8,       2,         2,     1,         1,    true);
     if constexpr (std::is_same<E, __half>::value)
-        if (D <= 128)     MTT__RUN(128,     64,      32,    4,       2,         2,     1,         1,    true, true);
+        if (D <= 128)
+                          MTT__RUN(128,     64,      32,    4,       2,         2,     1,         1,    true,
+                                   /* Turing */ true);
                           MTT__RUN(256,     64,      64,    8,       2,         2,     2,         1,    true);
                           MTT__RUN(256,     32,      32,    4,       1,         1,     1,         1,    true);
 #undef MTT__RUN
@@ -8474,7 +8477,7 @@ static void mtt__cuda_close(void *context)
 static mtt_status mtt__open_device(mtt__cuda *c)
 {
     static const char *const names[] = {"fp32", "tf32", "bf16", "fp16", "fp8"};
-    static const int needed[] = {75, 80, 80, 75, 89}; /* in this order: Turing has no 19 bits, Ada the first 8 */
+    static const int needed[] = {75, 80, 80, 75, 89}; /* compute capabilities, in the same order */
     int major = 0, minor = 0;
     cudaFuncAttributes code = {};
     cudaError_t error = cudaSetDevice(c->device);

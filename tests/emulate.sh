@@ -9,10 +9,10 @@
 #   ARCH=750 tests/emulate.sh build      those that a T4 runs
 #   tests/emulate.sh build ../next 'quick fp8 12' 'operations 0 60'
 #
-# ARCH=750, 800, 890 (default) or 900: the compute capability. Needs g++, Boost.Context (libboost-context-dev) and
-# CUDA's headers (CUDA_HOME, default /usr/local/cuda), no CUDA library. Not covered: speed, blocks that run at
-# the same time (but for those of a cluster), missing fences of the asynchronous proxy, and races that neither
-# order of a block's threads shows.
+# ARCH=750, 800, 890 (default) or 900: the compute capability. Needs g++, Boost.Context
+# (libboost-context-dev) and CUDA's headers (CUDA_HOME, default /usr/local/cuda), no CUDA library. Not
+# covered: speed, blocks that run at the same time (but for those of a cluster), missing fences of the
+# asynchronous proxy, and races that neither order of a block's threads shows.
 here=$(cd "$(dirname "$0")" && pwd) || exit 1
 build=$(mkdir -p "$1/emulate" && cd "$1/emulate" && pwd) || exit 1
 shift

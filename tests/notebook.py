@@ -1,9 +1,9 @@
-"""notebook.py NOTEBOOK NAME=VALUE... - runs the code cells of a notebook in this folder, as Jupyter would, with
-other values for the variables that its first code cell sets. Prints what is displayed, an image as its path.
+"""notebook.py NOTEBOOK NAME=VALUE... - runs the code cells of a notebook in this folder, as Jupyter would,
+with other values for the variables that its first code cell sets. Prints what is displayed, an image as its
+path.
 
 For cells that begin with %%bash, $NAME in that line is a variable of Python."""
 import json
-import re
 import shlex
 import subprocess
 import sys
@@ -23,7 +23,7 @@ def main():
     for number, cell in enumerate(cells):
         first, _, rest = cell.partition("\n")
         if first.startswith("%%bash"):
-            words = [re.sub(r"^\$(\w+)$", lambda m: str(names[m[1]]), word) for word in shlex.split(first)[1:]]
+            words = [names[word[1:]] if word.startswith("$") else word for word in shlex.split(first)[1:]]
             subprocess.run(["bash", *(words or ["-s"])], input=rest, encoding="utf-8", check=True)
         else:
             exec(compile(cell, f"{path}, cell {number}", "exec"), names)

@@ -4596,7 +4596,8 @@ static void remedies(void)
         {cudaErrorIllegalAddress, {"again", "smaller model"}},
         {cudaErrorUnknown, {"smaller model", "driver"}}};
     setup s = failing_setup();
-    s.model.d_model = turing ? 128 : 256, s.model.heads = 1; /* attention in more than 48 KB of shared memory */
+    s.model.heads = 1;
+    s.model.d_model = turing ? 128 : 256; /* attention in more than 48 KB of shared memory */
     s.policy.attention = MTT_ATTENTION_FLASH;
     for (size_t i = 0; i < MTT__LENGTH(CALLS) * MTT__LENGTH(CASES); i++) {
         const char *call = CALLS[i % MTT__LENGTH(CALLS)], *const *words = CASES[i / MTT__LENGTH(CALLS)].words;

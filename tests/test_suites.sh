@@ -116,12 +116,13 @@ trainer=$train
 suite $some --results-dir broken_runs --only fp32_bs2,bf16_bs2,bf16_flash_bs2 -- $tiny
 check "the next time it runs" [ $code = 0 ]
 sed -i 's/bf16_bs2.*;; esac/fp8_flash_bs2*) echo "train: $OLD" >\&2; exit 2;; esac/' broken
-check "mtt_kernels.cu says what the suites know" grep -q 'precision %s needs compute capability %d' "$root/mtt_kernels.cu"
+check "mtt_kernels.cu says what the suites know" \
+  grep -q 'precision %s needs compute capability %d' "$root/mtt_kernels.cu"
 export OLD='precision fp8 needs compute capability 8.9'; trainer=./broken
 suite $some --results-dir old_gpu --only fp32_bs2,fp8_flash_bs2 -- $tiny
 check "FP8 on an older GPU is refused, and the suite ends with $code, not 0" [ $code = 0 ]
 check "the report has the library's message" \
-  says old_gpu/a/comparison_report.txt 'text_fp8_flash_bs2 refused: precision fp8 needs compute capability 8\.9'
+  says old_gpu/a/comparison_report.txt 'fp8_flash_bs2 refused: precision fp8 needs compute capability 8\.9'
 trainer=$train
 (
   ulimit -v 16000000
@@ -303,7 +304,7 @@ unusable() { # NAME COMMANDS PATTERN
   check "$1: make builds no test for it" eval \
     'tests_of_make && ! grep -q "^CUDA.*test_cuda" make_says'
 }
-unusable "a V100" 'echo "7.0, Tesla V100"' 'Tesla V100. has compute capability 7.0, below 7.5: the CPU is used'
+unusable "a V100" 'echo "7.0, Tesla V100"' 'V100. has compute capability 7.0, below 7.5: the CPU is used'
 unusable "no driver" 'echo "NVIDIA-SMI has failed because it could not communicate with the driver"; exit 9' \
   'is its driver loaded, and new enough\? The CPU is used'
 unusable "an old driver" 'echo "Field compute_cap is not valid"; exit 2' 'is its driver loaded'
@@ -342,7 +343,8 @@ check "make CFLAGS=-O1 keeps the other flags" eval \
 if command -v python3 > /dev/null && command -v git > /dev/null; then
   mkdir notebook
   (cd "$root" && cp -r Makefile mtt.h mtt_kernels.cu examples tools tests "$work/notebook") && (cd notebook &&
-    git init -q && git add -A && git -c user.name=mtt -c user.email=mtt@localhost commit -qm notebook) > out 2>&1
+    git init -q && git add -A &&
+    git -c user.name=mtt -c user.email=mtt@localhost commit -qm notebook) > out 2>&1
   mkdir open
   (cd open && CFLAGS=-O1 PATH=$work/stubs:$PATH python3 "$root/tests/notebook.py" \
     "$root/examples/colab.ipynb" REPOSITORY="$work/notebook" \
