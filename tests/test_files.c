@@ -1668,6 +1668,13 @@ static void test_stale_files(void)
     for (i = 0; i < 4; i++) unlink(part_of("d", i));
     not_reusable(base, "d.tokenizer.json", "nothing is there");
     check(count_files("d.t") == 0, "reuse_only makes files");
+    for (i = 0; i < 4; i++) {
+        d = base;
+        if (i == 1) d.input = NULL;
+        if (i == 2) d.output = NULL;
+        if (i == 3) d.output = "";
+        refused(mtt_prepare(&env, i ? &d : NULL, NULL), MTT_E_ARGUMENT, "an input, and an output", "a NULL");
+    }
     d = base;
     d.input = in("absent");
     refused(mtt_prepare(&env, &d, NULL), MTT_E_FILE, "absent", "no text");

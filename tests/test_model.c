@@ -3838,6 +3838,11 @@ static void least_numbers(void)
         check(status && strstr(env.error, "-2147483648"), "number %d: %s, \"%s\"", kind,
               mtt_status_string(status), env.error);
     }
+    check(mtt_parameter_get(trainer, INT_MAX, values) == MTT_E_ARGUMENT &&
+              mtt_parameter_set(trainer, INT_MAX, values) == MTT_E_ARGUMENT &&
+              mtt_gradient_get(trainer, INT_MAX, values) == MTT_E_ARGUMENT &&
+              mtt_gradient_get(trainer, INT_MIN, values) == MTT_E_ARGUMENT,
+          "a parameter past the last has values");
     mtt_generator_destroy(generator);
     mtt_trainer_destroy(trainer);
 }
@@ -3895,6 +3900,36 @@ static void times(void)
         check(ms > 0 && 5 * ms <= around, "an operation of 5 times %g ms within %g", ms, around);
     }
     mtt_trainer_destroy(trainer);
+}
+
+/* Operations run three times each, in their order, leave the gradients of a step, also those that add to an
+   operand. */
+static void profiled(void)
+{
+    setup s = small_setup();
+    int32_t tokens[32], targets[32];
+    double sums[2][64] = {{0}}, ms; /* of a gradient's squares */
+    mtt_step_info info;
+    int64_t shape[2];
+    s.policy.accumulate = 1, s.policy.keep_gradients = 1;
+    s.model.tied_head = 1; /* its gradient has two terms, and the second one is added in place */
+    random_tokens(&s, 1, 0, tokens, targets);
+    mtt_trainer *t = open_trainer(&s);
+    const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
+    check(!mtt_trainer_set_lr(t, 0) && !mtt_train_step(t, tokens, targets, &info), "%s", env.error);
+    for (int round = 0; round < 2; round++) {
+        for (int k = 0; k < 64 && mtt_parameter(t, k, shape); k++) {
+            const int64_t count = shape[0] * (shape[1] ? shape[1] : 1);
+            float *g = malloc((size_t)count * sizeof(float));
+            check(!mtt_gradient_get(t, k, g), "%s", env.error);
+            for (int64_t i = 0; i < count; i++) sums[round][k] += (double)g[i] * (double)g[i];
+            free(g);
+        }
+        for (int i = 0; i < p->op_count && !round; i++)
+            if (p->ops[i].phase < MTT_STEP) check(!mtt_profile(t, i, 3, &ms), "%s", env.error);
+    }
+    check(sums[0][0] > 0 && !memcmp(sums[0], sums[1], sizeof(sums[0])), "profiling leaves other gradients");
+    mtt_trainer_destroy(t);
 }
 
 static int drawn(const float *logits, int vocab, float temperature, int top_k, uint64_t seed, int index)
@@ -5000,6 +5035,7 @@ int main(int argc, char **argv)
     timed("least numbers", least_numbers);
     timed("long parameters", long_parameters);
     timed("times", times);
+    timed("profiled", profiled);
     timed("sampling", sampling);
     timed("nucleus", nucleus);
     timed("evaluation", evaluation);
