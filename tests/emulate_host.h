@@ -290,12 +290,19 @@ cudaError_t cudaFuncSetAttribute(KERNEL *kernel, cudaFuncAttribute attribute, in
     return cudaFuncSetAttribute((const void *)kernel, attribute, value);
 }
 
-/* Whether a kernel has static shared memory is asked of kernels that have some in code for sm_90a only. */
+template <class KERNEL> struct arguments_of;
+template <class... P> struct arguments_of<void(P...)> {
+    static constexpr int COUNT = sizeof...(P);
+};
+
+/* Whether a kernel has static shared memory is asked of one that has some in code for sm_90a only. Its
+   arguments are one struct. */
 template <class KERNEL> cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *attributes, KERNEL *)
 {
     const int error = emulate::fault("cudaFuncGetAttributes");
+    const bool tiles = arguments_of<KERNEL>::COUNT == 1;
     *attributes = {};
-    attributes->sharedSizeBytes = EMULATE_ARCH == 900 && !emulate::fault("sm_90a");
+    attributes->sharedSizeBytes = EMULATE_ARCH == 900 && tiles && !emulate::fault("sm_90a");
     attributes->ptxVersion = emulate::fault("compute_80") ? 80 : EMULATE_ARCH / 10;
     attributes->binaryVersion = EMULATE_ARCH / 10;
     return emulate::answer(!error, (cudaError_t)error);
