@@ -73,7 +73,7 @@
 
    WHAT IT DOES NOT DO
    No automatic differentiation, no other architectures, no network access except between ranks. It runs on
-   POSIX systems with little-endian processors.
+   POSIX systems and, without ranks, on Windows, on little-endian processors.
 
    WORDS
    token         an integer id that the tokenizer makes of a piece of text
@@ -223,11 +223,15 @@
 #include <stdint.h>
 #include <string.h>
 
+#if defined(_WIN32) && !defined(MTT_NO_RANKS)
+#define MTT_NO_RANKS /* they need fork and POSIX sockets */
+#endif
 #if defined(MTT_NO_TEXT) && !defined(MTT_NO_GENERATOR)
 #define MTT_NO_GENERATOR /* it writes text */
 #endif
 
-#ifdef __GNUC__
+#if defined(__GNUC__) || defined(__clang__)
+#define MTT__GNU /* attributes, vectors and atomics as GCC has them, also in clang for MSVC's programs */
 #define MTT__UNUSED __attribute__((unused))
 #else
 #define MTT__UNUSED
@@ -1866,8 +1870,8 @@ MTT__BOTH uint8_t mtt__to_e4m3(float x)
 {
     uint32_t bits = mtt__float_bits(x), magnitude = bits & 0x7fffffffu;
     uint32_t normal = (magnitude - 0x3c000000u + 0x7ffffu + ((magnitude >> 20) & 1u)) >> 20;
-    uint32_t small = mtt__float_bits(mtt__bits_float(magnitude) + 16384.0f) - 0x46800000u;
-    uint32_t code = magnitude < 0x3c800000u ? small : normal;
+    uint32_t subnormal = mtt__float_bits(mtt__bits_float(magnitude) + 16384.0f) - 0x46800000u;
+    uint32_t code = magnitude < 0x3c800000u ? subnormal : normal;
     if (magnitude > 0x43e00000u) code = magnitude > 0x7f800000u ? 0x7fu : 0x7eu;
     return (uint8_t)(code | (bits >> 24 & 0x80u));
 }
@@ -2141,18 +2145,35 @@ MTTDEF const char *mtt_op_name(mtt_op_kind kind);
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
-#include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <time.h>
+#ifdef _WIN32
+#ifndef WIN32_LEAN_AND_MEAN
+#define WIN32_LEAN_AND_MEAN
+#endif
+#ifndef NOMINMAX
+#define NOMINMAX
+#endif
+#include <windows.h>
+#include <io.h>
+#else
+#include <sched.h>
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
-#include <time.h>
 #include <unistd.h>
+#ifdef __APPLE__
+#include <mach-o/dyld.h>
+#elif defined(__FreeBSD__) || defined(__NetBSD__)
+#include <sys/types.h>
+#include <sys/sysctl.h>
+#endif
 #ifndef O_CLOEXEC
 #error "include mtt.h before other headers, or compile with -std=gnu99"
+#endif
 #endif
 #ifndef MTT_NO_RANKS
 #include <netdb.h>
@@ -2168,7 +2189,7 @@ MTTDEF const char *mtt_op_name(mtt_op_kind kind);
 #ifdef MTT_CBLAS
 #include <cblas.h>
 #endif
-#if defined(__x86_64__) && defined(__GNUC__)
+#if defined(__x86_64__) && defined(MTT__GNU)
 #include <immintrin.h>
 #if !defined(MTT_PORTABLE) && (__GNUC__ >= 10 || __clang_major__ >= 9)
 #define MTT__X86_BF16
@@ -2178,7 +2199,7 @@ MTTDEF const char *mtt_op_name(mtt_op_kind kind);
 /* stb_sprintf, private to this file: its functions are static here, and its warnings are off. It negates the
    least int, which must wrap. */
 #ifndef STB_SPRINTF_H_INCLUDE
-#ifdef __GNUC__
+#ifdef MTT__GNU
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wpragmas"
 #pragma GCC diagnostic ignored "-Wconversion"
@@ -2215,7 +2236,7 @@ MTTDEF const char *mtt_op_name(mtt_op_kind kind);
 #ifdef __clang__
 #pragma clang attribute pop
 #pragma GCC diagnostic pop
-#elif defined(__GNUC__)
+#elif defined(MTT__GNU)
 #pragma GCC pop_options
 #pragma GCC diagnostic pop
 #endif
@@ -2228,6 +2249,28 @@ MTTDEF const char *mtt_op_name(mtt_op_kind kind);
 /* What mtt asks of an operating system, in one place; only >>ranks asks for more. Readers of the hall can go
    on with >>base. A call that fails returns -1 and sets errno. Interrupted calls are made again. */
 
+/* Asks Linux for huge pages: a token of GPT-2 (124M) takes 10 % less time, because the processor looks up
+   fewer addresses. */
+static void mtt__os_huge_pages(void *block, size_t bytes)
+{
+#ifdef MADV_HUGEPAGE
+    const uintptr_t page = 1 << 21, from = ((uintptr_t)block + page - 1) / page * page;
+    const uintptr_t end = ((uintptr_t)block + bytes) / page * page;
+    if (from < end) madvise((void *)from, end - from, MADV_HUGEPAGE); /* if it fails, pages are small */
+#else
+    (void)block, (void)bytes;
+#endif
+}
+
+typedef enum mtt__file_kind { MTT__REGULAR, MTT__FOLDER, MTT__SPECIAL, MTT__STREAM } mtt__file_kind;
+
+typedef struct mtt__file_info {
+    mtt__file_kind kind; /* SPECIAL: a device; STREAM: a pipe or a socket */
+    uint64_t bytes, device, number; /* device and number tell files apart */
+    int64_t modified;
+} mtt__file_info;
+
+#ifndef _WIN32
 /* System calls that fail when a disk is full or damaged. Tests define all seven to make them fail. */
 #ifndef MTT__SYS_OPEN
 #define MTT__SYS_OPEN open
@@ -2250,21 +2293,26 @@ static double mtt__now_ms(void)
 /* Starts this program again with a variable set. Comes back if that cannot be done. */
 static MTT__UNUSED void mtt__os_restart(char **argv, const char *name, const char *value)
 {
-    if (!setenv(name, value, 1)) execv("/proc/self/exe", argv);
-    unsetenv(name);
-}
-
-/* Asks Linux for huge pages: a token of GPT-2 (124M) takes 10 % less time, because the processor looks up
-   fewer addresses. */
-static void mtt__os_huge_pages(void *block, size_t bytes)
-{
-#ifdef MADV_HUGEPAGE
-    const uintptr_t page = 1 << 21, from = ((uintptr_t)block + page - 1) / page * page;
-    const uintptr_t end = ((uintptr_t)block + bytes) / page * page;
-    if (from < end) madvise((void *)from, end - from, MADV_HUGEPAGE); /* if it fails, pages are small */
+#ifdef __linux__
+    const char *path = "/proc/self/exe";
+#elif defined(__APPLE__)
+    char path[4096] = "";
+    uint32_t size = sizeof(path);
+    if (_NSGetExecutablePath(path, &size)) return;
+#elif defined(__FreeBSD__) || defined(__NetBSD__)
+#ifdef __FreeBSD__
+    int query[4] = {CTL_KERN, KERN_PROC, KERN_PROC_PATHNAME, -1};
 #else
-    (void)block, (void)bytes;
+    int query[4] = {CTL_KERN, KERN_PROC_ARGS, -1, KERN_PROC_PATHNAME};
 #endif
+    char path[4096] = "";
+    size_t size = sizeof(path);
+    if (sysctl(query, 4, path, &size, NULL, 0)) return;
+#else
+    const char *path = argv[0]; /* no question has an answer there; a name without / is not searched for */
+#endif
+    if (!setenv(name, value, 1)) execv(path, argv);
+    unsetenv(name);
 }
 
 /* How a file is opened. AT_ONCE does not wait for the writer of a named pipe, NO_LINK refuses a symbolic
@@ -2275,14 +2323,7 @@ enum {
     MTT__READ_NO_LINK = O_RDONLY | O_NONBLOCK | O_NOFOLLOW,
     MTT__WRITE_NEW = O_WRONLY | O_CREAT | O_EXCL
 };
-
-typedef enum mtt__file_kind { MTT__REGULAR, MTT__FOLDER, MTT__SPECIAL, MTT__STREAM } mtt__file_kind;
-
-typedef struct mtt__file_info {
-    mtt__file_kind kind; /* SPECIAL: a device; STREAM: a pipe or a socket */
-    uint64_t bytes, device, number; /* device and number tell files apart */
-    int64_t modified;
-} mtt__file_info;
+#define MTT__SEPARATORS "/" /* between folders in a path */
 
 static int mtt__os_open(const char *path, int how)
 {
@@ -2366,9 +2407,13 @@ static ptrdiff_t mtt__os_write_at(int fd, const void *data, size_t bytes, uint64
     return n;
 }
 
+/* macOS's fsync leaves the data in the disk's own memory. */
 static int mtt__os_sync(int fd)
 {
     int result;
+#ifdef F_FULLFSYNC
+    if (fcntl(fd, F_FULLFSYNC) != -1) return 0;
+#endif
     do result = MTT__SYS_FSYNC(fd);
     while (result && errno == EINTR);
     return result;
@@ -2419,13 +2464,279 @@ static void mtt__os_unmap(char *data, size_t bytes)
     munmap(data, bytes);
 }
 
+#else /* Windows */
+
+enum { MTT__READ, MTT__READ_AT_ONCE, MTT__READ_NO_LINK, MTT__WRITE_NEW };
+#define MTT__SEPARATORS "/\\:"
+#ifndef EDQUOT
+#define EDQUOT ENOSPC
+#endif
+
+/* The same functions for Windows. Paths are UTF-8. Locks there forbid reading, so a lock is on a byte far
+   behind the end of a file. Nothing can be renamed over a file that is mapped, so files are read instead. All
+   handles share their files, so that these can be renamed and removed while they are open. */
+enum { MTT__SHARED = FILE_SHARE_READ | FILE_SHARE_WRITE | FILE_SHARE_DELETE, MTT__PATH_LETTERS = 4096 };
+
+/* Sets errno by the last failure, and returns -1. */
+static int mtt__os_fail(void)
+{
+    switch (GetLastError()) {
+    case ERROR_FILE_NOT_FOUND: case ERROR_PATH_NOT_FOUND: case ERROR_INVALID_NAME: case ERROR_BAD_PATHNAME:
+    case ERROR_INVALID_DRIVE: case ERROR_BAD_NETPATH: case ERROR_DIRECTORY: errno = ENOENT; break;
+    case ERROR_FILENAME_EXCED_RANGE: case ERROR_INSUFFICIENT_BUFFER: errno = ENAMETOOLONG; break;
+    case ERROR_NO_UNICODE_TRANSLATION: errno = EINVAL; break;
+    case ERROR_ACCESS_DENIED: case ERROR_SHARING_VIOLATION: case ERROR_USER_MAPPED_FILE: errno = EACCES;
+        break;
+    case ERROR_LOCK_VIOLATION: errno = EWOULDBLOCK; break;
+    case ERROR_WRITE_PROTECT: errno = EROFS; break;
+    case ERROR_DISK_FULL: case ERROR_HANDLE_DISK_FULL: errno = ENOSPC; break;
+    case ERROR_FILE_EXISTS: case ERROR_ALREADY_EXISTS: errno = EEXIST; break;
+    case ERROR_NOT_ENOUGH_MEMORY: case ERROR_COMMITMENT_LIMIT: errno = ENOMEM; break;
+    case ERROR_TOO_MANY_OPEN_FILES: errno = EMFILE; break;
+    case ERROR_INVALID_HANDLE: errno = EBADF; break;
+    default: errno = EIO;
+    }
+    return -1;
+}
+
+static double mtt__now_ms(void)
+{
+    LARGE_INTEGER count, second;
+    QueryPerformanceCounter(&count);
+    QueryPerformanceFrequency(&second);
+    return (double)count.QuadPart * 1e3 / (double)second.QuadPart;
+}
+
+static MTT__UNUSED void mtt__os_restart(char **argv, const char *name, const char *value)
+{
+    (void)argv, (void)name, (void)value; /* a console does not wait for a program that replaces another one */
+}
+
+static HANDLE mtt__os_handle(int fd)
+{
+    return (HANDLE)_get_osfhandle(fd);
+}
+
+/* 0: the last failure says why; a path is not UTF-8, or too long. */
+static int mtt__os_wide(const char *path, wchar_t *wide)
+{
+    return MultiByteToWideChar(CP_UTF8, MB_ERR_INVALID_CHARS, path, -1, wide, MTT__PATH_LETTERS) > 0;
+}
+
+/* INVALID_HANDLE_VALUE: the last failure says why. */
+static HANDLE mtt__os_create(const char *path, DWORD access, DWORD creation, DWORD flags)
+{
+    wchar_t wide[MTT__PATH_LETTERS];
+    if (!mtt__os_wide(path, wide)) return INVALID_HANDLE_VALUE;
+    return CreateFileW(wide, access, MTT__SHARED, NULL, creation, flags, NULL);
+}
+
+static void mtt__os_close(int fd)
+{
+    _close(fd);
+}
+
+static int mtt__os_info_from(HANDLE file, mtt__file_info *info)
+{
+    BY_HANDLE_FILE_INFORMATION f;
+    DWORD type = GetFileType(file);
+    memset(info, 0, sizeof(*info));
+    info->kind = type == FILE_TYPE_CHAR ? MTT__SPECIAL : MTT__STREAM;
+    if (type == FILE_TYPE_CHAR || type == FILE_TYPE_PIPE) return 0;
+    if (!GetFileInformationByHandle(file, &f)) return mtt__os_fail();
+    info->kind = f.dwFileAttributes & FILE_ATTRIBUTE_DIRECTORY ? MTT__FOLDER : MTT__REGULAR;
+    info->bytes = (uint64_t)f.nFileSizeHigh << 32 | f.nFileSizeLow;
+    info->device = f.dwVolumeSerialNumber;
+    info->number = (uint64_t)f.nFileIndexHigh << 32 | f.nFileIndexLow;
+    info->modified = (int64_t)f.ftLastWriteTime.dwHighDateTime << 32 | f.ftLastWriteTime.dwLowDateTime;
+    return 0;
+}
+
+static int mtt__os_info(int fd, mtt__file_info *info)
+{
+    return mtt__os_info_from(mtt__os_handle(fd), info);
+}
+
+static int mtt__os_find_by(const char *path, DWORD flags, mtt__file_info *info)
+{
+    HANDLE file = mtt__os_create(path, 0, OPEN_EXISTING, FILE_FLAG_BACKUP_SEMANTICS | flags);
+    int result = file == INVALID_HANDLE_VALUE ? mtt__os_fail() : mtt__os_info_from(file, info);
+    if (file != INVALID_HANDLE_VALUE) CloseHandle(file);
+    return result;
+}
+
+static int mtt__os_find(const char *path, mtt__file_info *info)
+{
+    return mtt__os_find_by(path, 0, info);
+}
+
+static int mtt__os_open(const char *path, int how)
+{
+    const DWORD flags = how == MTT__READ_NO_LINK ? FILE_FLAG_OPEN_REPARSE_POINT : FILE_ATTRIBUTE_NORMAL;
+    const int writes = how == MTT__WRITE_NEW;
+    HANDLE file = mtt__os_create(path, writes ? GENERIC_READ | GENERIC_WRITE : GENERIC_READ,
+                                 writes ? CREATE_NEW : OPEN_EXISTING, flags);
+    mtt__file_info info;
+    int fd;
+    if (file == INVALID_HANDLE_VALUE) {
+        mtt__os_fail();
+        if (errno == EACCES && !mtt__os_find(path, &info) && info.kind == MTT__FOLDER) errno = EISDIR;
+        return -1;
+    }
+    fd = _open_osfhandle((intptr_t)file, _O_BINARY | _O_NOINHERIT);
+    if (fd < 0) CloseHandle(file);
+    return fd;
+}
+
+static int mtt__os_is_named(int fd, const char *path)
+{
+    mtt__file_info mine, named;
+    return !mtt__os_info(fd, &mine) && !mtt__os_find_by(path, FILE_FLAG_OPEN_REPARSE_POINT, &named) &&
+           mine.number == named.number && mine.device == named.device;
+}
+
+static MTT__UNUSED int mtt__os_readable(const char *path)
+{
+    int fd = mtt__os_open(path, MTT__READ);
+    if (fd >= 0) mtt__os_close(fd);
+    return fd >= 0;
+}
+
+static MTT__UNUSED ptrdiff_t mtt__os_read(int fd, void *data, size_t bytes)
+{
+    DWORD done = 0;
+    if (ReadFile(mtt__os_handle(fd), data, (DWORD)(bytes < 1u << 30 ? bytes : 1u << 30), &done, NULL))
+        return (ptrdiff_t)done;
+    return GetLastError() == ERROR_BROKEN_PIPE ? 0 : mtt__os_fail();
+}
+
+static MTT__UNUSED ptrdiff_t mtt__os_read_at(int fd, void *data, size_t bytes, uint64_t offset)
+{
+    OVERLAPPED at;
+    DWORD done = 0;
+    memset(&at, 0, sizeof(at));
+    at.Offset = (DWORD)offset, at.OffsetHigh = (DWORD)(offset >> 32);
+    if (ReadFile(mtt__os_handle(fd), data, (DWORD)(bytes < 1u << 30 ? bytes : 1u << 30), &done, &at))
+        return (ptrdiff_t)done;
+    return GetLastError() == ERROR_HANDLE_EOF ? 0 : mtt__os_fail();
+}
+
+static ptrdiff_t mtt__os_write_at(int fd, const void *data, size_t bytes, uint64_t offset)
+{
+    OVERLAPPED at;
+    DWORD done = 0;
+    memset(&at, 0, sizeof(at));
+    at.Offset = (DWORD)offset, at.OffsetHigh = (DWORD)(offset >> 32);
+    if (WriteFile(mtt__os_handle(fd), data, (DWORD)(bytes < 1u << 30 ? bytes : 1u << 30), &done, &at))
+        return (ptrdiff_t)done;
+    return mtt__os_fail();
+}
+
+static int mtt__os_sync(int fd)
+{
+    return FlushFileBuffers(mtt__os_handle(fd)) ? 0 : mtt__os_fail();
+}
+
+static int mtt__os_sync_folder(const char *folder)
+{
+    (void)folder; /* mtt__os_rename writes through */
+    return 0;
+}
+
+static int mtt__os_lock(int fd)
+{
+    OVERLAPPED at;
+    memset(&at, 0, sizeof(at));
+    at.OffsetHigh = 0x7fffffff;
+    if (LockFileEx(mtt__os_handle(fd), LOCKFILE_EXCLUSIVE_LOCK | LOCKFILE_FAIL_IMMEDIATELY, 0, 1, 0, &at))
+        return 1;
+    return GetLastError() != ERROR_LOCK_VIOLATION;
+}
+
+/* What is open can be replaced since Windows 10 (1709), if asked so. */
+static int mtt__os_rename(const char *from, const char *to)
+{
+    struct {
+        DWORD flags;
+        HANDLE folder;
+        DWORD bytes;
+        wchar_t name[MTT__PATH_LETTERS];
+    } info = {3, NULL, 0, {0}}; /* FILE_RENAME_INFO, with "replace" and "as POSIX" */
+    wchar_t a[MTT__PATH_LETTERS], b[MTT__PATH_LETTERS];
+    HANDLE file;
+    if (!mtt__os_wide(from, a) || !mtt__os_wide(to, b)) return mtt__os_fail();
+    if (MoveFileExW(a, b, MOVEFILE_REPLACE_EXISTING | MOVEFILE_WRITE_THROUGH)) return 0;
+    if (mtt__os_fail() && errno != EACCES) return -1;
+    info.bytes = GetFullPathNameW(b, MTT__PATH_LETTERS, info.name, NULL) * (DWORD)sizeof(wchar_t);
+    file = mtt__os_create(from, DELETE | SYNCHRONIZE, OPEN_EXISTING, FILE_ATTRIBUTE_NORMAL);
+    if (file == INVALID_HANDLE_VALUE || info.bytes >= sizeof(info.name)) return -1;
+    if (SetFileInformationByHandle(file, (FILE_INFO_BY_HANDLE_CLASS)22, &info, sizeof(info)))
+        errno = 0; /* 22 is FileRenameInfoEx, which older headers lack */
+    else if (GetFileAttributesW(b) != INVALID_FILE_ATTRIBUTES) errno = EBUSY;
+    CloseHandle(file);
+    return errno ? -1 : 0;
+}
+
+/* The name is free at once: a file that is open has another one until it is closed, and goes then. */
+static int mtt__os_remove(const char *path)
+{
+    wchar_t wide[MTT__PATH_LETTERS], other[MTT__PATH_LETTERS + 64];
+    size_t size;
+    if (!mtt__os_wide(path, wide)) return mtt__os_fail();
+    size = wcslen(wide);
+    memcpy(other, wide, size * sizeof(*wide));
+    wsprintfW(other + size, L".%lu.%lu.old", GetCurrentProcessId(), GetTickCount());
+    return MoveFileExW(wide, other, 0) && DeleteFileW(other) ? 0 : DeleteFileW(wide) ? 0 : mtt__os_fail();
+}
+
+static int mtt__os_has_room(int fd, uint64_t bytes)
+{
+    wchar_t path[MTT__PATH_LETTERS], *end;
+    ULARGE_INTEGER room;
+    DWORD size = GetFinalPathNameByHandleW(mtt__os_handle(fd), path, MTT__PATH_LETTERS, 0);
+    if (!size || size >= MTT__PATH_LETTERS || !(end = wcsrchr(path, L'\\'))) return 1;
+    end[1] = 0;
+    return !GetDiskFreeSpaceExW(path, &room, NULL, NULL) || bytes < room.QuadPart;
+}
+
+static void mtt__os_unmap(char *data, size_t bytes)
+{
+    (void)bytes;
+    VirtualFree(data, 0, MEM_RELEASE);
+}
+
+static int mtt__os_map(int fd, size_t bytes, char **data)
+{
+    size_t done = 0;
+    ptrdiff_t n = 1;
+    *data = (char *)VirtualAlloc(NULL, bytes, MEM_RESERVE | MEM_COMMIT, PAGE_READWRITE);
+    if (!*data) return mtt__os_fail();
+    while (done < bytes && (n = mtt__os_read_at(fd, *data + done, bytes - done, done)) > 0) done += (size_t)n;
+    if (n >= 0) return 0; /* a file that was cut meanwhile ends in zeros */
+    mtt__os_unmap(*data, bytes);
+    *data = NULL;
+    return -1;
+}
+
+#endif
+
+/* The name of a file, behind its folders. */
+static const char *mtt__os_name(const char *path)
+{
+    const char *name = path + strlen(path);
+    while (name > path && !strchr(MTT__SEPARATORS, name[-1])) name--;
+    return name;
+}
+
 /* -----------------------------------------------------------------------------------------------------------
    >>base
    -------------------------------------------------------------------------------------------------------- */
 
 #define MTT__LENGTH(array) (sizeof(array) / sizeof((array)[0]))
 
-#ifdef __GNUC__
+#ifdef __MINGW32__
+#define MTT__PRINTF(text, args) __attribute__((format(gnu_printf, text, args)))
+#elif defined(MTT__GNU)
 #define MTT__PRINTF(text, args) __attribute__((format(printf, text, args)))
 #else
 #define MTT__PRINTF(text, args)
@@ -2434,7 +2745,11 @@ static void mtt__os_unmap(char *data, size_t bytes)
 
 #ifdef _OPENMP
 #include <omp.h>
+#if defined(_MSC_VER) && !defined(__clang__)
+#define MTT__OMP(directive) __pragma(directive)
+#else
 #define MTT__OMP(directive) _Pragma(#directive)
+#endif
 static int mtt__threads(void) { return omp_get_max_threads(); }
 static int mtt__thread(void) { return omp_get_thread_num(); }
 static MTT__UNUSED void mtt__one_thread(void) { omp_set_num_threads(1); }
@@ -2745,8 +3060,8 @@ MTT__INLINE uint16_t mtt__to_fp16(float x)
 {
     uint32_t bits = mtt__float_bits(x), magnitude = bits & 0x7fffffffu;
     uint32_t normal = (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
-    uint32_t small = mtt__float_bits(mtt__bits_float(magnitude) + 0.5f) - 0x3f000000u;
-    uint32_t half = magnitude < 0x38800000u ? small : normal;
+    uint32_t subnormal = mtt__float_bits(mtt__bits_float(magnitude) + 0.5f) - 0x3f000000u;
+    uint32_t half = magnitude < 0x38800000u ? subnormal : normal;
     if (magnitude >= 0x477ff000u) half = magnitude > 0x7f800000u ? 0x7e00u : 0x7c00u;
     return (uint16_t)(half | (bits >> 16 & 0x8000u));
 }
@@ -2756,8 +3071,8 @@ MTT__INLINE uint8_t mtt__to_e5m2(float x)
 {
     uint32_t bits = mtt__float_bits(x), magnitude = bits & 0x7fffffffu;
     uint32_t normal = (magnitude - 0x38000000u + 0xfffffu + ((magnitude >> 21) & 1u)) >> 21;
-    uint32_t small = mtt__float_bits(mtt__bits_float(magnitude) + 128.0f) - 0x43000000u;
-    uint32_t code = magnitude < 0x38800000u ? small : normal;
+    uint32_t subnormal = mtt__float_bits(mtt__bits_float(magnitude) + 128.0f) - 0x43000000u;
+    uint32_t code = magnitude < 0x38800000u ? subnormal : normal;
     if (magnitude >= 0x47700000u) code = magnitude > 0x7f800000u ? 0x7fu : 0x7cu;
     return (uint8_t)(code | (bits >> 24 & 0x80u));
 }
@@ -6387,16 +6702,19 @@ static void mtt__record(mtt_scale *scale, const float *values, int64_t count)
     int64_t i;
     for (i = 0; i < count && largest > limit; i++) clipped += fabsf(values[i]) > limit;
     bits = mtt__float_bits(largest);
-#ifdef __GNUC__
+#ifdef MTT__GNU
     {
         uint32_t seen = __atomic_load_n(&scale->largest, __ATOMIC_RELAXED);
         while (bits > seen && !__atomic_compare_exchange_n(&scale->largest, &seen, bits, 1, __ATOMIC_RELAXED,
                                                            __ATOMIC_RELAXED)) {}
         if (clipped) __atomic_fetch_add(&scale->clipped, clipped, __ATOMIC_RELAXED);
     }
-#else /* one thread: OpenMP is not asked for */
-    if (bits > scale->largest) scale->largest = bits;
-    scale->clipped += clipped;
+#else /* MSVC's own, and others in one thread */
+    MTT__OMP(omp critical(mtt__record))
+    {
+        if (bits > scale->largest) scale->largest = bits;
+        scale->clipped += clipped;
+    }
 #endif
 }
 
@@ -6708,7 +7026,7 @@ static void mtt__cpu_activation_backward(const mtt_op *op, const mtt_op_activati
 /* ---- matrix products ---- */
 
 /* A vector register, and the rows of C whose sums, two vectors each, fit the registers. */
-#if !defined(__GNUC__)
+#if !defined(MTT__GNU)
 typedef float mtt__vector;
 enum { MTT__ROWS = 1 };
 #elif defined(__AVX512F__)
@@ -6781,10 +7099,10 @@ static void mtt__store_block(mtt__view v, int64_t i0, int64_t m, int64_t j0, int
 
 /* sum + x y for vectors `sum` and `y`, with one rounding if the build has FMA. Products must agree in that,
    whatever their shape, and compilers do not: GCC fuses it, but for Zen not in a single chain of sums. */
-#if defined(__x86_64__) && defined(__GNUC__) && defined(__FMA__) && defined(__AVX512F__)
+#if defined(__x86_64__) && defined(MTT__GNU) && defined(__FMA__) && defined(__AVX512F__)
 #define MTT__MULTIPLY_ADD(sum, x, y)                                                                         \
     (mtt__vector) _mm512_fmadd_ps(_mm512_set1_ps(x), (__m512)(y), (__m512)(sum))
-#elif defined(__x86_64__) && defined(__GNUC__) && defined(__FMA__)
+#elif defined(__x86_64__) && defined(MTT__GNU) && defined(__FMA__)
 #define MTT__MULTIPLY_ADD(sum, x, y)                                                                         \
     (mtt__vector) _mm256_fmadd_ps(_mm256_set1_ps(x), (__m256)(y), (__m256)(sum))
 #elif defined(__i386__) && defined(__GNUC__) && !defined(__AVX__) /* x87 makes x * y a long double */
@@ -7423,12 +7741,12 @@ static void mtt__cpu_linear_backward_gelu(const mtt_op *op, const mtt_op_linear_
    the negative angles. `angles` holds cos and sin of each pair. */
 static void mtt__rotate(float *x, const float *angles, int64_t dim, int interleaved, int backward)
 {
-    int64_t i, near = interleaved ? 2 : 1, far = interleaved ? 1 : dim / 2;
+    int64_t i, step = interleaved ? 2 : 1, apart = interleaved ? 1 : dim / 2;
     for (i = 0; i < dim / 2; i++) {
-        float a = x[near * i], b = x[near * i + far], c = angles[2 * i];
+        float a = x[step * i], b = x[step * i + apart], c = angles[2 * i];
         float s = backward ? -angles[2 * i + 1] : angles[2 * i + 1];
-        x[near * i] = a * c - b * s;
-        x[near * i + far] = b * c + a * s;
+        x[step * i] = a * c - b * s;
+        x[step * i + apart] = b * c + a * s;
     }
 }
 
@@ -7713,7 +8031,7 @@ static void mtt__attend(const mtt_op *op, const mtt__attention_tile *t)
     }
     for (i = 0; i < m; i++) {
         for (j = 0; j < dim; j++) o[i * stride + j] /= row_sum[i];
-        if (t->lse) t->lse[i] = row_max[i] + logf(row_sum[i]);
+        if (t->lse) t->lse[i] = row_max[i] + (float)log((double)row_sum[i]); /* systems' logf differ */
     }
     mtt__store_block(t->out, t->i0, m, 0, dim, o, stride);
 }
@@ -9954,6 +10272,7 @@ static mtt_status mtt__file_fail(mtt_env *env, const char *path, const char *ver
     const char *remedy = "check the disk and try again";
     if (error == ENOENT || error == ENOTDIR || error == ENAMETOOLONG) remedy = "check the path";
     if (error == EACCES || error == EPERM || error == EROFS) remedy = "check the permissions of the folder";
+    if (error == EBUSY) remedy = "close what has it open";
     if (error == ENOSPC || error == EDQUOT) remedy = "make room or use another folder";
     return mtt__fail(env, MTT_E_FILE, "%s: cannot %s: %s; %s", path, verb, strerror(error), remedy);
 }
@@ -10086,7 +10405,7 @@ static int mtt__writer_create(const char *path)
 
 static mtt_status mtt__writer_open(mtt_env *env, const char *path, mtt_writer *w)
 {
-    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+    const char *name = mtt__os_name(path);
     mtt__file_info named;
     int missing;
     memset(w, 0, offsetof(mtt_writer, path));
@@ -11351,10 +11670,10 @@ static mtt_status mtt__bpe_learn(mtt_tokenizer *t, int vocab, const mtt__strings
 
 static mtt_status mtt__vocab_fail(mtt__json_file *f, const char *fault)
 {
-    int near = 0;
-    while (f->j.end - f->j.at > near && near < 24 && f->j.at[near] > ' ' && f->j.at[near] < 127) near++;
+    int shown = 0;
+    while (f->j.end - f->j.at > shown && shown < 24 && f->j.at[shown] > ' ' && f->j.at[shown] < 127) shown++;
     return mtt__fail(f->env, MTT_E_FORMAT, "%s: byte %zu: %s (at %.*s): get or save the file again", f->path,
-                     (size_t)(f->j.at - f->j.begin), f->j.fault ? f->j.fault : fault, near, f->j.at);
+                     (size_t)(f->j.at - f->j.begin), f->j.fault ? f->j.fault : fault, shown, f->j.at);
 }
 
 static int mtt__vocab_is(const mtt__json_file *f, const char *path, const char *value)
@@ -13975,7 +14294,7 @@ static mtt_status mtt__model_index(mtt_model *m, const char *path)
             for (mtt_json_begin(&j, '{'); !status && mtt_json_key(&j, &key) && mtt_json_string(&j, &file);) {
                 size_t size = file.size < sizeof(name) ? mtt_json_unescape(file, name) : 0;
                 name[size] = 0;
-                if (!size || *name == '.' || strlen(name) != size || strchr(name, '/'))
+                if (!size || *name == '.' || strlen(name) != size || mtt__os_name(name) != name)
                     mtt__json_fail(&j, "the name of a file must have 1 to 255 bytes, no / and no . in front");
                 else status = mtt__model_file(m, name);
             }

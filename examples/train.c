@@ -19,6 +19,9 @@
 #include <stdlib.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#ifdef _WIN32
+#define mkdir(path, mode) mkdir(path)
+#endif
 
 /* ---- options: fields of four structs, by their names ---- */
 
@@ -142,7 +145,7 @@ static void open_log(int64_t step)
     char line[512];
     long at, end = 0;
     double loss, ms;
-    steps_file = fopen(path, step && !access(path, F_OK) ? "r+" : "w+");
+    steps_file = fopen(path, step && !access(path, F_OK) ? "r+b" : "w+b");
     if (!steps_file) STOP(3, "cannot write %s", path);
     while (fgets(line, sizeof(line), steps_file) && sscanf(line, "{\"step\": %ld", &at) == 1 && at <= step) {
         end = ftell(steps_file);
@@ -191,12 +194,11 @@ static void train(mtt_trainer *trainer, mtt_batches *batches, const mtt_dataset 
 static void write_metrics(const mtt_trainer *trainer)
 {
     double tokens = (double)set.batch_size * set.seq_len * policy.accumulate, ms = total_ms / set.steps;
-    const char *path = path_of(run, "_metrics.json");
-    FILE *f = fopen(path, "w");
+    FILE *f = fopen(path_of(run, "_metrics.json"), "wb");
     mtt_plan_report plan;
     char text[512];
     size_t i;
-    if (!f) STOP(3, "cannot write %s", path);
+    if (!f) STOP(3, "cannot write %s", path_of(run, "_metrics.json"));
     mtt_schedule_report(mtt_trainer_schedule(trainer), &plan);
     const struct { const char *format; double value; } numbers[] = {
         {"parameters\": %.0f", (double)plan.parameters}, {"batch_size\": %.0f", set.batch_size},
@@ -218,10 +220,9 @@ static void write_metrics(const mtt_trainer *trainer)
     fputs("}\n", f);
     close_file(f);
     printf("%s: %.1f MiB, %.1f ms a step, perplexity %.2f; %s\n", set.technique,
-           (double)plan.arena_bytes / 1048576, ms, quality.perplexity, path);
+           (double)plan.arena_bytes / 1048576, ms, quality.perplexity, path_of(run, "_metrics.json"));
     if (set.no_memory_profiling) return;
-    path = path_of(run, "_memory.json");
-    if (!(f = fopen(path, "w"))) STOP(3, "cannot write %s", path);
+    if (!(f = fopen(path_of(run, "_memory.json"), "wb"))) STOP(3, "cannot write the memory of %s", run);
     mtt_schedule_json(mtt_trainer_schedule(trainer), print, f);
     close_file(f);
 }
@@ -290,8 +291,7 @@ int main(int argc, char **argv)
         mtt_generation job = {.texts = (const char *[]){"\n"}, .prompt_count = 1, .count = set.sample,
                               .write = print_token, .user = stdout,
                               .sampling = {.temperature = 0.8f, .top_k = 200, .seed = (uint64_t)set.seed}};
-        check(mtt_generate(trainer, data.tokenizer, &job));
-        putchar('\n');
+        check(mtt_generate(trainer, data.tokenizer, &job)), putchar('\n');
     }
     mtt_trainer_destroy(trainer);
     mtt_dataset_close(&data);

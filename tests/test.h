@@ -7,6 +7,12 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+#ifdef _WIN32
+#undef near /* windows.h takes these words */
+#undef IN
+#undef OUT
+#undef far
+#endif
 
 static int passed, failed, skipped, case_number = 1;
 static int quick; /* 1 = every seventh case: enough to notice most mutants */
@@ -88,7 +94,11 @@ static inline int open_folder(void)
 {
     const char *at = getenv("TMPDIR");
     snprintf(folder, sizeof(folder), "%s/mtt_test_XXXXXX", at && *at ? at : "/tmp");
+#ifdef _WIN32
+    int made = _mktemp(folder) && !mkdir(folder);
+#else
     int made = mkdtemp(folder) != NULL;
+#endif
     check(made, "%s cannot be made", folder);
     return made;
 }

@@ -3921,9 +3921,9 @@ static void whole_model(setup s, int number)
     float *logits[3], *gradients[3];
     double floor = 1e-5, fair, error,
            slack = precision == MTT_TF32   ? 5e-3
-                   : precision == MTT_BF16 ? 4e-3
+                   : precision == MTT_BF16 ? 2e-3
                    : precision == MTT_FP8  ? 4e-3
-                   : precision == MTT_FP16 ? 1e-3
+                   : precision == MTT_FP16 ? 5e-4
                                            : 1e-5;
     mtt_trainer *t[3];
     mtt_step_info info[3];
@@ -3992,6 +3992,9 @@ static void whole_models(int setups, mtt_precision from)
     for (number = 0; number < setups && from == MTT_FP32; number++) {
         setup s = random_setup(number + 100 + number / 20);
         if (number % 3 == 1) s.model.positions = MTT_POSITIONS_ROTARY, s.model.rotary_interleaved = below(2);
+        /* With eps 1e-8 the first steps follow signs, which roundings flip where gradients are small. By
+           chance FP16 is then up to 0.7 % from FP32 after five steps, on a CPU, too; so 0.001 % as a rule. */
+        s.optim.eps = 1e-3f;
         whole_model(s, number + 100 + number / 20);
     }
     for (number = 0; number < setups / 2 && eight; number++) {

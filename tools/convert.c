@@ -21,14 +21,10 @@
 #include "options.h"
 #include "results.h"
 #include "folder.h"
-#include <dirent.h>
-#include <errno.h>
-#include <signal.h>
 #include <stdarg.h>
-#include <unistd.h>
 
 enum { F32, F16, BF16, Q8_0 };
-enum { U32 = 4, I32 = 5, FLOAT32 = 6, BOOL = 7, STRING = 8, ARRAY = 9 }; /* of GGUF's metadata */
+enum { U32 = 4, I32 = 5, FLOAT32 = 6, TRUTH = 7, STRING = 8, ARRAY = 9 }; /* of GGUF's metadata */
 
 /* Names in safetensors and in config.json; codes of a tensor and of a file in GGUF. */
 static const struct {
@@ -870,7 +866,7 @@ static void put_tokenizer(void)
     put_number("tokenizer.ggml.bos_token_id", begin_of_text);
     put_number("tokenizer.ggml.eos_token_id", turn);
     if (turn != end_of_text) put_number("tokenizer.ggml.eot_token_id", turn);
-    put_key("tokenizer.ggml.add_bos_token", BOOL);
+    put_key("tokenizer.ggml.add_bos_token", TRUTH);
     put(mtt_tokenizer_begin_of_text(tokenizer) < 0 ? "\0" : "\1", 1);
     put_template();
 }
@@ -883,9 +879,9 @@ static mtt_slice model_name(void)
     size_t size = strlen(origin), end = strlen(ending);
     snprintf(whole, sizeof(whole), "%s", origin);
     while (size > 1 && whole[size - 1] == '/') whole[--size] = 0;
-    slash = strrchr(whole, '/');
+    slash = posix_slash(whole);
     if ((!strcmp(slash ? slash + 1 : whole, ".") || !strcmp(slash ? slash + 1 : whole, "..")) &&
-        realpath(origin, whole)) slash = strrchr(whole, '/');
+        realpath(origin, whole)) slash = posix_slash(whole);
     slash = slash ? slash + 1 : whole;
     size = strlen(slash);
     if (!notes.config && size > end && !strcmp(slash + size - end, ending)) size -= end;
@@ -945,6 +941,7 @@ int main(int argc, char **argv)
     size_t size;
     int given = argc > 2 && *argv[1] != '-' && *argv[2] != '-' ? 2 : 0, code, i;
     mtt_wait_passively(argv); /* before argv changes */
+    posix_begin(argc, argv);
     if (given) {
         origin = argv[1];
         target = argv[2];

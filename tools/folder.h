@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
+#include "posix.h"
 
 enum { FOLDER_ENDS = 64, FOLDER_BYTES = 64 << 20 }; /* most ids, largest file */
 

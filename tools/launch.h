@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include "alone.h"
 
 enum { LAUNCH_RANKS = 1024 }; /* at most, as mtt.h */
 

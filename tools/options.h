@@ -24,6 +24,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include "posix.h"
 #include "processor.h"
 #include "quota.h"
 #ifdef _OPENMP
@@ -522,8 +523,9 @@ static int option_parse(const option *table, int count, int argc, char **argv)
     const option *batch = option_find(table, count, "batch-size", 10);
     int i, code;
     mtt_wait_passively(argv);
+    posix_begin(argc, argv);
     option_limit_threads();
-    option_all.program = strrchr(argv[0], '/') ? strrchr(argv[0], '/') + 1 : argv[0];
+    option_all.program = posix_slash(argv[0]) ? posix_slash(argv[0]) + 1 : argv[0];
     for (i = 0; i < count; i++)
         if (table[i].kind == OPTION_FIELDS) option_add_fields(table, count, &table[i]);
         else option_add(table[i]);

@@ -10,7 +10,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
+#include "alone.h"
+#include "posix.h"
 
 /* An adapter of a weight of Hugging Face, maybe some columns of mtt's: A^T, or such columns of B as rows. */
 typedef struct peft_tensor {

@@ -17,6 +17,7 @@
 #define MTT_IMPLEMENTATION
 #define MTT_BACKEND_API /* its operations and tensors */
 #include "../mtt.h"
+#include "alone.h"
 #include "options.h"
 #include <time.h>
 

@@ -18,8 +18,6 @@
 #include "options.h"
 #include "results.h"
 #include <ctype.h>
-#include <dirent.h>
-#include <errno.h>
 #include <stdarg.h>
 
 /* What a run has besides RESULTS. The first rows are in the summary, the next three in the timeline and the
@@ -109,7 +107,7 @@ static const char *path_of(const char *name)
 }
 
 /* Reports a fault in a file. Control characters of foreign names do not reach the terminal. */
-static void tell(const char *path, int line, const char *fault)
+static void complain(const char *path, int line, const char *fault)
 {
     char text[2048], *c;
     snprintf(text, sizeof(text), line ? "%s: %s in line %d" : "%s: %s", path, fault, line);
@@ -213,7 +211,7 @@ static int read_file(const char *path, run *r, item_fn item, FILE *to, int lines
     char *text = load(path, &size, &fault), *at = text, *end;
     int line = 0, bad = 0, found = text && !fault;
     mtt_json j;
-    if (fault) tell(path, 0, fault);
+    if (fault) complain(path, 0, fault);
     while (found && (at < text + size || !line)) {
         end = lines ? memchr(at, '\n', (size_t)(text + size - at)) : NULL;
         if (!end) end = text + size;
@@ -221,7 +219,7 @@ static int read_file(const char *path, run *r, item_fn item, FILE *to, int lines
         line++;
         if (lines) item(&j, r, to);
         else read_object(&j, r, item, to);
-        if (!mtt_json_end(&j) && !bad++) tell(path, lines ? line : 0, j.fault);
+        if (!mtt_json_end(&j) && !bad++) complain(path, lines ? line : 0, j.fault);
         at = end + 1;
     }
     damaged += fault || (bad && !lines);
@@ -354,7 +352,7 @@ static void on_file(const char *name)
     snprintf(run_name, sizeof(run_name), "%.*s", (int)(size - end), name);
     if (result_is_name(run_name, size - end)) add_run(run_name);
     else {
-        tell(path_of(name), 0, "its name has characters other than A-Za-z0-9_.-, or begins with - or .");
+        complain(path_of(name), 0, "its name has characters other than A-Za-z0-9_.-, or begins with - or .");
         damaged++;
     }
 }
@@ -364,7 +362,7 @@ static int read_results(void)
 {
     struct dirent **files;
     int i, kept = 0, damaged_summary, count = scandir(results, &files, NULL, alphasort);
-    if (count < 0) tell(results, 0, strerror(errno));
+    if (count < 0) complain(results, 0, strerror(errno));
     else read_file(path_of("experiment_summary.json"), &head, on_experiment, NULL, 0);
     damaged_summary = damaged;
     if (count < 0) return 0;

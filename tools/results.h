@@ -6,8 +6,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
+#include "posix.h"
 
 /* Files of a run: {folder}/{run}{ending}; a run is {dataset}_{technique}. */
 #define RESULT_METRICS "_metrics.json"     /* one object with the keys of RESULTS */
@@ -111,7 +110,7 @@ static inline int result_is_prefix(const char *path)
 static inline const char *result_find_tokenizer(const char *checkpoint)
 {
     static char found[RESULT_FOLDER + 1024];
-    const char *slash = strrchr(checkpoint, '/');
+    const char *slash = posix_slash(checkpoint);
     size_t folder = slash ? (size_t)(slash + 1 - checkpoint) : 0, size = strlen(checkpoint);
     for (; size > folder && size < RESULT_FOLDER; size--) {
         if (!strchr("_.", checkpoint[size])) continue;

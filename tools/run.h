@@ -11,18 +11,13 @@
 #ifndef RUN_H_INCLUDED
 #define RUN_H_INCLUDED
 
-#include <dirent.h>
-#include <errno.h>
-#include <fcntl.h>
 #include <limits.h>
-#include <signal.h>
 #include <stdarg.h>
 #include <stdlib.h>
-#include <sys/statvfs.h>
-#include <time.h>
 #include "curves.h"
 #include "launch.h"
 #include "peft.h"
+#include "posix.h"
 
 enum { RUN_NAME = 200 }; /* letters: with an ending, a name in a folder has at most 255 */
 
@@ -229,7 +224,7 @@ static mtt_status run_make_folder(run *r)
     char part[RESULT_FOLDER + 1];
     size_t i;
     for (i = 1; i <= strlen(r->folder); i++) {
-        if (r->folder[i] && r->folder[i] != '/') continue;
+        if (r->folder[i] && !strchr(POSIX_SEPARATORS, r->folder[i])) continue;
         snprintf(part, sizeof(part), "%.*s", (int)i, r->folder);
         if (mkdir(part, 0777) && errno != EEXIST) return run_cannot(r, "make the folder", part);
     }
@@ -241,7 +236,7 @@ static mtt_status run_make_folder(run *r)
    have. */
 static mtt_status run_set_name(run *r, const char *data, const char *chosen, const char *technique)
 {
-    const char *slash = strrchr(data, '/'), *name = chosen;
+    const char *slash = posix_slash(data), *name = chosen;
     char *at;
     if (chosen && !result_is_name(chosen, strlen(chosen)))
         return run_fail(r, MTT_E_ARGUMENT, "--dataset %.100s: a name consists of letters, digits, _ . - and "

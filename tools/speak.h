@@ -5,8 +5,7 @@
 #ifndef SPEAK_H_INCLUDED
 #define SPEAK_H_INCLUDED
 
-#include <time.h>
-#include <unistd.h>
+#include "posix.h"
 
 /* A session: a run, or its part from --resume to its end. */
 typedef struct speaker {
