@@ -2148,7 +2148,6 @@ MTTDEF const char *mtt_op_name(mtt_op_kind kind);
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 #ifdef _WIN32
 #ifndef WIN32_LEAN_AND_MEAN
 #define WIN32_LEAN_AND_MEAN
@@ -2164,6 +2163,7 @@ MTTDEF const char *mtt_op_name(mtt_op_kind kind);
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
+#include <time.h>
 #include <unistd.h>
 #ifdef __APPLE__
 #include <mach-o/dyld.h>
@@ -2191,7 +2191,7 @@ MTTDEF const char *mtt_op_name(mtt_op_kind kind);
 #endif
 #if defined(__x86_64__) && defined(MTT__GNU)
 #include <immintrin.h>
-#if !defined(MTT_PORTABLE) && (__GNUC__ >= 10 || __clang_major__ >= 9)
+#if !defined(MTT_PORTABLE) && !defined(_MSC_VER) && (__GNUC__ >= 10 || __clang_major__ >= 9)
 #define MTT__X86_BF16
 #endif
 #endif

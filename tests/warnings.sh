@@ -134,9 +134,16 @@ else
   skip "gcc -m32 has no headers: apt-get install gcc-multilib"
 fi
 if python3 -m ziglang version > /dev/null 2>&1; then
-  for target in aarch64-macos x86_64-freebsd x86_64-openbsd x86_64-netbsd; do
+  for target in aarch64-macos x86_64-freebsd x86_64-openbsd x86_64-netbsd aarch64-linux-musl \
+    arm-linux-musleabihf; do
     check "$target" python3 -m ziglang cc -target $target $header -Wall -Wextra -Werror -I"$build" \
       -c "$build/mtt.h" -o "$build/$target.o"
+  done
+  for target in aarch64-macos x86_64-freebsd x86_64-windows-gnu; do
+    for program in tools/trainer.c tools/convert.c examples/train.c; do
+      check "$target: $program" python3 -m ziglang cc -target $target -std=gnu99 -Wall -Wextra -Werror \
+        -I"$build" -c $program -o "$build/$target.o"
+    done
   done
 else
   skip "python3 has no ziglang, which compiles for macOS and BSD: pip install ziglang"

@@ -21,12 +21,32 @@ done
 for dialect in c++11 c++17; do
   check "mtt.h as $dialect, no warning" $cxx -std=$dialect -xc++ "${strict[@]}" "$build/mtt.c"
 done
+# clang as MSVC calls it, clang-cl: no __GNUC__, but vectors. The headers are MinGW's, which want __GNUC__.
+if command -v clang++ > /dev/null; then
+  { printf '#include <%s.h>\n' errno fcntl limits math signal stdarg stddef stdint stdio stdlib string \
+      windows io immintrin
+    printf '#undef __GNUC__\n'; cat "$build/mtt.c"; } > "$build/msvc.c"
+  for dialect in c11 c17 c++17; do
+    check "clang for MSVC, $dialect, no warning" clang --target=x86_64-pc-windows-msvc -fgnuc-version=4.2.1 \
+      -x ${dialect%%[0-9]*} -std=$dialect -O2 -mavx2 -mfma -isystem /usr/x86_64-w64-mingw32/include \
+      -I"$build" -Wall -Wextra -Werror -c "$build/msvc.c" -o "$build/msvc.o"
+  done
+  check "its products are of vectors" [ "$(objdump -d "$build/msvc.o" | grep -c 'vfmadd.*ymm')" -gt 50 ]
+else
+  skip "clang is missing"
+fi
 for program in examples/{hello,train,schedule,generate} tools/{prepare,convert,report,trainer,profile}; do
   name=${program#*/}
   gcc "${exact[@]}" $program.c -o "$build/$name" -lm &
   check "$name, no warning" $cc "${exact[@]}" -Wall -Wextra -Werror -I"$build" $program.c \
     -o "$build/$name.exe"
   wait
+done
+# GCC aligns the stack to 16 bytes there, also for registers of 32 and 64: it must not count on more.
+for march in x86-64-v3 x86-64-v4; do
+  $cc -O3 -march=$march -fopenmp -static -I"$build" tools/trainer.c -o "$build/fast.exe" &&
+    ! x86_64-w64-mingw32-objdump -d "$build/fast.exe" | grep -E 'vmov(ap|dqa).*%[yz]mm' | grep -q '(%r[sb]p'
+  [ $? = 0 ] && pass || fail "-O3 -march=$march: aligned accesses to the stack"
 done
 for name in test_{windows,plan,models,generate,tokenizer,identity}; do
   check "$name" $cc "${exact[@]}" -static -DMTT_STATIC -D__USE_MINGW_ANSI_STDIO=1 -I"$build" tests/$name.c \
