@@ -10,6 +10,7 @@
 #include "../tools/wordpiece.h"
 
 #include "test.h"
+#include <time.h>
 
 /* ---- helpers */
 
