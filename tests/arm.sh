@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# arm.sh BUILD_DIR - builds library, tests and programs for Linux on aarch64, and runs them by qemu: training
+#                    leaves the files of this machine, byte for byte
+set -u
+cd "$(dirname "$0")/.." || exit 1
+. tests/lib.sh
+build=$(mkdir -p "$1/arm" && cd "$1/arm" && pwd) ending=.arm runs=qemu-aarch64
+for tool in aarch64-linux-gnu-gcc $runs; do
+  command -v $tool > /dev/null || { skip "aarch64: no $tool"; closing_line; exit; }
+done
+cp "$(stb_header)" "$build" || exit 1
+. tests/same_files.sh
+build_programs "aarch64-linux-gnu-gcc -static"
+for name in test_{files,models,tokenizer,generate}; do
+  check "$name" aarch64-linux-gnu-gcc -std=gnu99 -O2 -static -DMTT_STATIC -I"$build" tests/$name.c \
+    -o "$build/$name.arm" -lm
+  run_test $name quick
+done
+same_files
+closing_line
