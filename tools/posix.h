@@ -120,13 +120,13 @@ static inline int posix_open(const char *path, int flags)
                         flags & _O_CREAT ? OPEN_ALWAYS : OPEN_EXISTING);
 }
 
+/* Nobody here appends. */
 static inline FILE *posix_fopen(const char *path, const char *mode)
 {
     int reads = *mode == 'r' || strchr(mode, '+'), writes = *mode != 'r' || strchr(mode, '+'), fd;
     fd = posix_create(path, (reads ? GENERIC_READ : 0) | (writes ? GENERIC_WRITE : 0),
-                      strchr(mode, 'x') ? CREATE_NEW : *mode == 'w' ? CREATE_ALWAYS
-                      : *mode == 'a' ? OPEN_ALWAYS : OPEN_EXISTING);
-    return fd < 0 ? NULL : _fdopen(fd, *mode == 'a' ? "ab" : !reads ? "wb" : writes ? "r+b" : "rb");
+                      strchr(mode, 'x') ? CREATE_NEW : *mode == 'w' ? CREATE_ALWAYS : OPEN_EXISTING);
+    return fd < 0 ? NULL : _fdopen(fd, !reads ? "wb" : writes ? "r+b" : "rb");
 }
 
 static inline int posix_rename(const char *from, const char *to)
