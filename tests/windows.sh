@@ -48,6 +48,7 @@ done
 
 wineserver -p60 # a server that is about to end takes no new program
 wineboot -i > /dev/null 2>&1
+wine cmd /c ver > "$build/wine.log" 2>&1 || { skip "Windows: Wine does not start here"; closing_line; exit; }
 run_test test_windows
 run_test test_identity
 for name in test_{plan,models,generate,tokenizer}; do run_test $name quick; done
