@@ -16,11 +16,11 @@ build_programs() { # COMPILER
 call() { # here|there PROGRAM ARGUMENT...
   local run=("$build/$2")
   [ $1 = here ] || run=($runs "$build/$2$ending")
-  (cd "$build/$1" && "${run[@]}" "${@:3}" >> out 2>> err < /dev/null)
+  (cd "$build/$1" && "${run[@]}" "${@:3}" >> out.$2 2>> err < /dev/null)
 }
 run_test() { # NAME [quick]: the test NAME$ending
   local log=$build/$1.log line
-  timeout 500 $runs "$build/$1$ending" ${2:-} > "$log" 2>&1
+  timeout 900 $runs "$build/$1$ending" ${2:-} > "$log" 2>&1
   line=$(tr -d '\r' < "$log" | tail -n 1)
   echo "$1, run by $runs: $line"
   if [[ $line =~ ^[1-9][0-9]*\ passed,\ 0\ failed ]]; then pass; else fail "$1: $(tail -n 3 "$log")"; fi
@@ -44,7 +44,10 @@ trainer $small --technique bf16 --lora-rank 8 --steps 4
 train $small --technique bf16_flash --results-dir tiny --steps 4 --sample 20
 convert results/data_fp32_best.safetensors model.gguf
 convert results/data_fp32_best.safetensors folder
-generate results/data_fp32_best.safetensors --prompt ab --count 20 --seed 3
+generate results/data_fp32_best.safetensors --prompt ab --count 40 --seed 3
+generate results/data_fp32_best.safetensors --prompt ab --count 40 --seed 4 --temperature 0.8 --top-k 50
+generate results/data_fp32_best.safetensors --prompt ab --count 40 --precision bf16 --context 16
+generate folder --prompt ab --count 40 --seed 4 --temperature 1 --top-p 0.9 --repetition-penalty 1.1
 schedule --technique bf16_flash --preset tiny
 report --results-dir results
 CALLS
@@ -56,7 +59,7 @@ CALLS
   done
   for file in $(files here); do
     case $file in
-      ./out | ./err | *.csv | */comparison*) ;; # they have times
+      ./out.train* | ./out.report | ./err | *.csv | */comparison*) ;; # they have times
       *_metrics.json | *.jsonl)
         check "there is another $file" cmp <(timeless "$build/here/$file") <(timeless "$build/there/$file");;
       *)
@@ -65,6 +68,6 @@ CALLS
     esac
   done
   check "the same names" cmp <(files here) <(files there)
-  check "at least 45 files are compared" [ $same -ge 45 ]
+  check "at least 50 files are compared" [ $same -ge 50 ]
   echo "$same files of this system and of the other one were compared"
 }
