@@ -1862,6 +1862,14 @@ MTT__BOTH uint8_t mtt__round_moment(float y, int second, uint32_t random)
     return (uint8_t)(((uint32_t)(int32_t)y + random) >> 16);
 }
 
+/* `yes` where the condition holds, otherwise `no`: by a mask, because GCC vectorizes no choice of which one
+   side alone computes with floats. FP16 is then 10 times faster without AVX-512. */
+MTT__BOTH uint32_t mtt__either(int condition, uint32_t yes, uint32_t no)
+{
+    uint32_t mask = 0u - (uint32_t)condition;
+    return (yes & mask) | (no & ~mask);
+}
+
 /* ---- 8-bit floats ---- */
 
 /* Rounds to nearest, ties to even. Values beyond 448 become 448; a NaN stays one. Below 2^-6, adding 2^14
@@ -1871,8 +1879,8 @@ MTT__BOTH uint8_t mtt__to_e4m3(float x)
     uint32_t bits = mtt__float_bits(x), magnitude = bits & 0x7fffffffu;
     uint32_t normal = (magnitude - 0x3c000000u + 0x7ffffu + ((magnitude >> 20) & 1u)) >> 20;
     uint32_t subnormal = mtt__float_bits(mtt__bits_float(magnitude) + 16384.0f) - 0x46800000u;
-    uint32_t code = magnitude < 0x3c800000u ? subnormal : normal;
-    if (magnitude > 0x43e00000u) code = magnitude > 0x7f800000u ? 0x7fu : 0x7eu;
+    uint32_t code = mtt__either(magnitude < 0x3c800000u, subnormal, normal);
+    code = mtt__either(magnitude > 0x43e00000u, magnitude > 0x7f800000u ? 0x7fu : 0x7eu, code);
     return (uint8_t)(code | (bits >> 24 & 0x80u));
 }
 
@@ -2074,12 +2082,13 @@ MTT__BOTH int mtt__flash_width(int d_head)
 }
 
 /* Flash attention's backward pass keeps for each head of a group: under 16 bits the running sums of dQ, in
-   tiles of 64 rows, and two statistics of each token. A header of 256 bytes comes first. Where heads share
+   tiles of 64 rows, and 64 bytes for each block of 32 keys or more; two statistics of each token. A header of
+   256 bytes comes first. Where heads share
    keys, the room of one head more is for dK and dV, which their blocks may hand over. */
 MTT__BOTH size_t mtt__flash_sums(const mtt_shape *d, mtt_dtype dtype)
 {
     size_t tokens = (size_t)mtt__round_up(d->seq_len, 64);
-    return dtype == MTT_F32 ? 0 : 4 * tokens * (size_t)mtt__flash_width(d->d_head);
+    return dtype == MTT_F32 ? 0 : tokens * (4 * (size_t)mtt__flash_width(d->d_head) + 64 / 32);
 }
 
 MTT__BOTH size_t mtt__flash_scratch(const mtt_shape *d, mtt_dtype dtype, int heads)
@@ -3049,8 +3058,8 @@ MTT__INLINE float mtt__from_fp16(uint16_t h)
 {
     uint32_t magnitude = (uint32_t)(h & 0x7fffu) << 13;
     float scaled = mtt__bits_float(magnitude) * 5.192296858534828e33f;
-    uint32_t bits = (h & 0x7c00u) == 0x7c00u ? magnitude | 0x7f800000u : mtt__float_bits(scaled);
-    return mtt__bits_float(bits | (uint32_t)(h & 0x8000u) << 16);
+    uint32_t infinite = (h & 0x7c00u) == 0x7c00u ? 0x7f800000u : 0;
+    return mtt__bits_float(mtt__float_bits(scaled) | infinite | (uint32_t)(h & 0x8000u) << 16);
 }
 
 /* Rounds to nearest, ties to even; to infinity from 65520 up. A NaN stays a NaN. Below 2^-14, adding 0.5
@@ -3061,8 +3070,8 @@ MTT__INLINE uint16_t mtt__to_fp16(float x)
     uint32_t bits = mtt__float_bits(x), magnitude = bits & 0x7fffffffu;
     uint32_t normal = (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
     uint32_t subnormal = mtt__float_bits(mtt__bits_float(magnitude) + 0.5f) - 0x3f000000u;
-    uint32_t half = magnitude < 0x38800000u ? subnormal : normal;
-    if (magnitude >= 0x477ff000u) half = magnitude > 0x7f800000u ? 0x7e00u : 0x7c00u;
+    uint32_t half = mtt__either(magnitude < 0x38800000u, subnormal, normal);
+    half = mtt__either(magnitude >= 0x477ff000u, magnitude > 0x7f800000u ? 0x7e00u : 0x7c00u, half);
     return (uint16_t)(half | (bits >> 16 & 0x8000u));
 }
 
@@ -3072,8 +3081,8 @@ MTT__INLINE uint8_t mtt__to_e5m2(float x)
     uint32_t bits = mtt__float_bits(x), magnitude = bits & 0x7fffffffu;
     uint32_t normal = (magnitude - 0x38000000u + 0xfffffu + ((magnitude >> 21) & 1u)) >> 21;
     uint32_t subnormal = mtt__float_bits(mtt__bits_float(magnitude) + 128.0f) - 0x43000000u;
-    uint32_t code = magnitude < 0x38800000u ? subnormal : normal;
-    if (magnitude >= 0x47700000u) code = magnitude > 0x7f800000u ? 0x7fu : 0x7cu;
+    uint32_t code = mtt__either(magnitude < 0x38800000u, subnormal, normal);
+    code = mtt__either(magnitude >= 0x47700000u, magnitude > 0x7f800000u ? 0x7fu : 0x7cu, code);
     return (uint8_t)(code | (bits >> 24 & 0x80u));
 }
 
@@ -7025,19 +7034,28 @@ static void mtt__cpu_activation_backward(const mtt_op *op, const mtt_op_activati
 
 /* ---- matrix products ---- */
 
-/* A vector register, and the rows of C whose sums, two vectors each, fit the registers. */
+/* A vector register, and the rows of C whose sums, two vectors each, fit the registers. MTT__LOW and
+   MTT__HIGH: the lanes of two vectors, halves of which alternate. */
+#define MTT__LOW_16 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
+#define MTT__HIGH_16 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
 #if !defined(MTT__GNU)
 typedef float mtt__vector;
 enum { MTT__ROWS = 1 };
 #elif defined(__AVX512F__)
 typedef float mtt__vector __attribute__((vector_size(64)));
 enum { MTT__ROWS = 8 };
+#define MTT__LOW MTT__LOW_16
+#define MTT__HIGH MTT__HIGH_16
 #elif defined(__AVX__)
 typedef float mtt__vector __attribute__((vector_size(32)));
 enum { MTT__ROWS = 4 };
+#define MTT__LOW 0, 8, 1, 9, 2, 10, 3, 11
+#define MTT__HIGH 4, 12, 5, 13, 6, 14, 7, 15
 #else
 typedef float mtt__vector __attribute__((vector_size(16)));
 enum { MTT__ROWS = 4 };
+#define MTT__LOW 0, 4, 1, 5
+#define MTT__HIGH 2, 6, 3, 7
 #endif
 #if defined(__GNUC__) && !defined(__clang__)
 #define MTT__UNROLL_ROWS _Pragma("GCC unroll 8")
@@ -7097,6 +7115,13 @@ static void mtt__store_block(mtt__view v, int64_t i0, int64_t m, int64_t j0, int
     for (i = 0; i < m; i++) mtt__store(v.t, v.first + (i0 + i) * v.row + j0, n, in + i * stride);
 }
 
+/* Keeps x and y in registers: for Zen, GCC loads them again for each row, and AVX2 made 75 GFLOP/s, not 110. */
+#if defined(__x86_64__) && defined(MTT__GNU)
+#define MTT__IN_REGISTERS(x, y) __asm__("" : "+v"(x), "+v"(y))
+#else
+#define MTT__IN_REGISTERS(x, y) ((void)0)
+#endif
+
 /* sum + x y for vectors `sum` and `y`, with one rounding if the build has FMA. Products must agree in that,
    whatever their shape, and compilers do not: GCC fuses it, but for Zen not in a single chain of sums. */
 #if defined(__x86_64__) && defined(MTT__GNU) && defined(__FMA__) && defined(__AVX512F__)
@@ -7134,6 +7159,7 @@ typedef void mtt__multiplier(int64_t m, int64_t n, int64_t k, const float *a, in
                 for (p = 0; p < k; p++, x += a_column) {                                                     \
                     memcpy(&u, b + p * ldb + j, sizeof(u));                                                  \
                     memcpy(&v, b + p * ldb + j + wide, sizeof(v));                                           \
+                    MTT__IN_REGISTERS(u, v);                                                                 \
                     MTT__UNROLL_ROWS                                                                         \
                     for (r = 0; r < rows; r++) {                                                             \
                         left[r] = multiply_add(left[r], x[r * a_row], u);                                    \
@@ -7323,23 +7349,22 @@ static int mtt__blas_gemm(mtt__view a, mtt__view b, mtt__view c, const mtt_tenso
 
 /* A token of one sequence at a time: B is read once, at the speed of memory, 28 GB/s a core. Terms are added
    as mtt__product_tile adds them, so the bits are the same. A sum of DEPTH terms begins with 0 in `sum`; then
-   C adds it.
+   C adds it. Elements of 16 bits become floats in registers.
 
-   mtt__few_along: B's rows are side by side. Of whole rows it adds one at a time, because one long run of
+   MTT__FEW_ALONG: B's rows are side by side. Of whole rows it adds one at a time, because one long run of
    memory is read up to twice as fast as many short ones. Of parts of rows it adds 16 at a time.
 
    MTT__FEW_ACROSS: B's columns are contiguous. W of them and W rows are transposed in registers: log2 W
    rounds, each of which interleaves the first half of the vectors with the second, bring the bits of the
-   columns into the rows' places. The next wide columns are prefetched: 28 GB/s instead of 18. */
-#define MTT__FEW_ACROSS(name, vector, multiply_add)                                                          \
+   columns into the rows' places. The next wide columns are prefetched: 28 GB/s instead of 18. Elements of 16
+   bits stay in pairs, words, until then. */
+#define MTT__FEW_ACROSS(name, vector, low, high, terms, add_terms)                                           \
     static void name(int64_t n, int64_t k, const float *x, const float *b, int64_t ldb, float *sum)          \
     {                                                                                                        \
         enum { wide = sizeof(vector) / sizeof(float) };                                                      \
         typedef int32_t lanes __attribute__((vector_size(sizeof(vector))));                                  \
-        lanes low, high;                                                                                     \
         int64_t j, p;                                                                                        \
         int i, round;                                                                                        \
-        for (i = 0; i < wide; i++) low[i] = i / 2 + i % 2 * wide, high[i] = low[i] + wide / 2;               \
         for (j = 0; j < n; j += wide) {                                                                      \
             vector total, t[wide], u[wide];                                                                  \
             memcpy(&total, sum + j, sizeof(total));                                                          \
@@ -7353,64 +7378,135 @@ static int mtt__blas_gemm(mtt__view a, mtt__view b, mtt__view c, const mtt_tenso
                 for (round = 1; round < wide; round *= 2) {                                                  \
                     MTT__UNROLL_VECTORS                                                                      \
                     for (i = 0; i < wide / 2; i++) {                                                         \
-                        u[2 * i] = __builtin_shuffle(t[i], t[i + wide / 2], low);                            \
-                        u[2 * i + 1] = __builtin_shuffle(t[i], t[i + wide / 2], high);                       \
+                        u[2 * i] = MTT__SHUFFLE(t[i], t[i + wide / 2], lanes, low);                          \
+                        u[2 * i + 1] = MTT__SHUFFLE(t[i], t[i + wide / 2], lanes, high);                     \
                     }                                                                                        \
                     MTT__UNROLL_VECTORS                                                                      \
                     for (i = 0; i < wide; i++) t[i] = u[i];                                                  \
                 }                                                                                            \
                 MTT__UNROLL_VECTORS                                                                          \
-                for (i = 0; i < wide; i++) total = multiply_add(total, x[p + i], t[i]);                      \
+                for (i = 0; i < wide; i++) total = add_terms(total, x + (p + i) * terms, t[i]);              \
             }                                                                                                \
             memcpy(sum + j, &total, sizeof(total));                                                          \
         }                                                                                                    \
     }
-
-#if defined(__GNUC__) && !defined(__clang__)
-#define MTT__UNROLL_VECTORS _Pragma("GCC unroll 16")
-#define MTT__NO_ALIAS _Pragma("GCC ivdep")
-#define MTT__PREFETCH(address) __builtin_prefetch(address, 0, 2)
-enum { MTT__ACROSS = sizeof(mtt__vector) / sizeof(float) };
-MTT__FEW_ACROSS(mtt__few_across, mtt__vector, MTT__MULTIPLY_ADD)
-#else
-#define MTT__UNROLL_VECTORS
-#define MTT__NO_ALIAS
-enum { MTT__ACROSS = 0 }; /* other compilers have no such shuffle */
-#define mtt__few_across(n, k, x, b, ldb, sum) ((void)(b))
-#endif
-
-static void mtt__few_along(int64_t n, int64_t k, const float *x, const float *b, int64_t ldb, float *sum)
-{
-    enum { run = 16, wide = sizeof(mtt__vector) / sizeof(float) };
-    int64_t p, j;
-    int i;
-    for (p = 0; p < k && (n == ldb || k % run || n % wide); p++) {
-        MTT__NO_ALIAS
-        for (j = 0; j < n; j++) {
-#if defined(__x86_64__) && defined(__FMA__)
-            sum[j] = fmaf(x[p], b[p * ldb + j], sum[j]);
-#else
-            sum[j] += x[p] * b[p * ldb + j];
-#endif
-        }
+#define MTT__FEW_ALONG(name, element, load, value)                                                           \
+    static void name(int64_t n, int64_t k, const float *x, const element *b, int64_t ldb, float *sum)        \
+    {                                                                                                        \
+        enum { run = 16, wide = sizeof(mtt__vector) / sizeof(float) };                                       \
+        int64_t p, j;                                                                                        \
+        mtt__vector v, row;                                                                                  \
+        int i;                                                                                               \
+        for (p = 0; p < k && (n == ldb || k % run || n % wide); p++, b += ldb) {                             \
+            for (j = 0; j + wide <= n; j += wide) {                                                          \
+                memcpy(&v, sum + j, sizeof(v));                                                              \
+                load(row, b + j);                                                                            \
+                v = MTT__MULTIPLY_ADD(v, x[p], row);                                                         \
+                memcpy(sum + j, &v, sizeof(v));                                                              \
+            }                                                                                                \
+            for (; j < n; j++) sum[j] = MTT__ADD_PRODUCT(sum[j], x[p], value(b[j]));                         \
+        }                                                                                                    \
+        for (; p < k; p += run, b += run * ldb)                                                              \
+            for (j = 0; j < n; j += wide) {                                                                  \
+                memcpy(&v, sum + j, sizeof(v));                                                              \
+                MTT__UNROLL_VECTORS                                                                          \
+                for (i = 0; i < run; i++) {                                                                  \
+                    load(row, b + i * ldb + j);                                                              \
+                    v = MTT__MULTIPLY_ADD(v, x[p + i], row);                                                 \
+                }                                                                                            \
+                memcpy(sum + j, &v, sizeof(v));                                                              \
+            }                                                                                                \
     }
-    for (; p < k; p += run)
-        for (j = 0; j < n; j += wide) {
-            mtt__vector v, row;
-            memcpy(&v, sum + j, sizeof(v));
-            MTT__UNROLL_VECTORS
-            for (i = 0; i < run; i++) {
-                memcpy(&row, b + (p + i) * ldb + j, sizeof(row));
-                v = MTT__MULTIPLY_ADD(v, x[p + i], row);
-            }
-            memcpy(sum + j, &v, sizeof(v));
-        }
+
+#if defined(__x86_64__) && defined(__FMA__)
+#define MTT__ADD_PRODUCT(sum, x, y) fmaf(x, y, sum)
+#else
+#define MTT__ADD_PRODUCT(sum, x, y) ((sum) + (x) * (y))
+#endif
+#ifdef __clang__
+#define MTT__UNROLL_VECTORS _Pragma("clang loop unroll(full)")
+#define MTT__SHUFFLE(a, b, lanes, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define MTT__UNROLL_VECTORS _Pragma("GCC unroll 16")
+#define MTT__SHUFFLE(a, b, lanes, ...) __builtin_shuffle(a, b, (lanes){__VA_ARGS__})
+#endif
+#define MTT__PREFETCH(address) __builtin_prefetch(address, 0, 2)
+
+#ifdef MTT__GNU
+enum { MTT__ACROSS = sizeof(mtt__vector) / sizeof(float) };
+typedef uint32_t mtt__words __attribute__((vector_size(sizeof(mtt__vector))));
+typedef uint16_t mtt__halves __attribute__((vector_size(sizeof(mtt__vector) / 2)));
+
+/* Words of 16 bits each, and floats from FP16. Of a conversion of vectors GCC makes five instructions. */
+#if defined(__x86_64__) && defined(__AVX512F__)
+#define MTT__WORDS(halves) (mtt__words) _mm512_cvtepu16_epi32((__m256i)(halves))
+#define MTT__FROM_FP16(halves) (mtt__vector) _mm512_cvtph_ps((__m256i)(halves))
+#elif defined(__x86_64__) && defined(__AVX2__) && defined(__F16C__)
+#define MTT__WORDS(halves) (mtt__words) _mm256_cvtepu16_epi32((__m128i)(halves))
+#define MTT__FROM_FP16(halves) (mtt__vector) _mm256_cvtph_ps((__m128i)(halves))
+#else
+#define MTT__WORDS(halves) __builtin_convertvector(halves, mtt__words)
+#define MTT__FROM_FP16(halves) mtt__upper_fp16(MTT__WORDS(halves) << 16)
+#endif
+
+/* The floats of the upper halves of words. */
+MTT__INLINE mtt__vector mtt__upper_bf16(mtt__words w) { return (mtt__vector)(w & 0xffff0000u); }
+
+/* As mtt__from_fp16. */
+MTT__INLINE mtt__vector mtt__upper_fp16(mtt__words w)
+{
+    mtt__vector scaled = (mtt__vector)((w & 0x7fff0000u) >> 3) * 5.192296858534828e33f;
+    mtt__words infinite = (mtt__words)((w & 0x7c000000u) == 0x7c000000u) & 0x7f800000u;
+    return (mtt__vector)((mtt__words)scaled | infinite | (w & 0x80000000u));
 }
+
+MTT__INLINE mtt__halves mtt__halves_at(const uint16_t *from)
+{
+    mtt__halves halves;
+    memcpy(&halves, from, sizeof(halves));
+    return halves;
+}
+
+#define MTT__LOAD(v, from) memcpy(&(v), from, sizeof(v))
+#define MTT__LOAD_BF16(v, from) ((v) = (mtt__vector)(MTT__WORDS(mtt__halves_at(from)) << 16))
+#define MTT__LOAD_FP16(v, from) ((v) = MTT__FROM_FP16(mtt__halves_at(from)))
+#define MTT__FLOAT(x) (x)
+
+/* The terms of the lower, then of the upper halves of words. */
+MTT__INLINE mtt__vector mtt__add_two_bf16(mtt__vector sum, const float *x, mtt__vector y)
+{
+    sum = MTT__MULTIPLY_ADD(sum, x[0], mtt__upper_bf16((mtt__words)y << 16));
+    return MTT__MULTIPLY_ADD(sum, x[1], mtt__upper_bf16((mtt__words)y));
+}
+
+MTT__INLINE mtt__vector mtt__add_two_fp16(mtt__vector sum, const float *x, mtt__vector y)
+{
+    sum = MTT__MULTIPLY_ADD(sum, x[0], mtt__upper_fp16((mtt__words)y << 16));
+    return MTT__MULTIPLY_ADD(sum, x[1], mtt__upper_fp16((mtt__words)y));
+}
+
+#define MTT__ADD_ONE(sum, x, y) MTT__MULTIPLY_ADD(sum, *(x), y)
+MTT__FEW_ACROSS(mtt__few_across, mtt__vector, MTT__LOW, MTT__HIGH, 1, MTT__ADD_ONE)
+MTT__FEW_ACROSS(mtt__few_across_bf16, mtt__vector, MTT__LOW, MTT__HIGH, 2, mtt__add_two_bf16)
+MTT__FEW_ACROSS(mtt__few_across_fp16, mtt__vector, MTT__LOW, MTT__HIGH, 2, mtt__add_two_fp16)
+MTT__FEW_ALONG(mtt__few_along, float, MTT__LOAD, MTT__FLOAT)
+MTT__FEW_ALONG(mtt__few_along_bf16, uint16_t, MTT__LOAD_BF16, mtt__from_bf16)
+MTT__FEW_ALONG(mtt__few_along_fp16, uint16_t, MTT__LOAD_FP16, mtt__from_fp16)
+#else
+enum { MTT__ACROSS = 0 }; /* no vectors */
+#define mtt__few_across(n, k, x, b, ldb, sum) ((void)(b))
+#define mtt__few_across_bf16(n, k, x, b, ldb, sum) ((void)(b))
+#define mtt__few_across_fp16(n, k, x, b, ldb, sum) ((void)(b))
+#define mtt__few_along(n, k, x, b, ldb, sum) ((void)(b))
+#define mtt__few_along_bf16(n, k, x, b, ldb, sum) ((void)(b))
+#define mtt__few_along_fp16(n, k, x, b, ldb, sum) ((void)(b))
+#endif
 
 /* Of words: x has k words, B rows of BF16, of which two make words. */
 #if defined(MTT__X86_BF16) && !defined(__clang__)
 __attribute__((target("avx512f,avx512bf16")))
-MTT__FEW_ACROSS(mtt__few_across_pairs, mtt__vector_16, MTT__PAIRS_ADD)
+#define MTT__ADD_PAIR(sum, x, y) MTT__PAIRS_ADD(sum, *(x), y)
+MTT__FEW_ACROSS(mtt__few_across_pairs, mtt__vector_16, MTT__LOW_16, MTT__HIGH_16, 1, MTT__ADD_PAIR)
 __attribute__((target("avx512f,avx512bf16"), always_inline))
 MTT__INLINE void mtt__few_along_words(int64_t n, int64_t k, const float *x, const uint16_t *b, int64_t ldb,
                                       float *sum, int words)
@@ -7456,14 +7552,22 @@ static void mtt__few_along_pairs(int64_t n, int64_t k, const float *x, const uin
 static void mtt__few_terms(const mtt__product *g, int64_t i, int64_t p, int64_t j0, int64_t n, float *sum)
 {
     int64_t k = mtt__min(MTT__DEPTH, g->a.m - p), at = g->b.first + p * g->b.row + j0 * g->b.column;
-    const float *x = (const float *)g->a.t->data + g->a.first + i * g->a.column + p;
+    int64_t ldb = g->b.row * g->b.column, first = g->a.first + i * g->a.column + p;
+    int across = g->b.column != 1;
+    float terms[MTT__DEPTH];
+    const float *x = g->pairs ? (const float *)g->a.t->data + first : mtt__read(g->a.t, first, k, terms);
     const float *b = (const float *)g->b.t->data + at;
-    const uint16_t *halves = (const uint16_t *)g->b.t->data + at + p * g->b.row;
+    const uint16_t *halves = (const uint16_t *)g->b.t->data + at;
+    const float *words = (const float *)(const void *)halves;
     memset(sum, 0, (size_t)n * sizeof(float));
-    if (g->b.column != 1 && g->pairs) mtt__few_across_pairs(n, k, x, b, g->b.column, sum);
-    else if (g->b.column != 1) mtt__few_across(n, k, x, b, g->b.column, sum);
-    else if (g->pairs) mtt__few_along_pairs(n, k, x, halves, g->b.row, sum);
-    else mtt__few_along(n, k, x, b, g->b.row, sum);
+    if (g->pairs && across) mtt__few_across_pairs(n, k, x, b, ldb, sum);
+    else if (g->pairs) mtt__few_along_pairs(n, k, x, halves + p * ldb, ldb, sum);
+    else if (g->b.t->dtype == MTT_BF16_BITS && across) mtt__few_across_bf16(n, k / 2, x, words, ldb / 2, sum);
+    else if (g->b.t->dtype == MTT_BF16_BITS) mtt__few_along_bf16(n, k, x, halves, ldb, sum);
+    else if (g->b.t->dtype == MTT_F16_BITS && across) mtt__few_across_fp16(n, k / 2, x, words, ldb / 2, sum);
+    else if (g->b.t->dtype == MTT_F16_BITS) mtt__few_along_fp16(n, k, x, halves, ldb, sum);
+    else if (across) mtt__few_across(n, k, x, b, ldb, sum);
+    else mtt__few_along(n, k, x, b, ldb, sum);
 }
 
 /* n columns of C, from j0 up. */
@@ -7503,13 +7607,14 @@ static int mtt__few_panels(const mtt__product *g)
 /* 1 = done, 0 = C has too many rows, or the operands are of other types or widths. */
 static int mtt__few_rows(const mtt__product *g)
 {
-    int across = g->b.column != 1, wide = g->pairs ? 16 : MTT__ACROSS;
+    int across = g->b.column != 1, half = g->b.t->dtype == MTT_BF16_BITS || g->b.t->dtype == MTT_F16_BITS;
+    int wide = g->pairs ? 16 : MTT__ACROSS;
     int64_t n = g->c.n, share = mtt__ceil_div(n, mtt__threads()), columns = across ? 16 : 192, j0;
     if (!across && g->c.m == 1 && share > columns)
         columns = mtt__min(MTT__FEW_COLUMNS, mtt__round_up(share, 32));
     if (g->c.m > MTT__FEW_ROWS || g->add || g->scale != 1 || g->a.column == 1 || MTT__ACROSS == 0) return 0;
-    if (!g->pairs && (g->a.t->dtype != MTT_F32 || g->b.t->dtype != MTT_F32)) return 0;
-    if (across && (g->a.m % wide || n % wide)) return 0;
+    if (!half && g->b.t->dtype != MTT_F32) return 0;
+    if (across && (g->a.m % (half ? 2 * wide : wide) || n % wide || (half && g->b.first % 2))) return 0;
     if (!across && g->pairs && n % 32) return 0;
     if (!across && g->c.m == 1 && mtt__few_panels(g)) return 1;
     MTT__OMP(omp parallel for schedule(dynamic, across ? share / 64 + 1 : 1) if (n * g->a.m > MTT__ALONE))

@@ -369,7 +369,8 @@ struct mtt__cuda {
     mtt_env *env;
     mtt_backend backend; /* with the caller's stream and allocator */
     int device, processors;
-    int shared_bytes, cluster; /* most bytes of a block and most blocks of a cluster */
+    int shared_bytes, processor_bytes; /* of shared memory, for a block at most, and of a processor */
+    int cluster; /* most blocks of one */
     mtt_precision precision;
     cudaStream_t stream;
     cublasLtHandle_t blas;
@@ -4568,6 +4569,7 @@ struct mtt__tiled_flash : mtt__flash {
     /* the backward pass */
     float4 *dq_partial; /* a ring of `slots` heads of numbered dQ sums, in the order of the accumulators */
     float4 *members_partial; /* numbered sums of dK and dV of the heads so far that share the keys */
+    struct mtt__backward_block *blocks; /* the work of each block of the launch */
     int *ticket;        /* key tiles given out */
     int slots;
 };
@@ -4982,9 +4984,11 @@ struct mtt__forward_sizes {
     static constexpr bool Q_IN_REGISTERS = Q_HELD, DROPOUT = WITH_DROPOUT, FOR_TURING = ONLY_TURING;
     static constexpr int KEEPS = (ROWS * BLOCK_KV + 1023) / 1024; /* a lane's registers of keep masks */
     typedef float scores[ROW_TILES][KEY_TILES][4], outputs[ROW_TILES][D / 8][4], rows[ROW_TILES][2];
-    /* shared memory: Q, two stages of K and V, mtt__forward_block */
+    /* shared memory: Q, two stages of K and V; mtt__forward_block, in the place of a Q held in registers */
     static constexpr int Q_BYTES = BLOCK_Q * D * 2, KV_BYTES = BLOCK_KV * D * 2;
-    static constexpr int BLOCK_AT = Q_BYTES + 4 * KV_BYTES, SHARED = BLOCK_AT + 64;
+    static constexpr int TILES = Q_BYTES + 4 * KV_BYTES, BLOCK_AT = Q_IN_REGISTERS ? 0 : TILES;
+    static constexpr int SHARED = TILES + (Q_IN_REGISTERS ? 0 : 64);
+    static_assert(!Q_HELD || MIN_BLOCKS * (SHARED + 1024) <= 164 << 10, "the blocks fit an A100");
 };
 
 /* A block's work, in shared memory. */
@@ -5175,12 +5179,9 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS)
     const int q0 = place.q0, row0 = q0 + warp * ROWS;
     const int last_key = (min(q0 + S::BLOCK_Q, T) - 1) / BLOCK_KV * BLOCK_KV;
     mtt__forward_block &block = *(mtt__forward_block *)(shared + S::BLOCK_AT);
-    if (threadIdx.x == 0) {
-        mtt__flash_head_set(block.head, f, place.head);
-        block.first_key = f.window ? max(0, q0 - f.window + 1) / BLOCK_KV * BLOCK_KV : 0;
-    }
-    __syncthreads(); /* the block's work is known to all */
-    const E *q_gmem = (const E *)f.qkv + mtt__flash_row(block.head, q0, stride);
+    mtt__flash_head head;
+    mtt__flash_head_set(head, f, place.head);
+    const E *q_gmem = (const E *)f.qkv + mtt__flash_row(head, q0, stride);
     typename S::outputs o_rmem = {};
     typename S::rows row_max, row_sum = {};
     uint32_t q_rmem[D / 16][S::ROW_TILES][4];
@@ -5189,7 +5190,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS)
     if (S::DROPOUT && f.dropout.threshold) random = mtt__random_of(f.dropout);
 
     mtt__copy_tile<S::BLOCK_Q, D, S::THREADS>(q_smem, q_gmem, stride, T - q0, f.view.d_head, threadIdx.x);
-    mtt__forward_copy<S>(f, block.head, last_key, kv_smem);
+    mtt__forward_copy<S>(f, head, last_key, kv_smem);
     if (S::Q_IN_REGISTERS) {
         const uint32_t q_lane = q_smem + mtt__lane_a<D>(lane) + warp * ROWS * D * 2;
         mtt__copy_wait();
@@ -5198,6 +5199,11 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS)
             MTT__UNROLL for (int m = 0; m < S::ROW_TILES; m++)
                 mtt__load_matrices(q_rmem[k][m], mtt__advance<D>(q_lane, k * 2) + m * 16 * D * 2);
     }
+    if (threadIdx.x == 0) { /* perhaps in the place of its own warp's first rows of Q, which have been read */
+        block.head = head;
+        block.first_key = f.window ? max(0, q0 - f.window + 1) / BLOCK_KV * BLOCK_KV : 0;
+    }
+    __syncthreads(); /* the block's work is known to all */
     for (int k0 = last_key, stage = 0; k0 >= block.first_key; k0 -= BLOCK_KV, stage ^= 1) {
         const uint32_t at = stage * 2 * S::KV_BYTES;
         mtt__copy_wait();
@@ -5350,16 +5356,19 @@ struct mtt__backward_sizes {
     typedef uint32_t packed[KEY_ROWS][CHUNK / 8][2];
     /* registers only suffice if addresses are computed at each use */
     static constexpr bool CRAMPED = D == 256;
-    /* shared memory: K, V; then STAGES of Q, dO, stats; then dS^T, P^T; then mtt__backward_block */
+    /* shared memory: K, V; then STAGES of Q, dO, stats; then dS^T, P^T. With the 1 KiB that a block takes
+       besides, two blocks fill an A100's processor to the byte for D = 64, an RTX card's for D = 32. */
     static constexpr int KV_BYTES = BLOCK_KV * D * 2, Q_BYTES = BLOCK_Q * D * 2;
     static constexpr int STAGE = 2 * Q_BYTES + BLOCK_Q * 8;
     static constexpr int S_BYTES = BLOCK_KV * BLOCK_Q * 2, S_AT = 2 * KV_BYTES + STAGES * STAGE;
-    static constexpr int BLOCK_AT = S_AT + (P_IN_REGISTERS ? 1 : 2) * S_BYTES, SHARED = BLOCK_AT + 64;
+    static constexpr int SHARED = S_AT + (P_IN_REGISTERS ? 1 : 2) * S_BYTES;
+    static_assert(D != 64 || SHARED + 1024 <= 82 << 10, "two blocks fit the 164 KB of an A100");
+    static_assert(D != 32 || SHARED + 1024 <= 50 << 10, "two blocks fit the 100 KB of an RTX card");
     static_assert(DQ_COLUMNS % 16 == 0 && COLUMNS % 16 == 0 && CHUNK % 16 == 0,
                   "products come in 16 columns");
 };
 
-/* A block's work, in shared memory. */
+/* A block's work, known to all of its threads: in shared memory, or where that is full, in the scratch. */
 struct mtt__backward_block {
     mtt__flash_head head;
     int local, slot, round; /* head of the slice; its slot in the ring of dQ, and heads that had it before */
@@ -5432,7 +5441,7 @@ template <class S>
 MTT__DEVICE mtt__backward_at mtt__backward_begin(const mtt__tiled_flash &f, unsigned char *shared)
 {
     const int lane = threadIdx.x & 31;
-    mtt__backward_block *block = (mtt__backward_block *)(shared + S::BLOCK_AT);
+    mtt__backward_block *const block = f.blocks + blockIdx.x;
     mtt__backward_at at;
     if (threadIdx.x == 0) mtt__backward_take<S>(f, block);
     __syncthreads(); /* the block's work is known to all */
@@ -5798,7 +5807,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS)
                 mtt__backward_copy<S>(f, at, smem, tile - 1);
             }
         }
-    } while (mtt__backward_next(f, (mtt__backward_block *)(shared + S::BLOCK_AT)));
+    } while (mtt__backward_next(f, f.blocks + blockIdx.x));
     /* store dK and dV, or hand them to the next head */
     const int key = at.k0 + mtt__key_warp<S>() * S::KEYS, column = mtt__query_warp<S>() * S::COLUMNS;
     constexpr int SUMS = S::KEY_ROWS * S::COLUMNS / 8;
@@ -5841,34 +5850,47 @@ template <class S> static mtt_status mtt__launch_forward(mtt__cuda *c, mtt__tile
                               mtt__blocks(f.seq_len, S::BLOCK_Q) * f.head_count, S::THREADS, S::SHARED, f);
 }
 
-/* The first row that fits the shared memory is taken; the last one is refused where it does not. Rows that
-   name DROPOUT alone run without dropout, too: a kernel without would have the same tiles. Turing has rows of
-   its own, in FP16. */
+/* Warps on a processor that holds as many of a kernel's blocks as fit, or as its registers suffice for. A
+   block takes 1 KiB of shared memory more than it asks for. */
+template <class S> static int mtt__warps_that_fit(const mtt__cuda *c)
+{
+    const int blocks = (int)mtt__min(S::MIN_BLOCKS, c->processor_bytes / (S::SHARED + 1024));
+    return S::SHARED > c->shared_bytes ? 0 : (blocks ? blocks : 1) * S::THREADS / 32;
+}
+
+/* Of a width's rows the one with the most warps on a processor is taken, of equals the first; where none
+   fits, the first is refused. The table is read twice: for the most warps, then for the row. Rows that name
+   DROPOUT alone run without dropout, too: a kernel without would have the same tiles. Turing has rows of its
+   own, in FP16. */
 template <typename E> static mtt_status mtt__tensor_forward(mtt__cuda *c, const mtt__tiled_flash &f)
 {
-    const int D = f.view.d_head;
+    const int D = mtt__flash_width(f.view.d_head);
     const bool keep = f.dropout.threshold == 0 /* all */, window = f.window > 0;
-#define MTT__RUN(...)                                                                         \
-    do {                                                                                      \
-        typedef mtt__forward_sizes<E, __VA_ARGS__> S;                                         \
-        if (S::D == 256 || c->shared_bytes >= S::SHARED) return mtt__launch_forward<S>(c, f); \
+#define MTT__ROW(...)                                                                \
+    do {                                                                             \
+        typedef mtt__forward_sizes<E, __VA_ARGS__> S;                                \
+        const int warps = mtt__warps_that_fit<S>(c);                                 \
+        if (chosen && warps == most) return mtt__launch_forward<S>(c, f);            \
+        if (warps > most) most = warps;                                              \
     } while (0)
-    /*                                      D BLOCK_Q BLOCK_KV ROW_TILES Q_HELD MIN_BLOCKS DROPOUT TURING */
-    if (D <= 32 && keep)           MTT__RUN( 32,    128,      64,        2,  true,         3,   false);
-    if (D <= 32)                   MTT__RUN( 32,    128,      32,        2,  true,         3,    true);
-    if (D <= 64 && window && keep) MTT__RUN( 64,     64,      64,        1,  true,         4,   false);
-    if (D <= 64 && window)         MTT__RUN( 64,     64,      64,        1,  true,         2,    true);
-    if (D <= 64 && keep)           MTT__RUN( 64,    128,      64,        2,  true,         2,   false);
-    if (D <= 64)                   MTT__RUN( 64,    128,      64,        2,  true,         2,    true);
-    if (D <= 96 && keep)           MTT__RUN( 96,    128,      64,        2, false,         2,   false);
-    if (D <= 96)                   MTT__RUN( 96,    128,      32,        2, false,         2,    true);
-    if (D <= 128 && keep)          MTT__RUN(128,    128,      64,        2, false,         2,   false);
-    if (D <= 128)                  MTT__RUN(128,    128,      32,        2, false,         2,    true);
-    if constexpr (std::is_same<E, __half>::value)
-        if (D <= 128)              MTT__RUN(128,     64,      32,        1, false,         1,    true,  true);
-                                   MTT__RUN(256,     64,      32,        1, false,         2,    true);
-#undef MTT__RUN
-    return MTT_OK;
+    for (int most = 0, chosen = 0;; chosen = 1) {
+        /*                                         D BLOCK_Q BLOCK_KV ROW_TILES Q_HELD MIN_BLOCKS DROPOUT */
+        if (D == 32 && keep)            MTT__ROW( 32,    128,      64,        2,  true,         3,   false);
+        if (D == 32)                    MTT__ROW( 32,    128,      32,        2,  true,         3,    true);
+        if (D == 64 && window && keep)  MTT__ROW( 64,     64,      64,        1,  true,         4,   false);
+        if (D == 64 && window)          MTT__ROW( 64,     64,      64,        1,  true,         2,    true);
+        if (D == 64 && !window && keep) MTT__ROW( 64,    128,      64,        2,  true,         2,   false);
+        if (D == 64 && !window)         MTT__ROW( 64,    128,      64,        2,  true,         2,    true);
+        if (D == 96 && keep)            MTT__ROW( 96,    128,      64,        2, false,         2,   false);
+        if (D == 96)                    MTT__ROW( 96,    128,      32,        2, false,         2,    true);
+        if (D == 128 && keep)           MTT__ROW(128,    128,      64,        2, false,         2,   false);
+        if (D == 128)                   MTT__ROW(128,    128,      32,        2, false,         2,    true);
+        if constexpr (std::is_same<E, __half>::value)
+            if (D == 128)               MTT__ROW(128,     64,      32,        1, false,         1,    true,
+                                                 /* Turing */ true);
+        if (D == 256)                   MTT__ROW(256,     64,      32,        1, false,         2,    true);
+    }
+#undef MTT__ROW
 }
 
 /* Heads that share keys can be taken one by one by a block, which keeps dK and dV in registers, or each by a
@@ -5877,11 +5899,12 @@ template <typename E> static mtt_status mtt__tensor_forward(mtt__cuda *c, const 
    moves 8 BLOCK_KV S::D bytes twice a block. It is faster from this many tiles of keys up. */
 enum { MTT__TILES_APART = 6 };
 
-/* Scratch: the ticket; dK and dV of a head; the ring of dQ, of one slot a head; stats of a slice of heads. A
-   group is the heads whose blocks fill the device, two at least: with fewer, blocks wait for each other's dQ;
-   with more, L2 holds less of each. The slots of a second group let blocks go on to its heads. Heads that do
-   not fit at once, or whose contributions would take more than 14 bits to number, go slice by slice: 4 heads
-   a slot, since with one each head would be a launch of its own. Here heads come in packs of f.share. */
+/* Scratch: the ticket; dK and dV of a head; the ring of dQ, of one slot a head; stats of a slice of heads;
+   the work of its blocks. A group is the heads whose blocks fill the device, two at least: with fewer, blocks
+   wait for each other's dQ; with more, L2 holds less of each. The slots of a second group let blocks go on to
+   its heads. Heads that do not fit at once, or whose contributions would take more than 14 bits to number, go
+   slice by slice: 4 heads a slot, since with one each head would be a launch of its own. Here heads come in
+   packs of f.share. */
 template <class S, typename Kernel>
 static mtt_status mtt__launch_backward(mtt__cuda *c, const mtt_op *op, Kernel *kernel, mtt__tiled_flash f)
 {
@@ -5890,12 +5913,13 @@ static mtt_status mtt__launch_backward(mtt__cuda *c, const mtt_op *op, Kernel *k
     const int64_t in_flight = (int64_t)c->processors * S::MIN_BLOCKS;
     const int64_t group = in_flight / key_tiles > 2 ? in_flight / key_tiles : 2;
     const size_t room = op->workspace->bytes, head_stats = (size_t)f.seq_len * sizeof(float2);
+    const size_t head_blocks = (size_t)key_tiles * sizeof(mtt__backward_block);
     const size_t head_sums = key_tiles > 1 ? (size_t)query_tiles * S::BLOCK_Q * S::D * sizeof(float) : 0;
     const size_t members_sums = (size_t)key_tiles * S::BLOCK_KV * S::D * 2 * sizeof(float);
     const bool apart = f.members > 1 && key_tiles >= MTT__TILES_APART && key_tiles * f.members <= 16383;
     const size_t header = 256 + (apart ? members_sums : 0);
     f.share = apart ? 1 : f.members;
-    const size_t stats_bytes = f.share * head_stats, slot_bytes = f.share * head_sums;
+    const size_t stats_bytes = f.share * head_stats + head_blocks, slot_bytes = f.share * head_sums;
     const int packs = f.head_count / f.share, least = f.members / f.share;
     size_t slots = (size_t)mtt__min(group * 2, packs), slice;
     void *scratch = NULL;
@@ -5917,6 +5941,7 @@ static mtt_status mtt__launch_backward(mtt__cuda *c, const mtt_op *op, Kernel *k
     f.members_partial = (float4 *)((char *)scratch + 256);
     f.dq_partial = (float4 *)((char *)scratch + header);
     f.stats = (float2 *)((char *)scratch + header + slots * slot_bytes); /* a multiple of 256 */
+    f.blocks = (mtt__backward_block *)(f.stats + slice * f.share * f.seq_len);
     for (int first = 0, count; first < packs && status == MTT_OK; first += count) {
         count = (size_t)(packs - first) < slice ? packs - first : (int)slice;
         f.first_head = first * f.share, f.head_count = count * f.share;
@@ -5930,40 +5955,42 @@ static mtt_status mtt__launch_backward(mtt__cuda *c, const mtt_op *op, Kernel *k
     return status;
 }
 
-/* As for the forward pass. The larger of two sizes of tiles for widths above 96 needs more shared memory than
-   the 99 KiB of compute capability 8.6, 8.9 and 12.0. */
+/* As for the forward pass. RTX cards, compute capability 8.6, 8.9 and 12.0, have 99 KiB of shared memory: for
+   D = 64 they run the row of 8 warps, for wider heads those of one stage. */
 template <typename E>
 static mtt_status mtt__tensor_backward(mtt__cuda *c, const mtt_op *op, const mtt__tiled_flash &f)
 {
-    const int D = f.view.d_head;
+    const int D = mtt__flash_width(f.view.d_head);
     const bool keep = f.dropout.threshold == 0; /* all */
-#define MTT__RUN(...)                                                          \
-    do {                                                                       \
-        typedef mtt__backward_sizes<E, __VA_ARGS__> S;                         \
-        if ((S::D == 256 && S::STAGES == 1) || c->shared_bytes >= S::SHARED)   \
-            return mtt__launch_backward<S>(c, op, mtt_k_flash_backward<S>, f); \
+#define MTT__ROW(...)                                                                       \
+    do {                                                                                    \
+        typedef mtt__backward_sizes<E, __VA_ARGS__> S;                                      \
+        const int warps = mtt__warps_that_fit<S>(c);                                        \
+        const auto kernel = mtt_k_flash_backward<S>;                                        \
+        if (chosen && warps == most) return mtt__launch_backward<S>(c, op, kernel, f);      \
+        if (warps > most) most = warps;                                                     \
     } while (0)
-    /*                             D BLOCK_Q BLOCK_KV WARPS KEY_ROWS QUERY_ROWS STAGES MIN_BLOCKS DROPOUT */
-    if (D <= 32 && keep)  MTT__RUN( 32,     64,     128,    4,       2,         2,     2,         3,   false);
-    if (D <= 32)          MTT__RUN( 32,     64,     128,    4,       2,         2,     2,         3,    true);
-    if (D <= 64 && keep)  MTT__RUN( 64,     64,     128,    4,       2,         2,     2,         2,   false);
-    if (D <= 64)          MTT__RUN( 64,     64,     128,    4,       2,         2,     2,         2,    true);
-    if constexpr (std::is_same<E, __half>::value)
-        if (D <= 64)
-                          MTT__RUN( 64,     32,     128,    4,       2,         2,     2,         1,    true,
-                                   /* Turing */ true);
-    if (D <= 96)          MTT__RUN( 96,     64,      64,    4,       2,         2,     2,         2,    true);
-    if (D <= 128 && keep) MTT__RUN(128,     64,     128,    8,       2,         2,     2,         1,   false);
-    if (D <= 128)         MTT__RUN(128,     64,     128,    8,       2,         2,     2,         1,    true);
-    if (D <= 128)         MTT__RUN(128,     64,      64,    8,       2,         2,     1,         1,    true);
-    if constexpr (std::is_same<E, __half>::value)
-        if (D <= 128)
-                          MTT__RUN(128,     64,      32,    4,       2,         2,     1,         1,    true,
-                                   /* Turing */ true);
-                          MTT__RUN(256,     64,      64,    8,       2,         2,     2,         1,    true);
-                          MTT__RUN(256,     32,      32,    4,       1,         1,     1,         1,    true);
-#undef MTT__RUN
-    return MTT_OK;
+    for (int most = 0, chosen = 0;; chosen = 1) {
+        /*                              D BLOCK_Q BLOCK_KV WARPS KEY_ROWS QUERY_ROWS STAGES BLOCKS DROPOUT */
+        if (D == 32 && keep)  MTT__ROW( 32,     64,     128,    4,       2,         2,     2,     3,  false);
+        if (D == 32)          MTT__ROW( 32,     64,     128,    4,       2,         2,     2,     3,   true);
+        if (D == 64 && keep)  MTT__ROW( 64,     64,     128,    4,       2,         2,     2,     2,  false);
+        if (D == 64)          MTT__ROW( 64,     64,     128,    4,       2,         2,     2,     2,   true);
+        if (D == 64)          MTT__ROW( 64,     64,     128,    8,       1,         1,     2,     1,   true);
+        if constexpr (std::is_same<E, __half>::value)
+            if (D == 64)      MTT__ROW( 64,     32,     128,    4,       2,         2,     2,     1,   true,
+                                      /* Turing */ true);
+        if (D == 96)          MTT__ROW( 96,     64,      64,    4,       2,         2,     2,     2,   true);
+        if (D == 128 && keep) MTT__ROW(128,     64,     128,    8,       2,         2,     2,     1,  false);
+        if (D == 128)         MTT__ROW(128,     64,     128,    8,       2,         2,     2,     1,   true);
+        if (D == 128)         MTT__ROW(128,     64,      64,    8,       2,         2,     1,     1,   true);
+        if constexpr (std::is_same<E, __half>::value)
+            if (D == 128)     MTT__ROW(128,     64,      32,    4,       2,         2,     1,     1,   true,
+                                      /* Turing */ true);
+        if (D == 256)         MTT__ROW(256,     64,      64,    8,       2,         2,     2,     1,   true);
+        if (D == 256)         MTT__ROW(256,     32,      32,    4,       1,         1,     1,     1,   true);
+    }
+#undef MTT__ROW
 }
 
 static mtt_status mtt__tensor_flash(mtt__cuda *c, const mtt_op *op)
@@ -6218,7 +6245,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS)
     float o_rmem[1][D / 8][4] = {}, row_max[1][2] = {{-CUDART_INF_F, -CUDART_INF_F}}, row_sum[1][2] = {};
     const auto bits_smem = [&] {
         const uint32_t thread = mtt__opaque(threadIdx.x);
-        return q_smem + S::BLOCK_AT + thread / 32 * (BLOCK_KV * 16) + thread % 32 * 16;
+        return q_smem + S::TILES + thread / 32 * (BLOCK_KV * 16) + thread % 32 * 16;
     };
     mtt__random random = {};
     int64_t draws_at = 0; /* the lane's first element in the columns of key 0 */
@@ -6566,7 +6593,7 @@ template <class S> static mtt_status mtt__hopper_forward_of(mtt__cuda *c, mtt__t
     f.group = mtt__forward_group(f);
     return mtt__launch_shared(c, "flash", mtt_k_flash_forward_wgmma<S>,
                               mtt__blocks(f.seq_len, S::BLOCK_Q) * f.head_count, S::THREADS,
-                              S::BLOCK_AT + (S::DROPOUT ? S::BLOCK_Q * S::BLOCK_KV : 0) + 896, f);
+                              S::TILES + (S::DROPOUT ? S::BLOCK_Q * S::BLOCK_KV : 0) + 896, f);
 }
 
 /* With a window, or a short sequence, blocks are short and mostly wait for their first tiles: more and
@@ -8484,6 +8511,9 @@ static mtt_status mtt__open_device(mtt__cuda *c)
     if (!error) error = cudaDeviceGetAttribute(&c->processors, cudaDevAttrMultiProcessorCount, c->device);
     if (!error)
         error = cudaDeviceGetAttribute(&c->shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, c->device);
+    if (!error)
+        error = cudaDeviceGetAttribute(&c->processor_bytes, cudaDevAttrMaxSharedMemoryPerMultiprocessor,
+                                       c->device);
     if (!error) error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, c->device);
     if (!error) error = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, c->device);
     if (!error) error = cudaFuncGetAttributes(&code, mtt_k_spread_bias<float>);
@@ -8498,7 +8528,7 @@ static mtt_status mtt__open_device(mtt__cuda *c)
                               "-arch=native, or take ",
                               c->precision == MTT_TF32 ? "fp32" : code.ptxVersion < 80 ? "fp16" : "bf16");
     /* Code for 7.5 keeps to its 64 KB on all devices: so a newer one tests what a T4 runs. */
-    if (code.ptxVersion < 80) c->shared_bytes = (int)mtt__min(c->shared_bytes, 64 << 10);
+    if (code.ptxVersion < 80) c->shared_bytes = c->processor_bytes = 64 << 10;
 #ifdef MTT_NO_FP16
     if (c->precision == MTT_FP16)
         return mtt__cuda_fail(c->env, MTT_E_ARGUMENT, "mtt_kernels.cu was compiled with -DMTT_NO_FP16: "

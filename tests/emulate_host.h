@@ -267,6 +267,9 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int dev
     case cudaDevAttrMaxSharedMemoryPerBlockOptin:
         *value = (EMULATE_ARCH < 800 ? 64 : EMULATE_ARCH == 800 ? 163 : EMULATE_ARCH < 900 ? 99 : 227) << 10;
         break;
+    case cudaDevAttrMaxSharedMemoryPerMultiprocessor:
+        *value = (EMULATE_ARCH < 800 ? 64 : EMULATE_ARCH == 800 ? 164 : EMULATE_ARCH < 900 ? 100 : 228) << 10;
+        break;
     default: return emulate::answer(false, cudaErrorInvalidValue);
     }
     return cudaSetDevice(device);
