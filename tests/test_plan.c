@@ -1578,8 +1578,8 @@ static void workspaces(void)
     static const struct { int seq_len; size_t asked, planned;
     } CASES[] = {{1024, 0, (size_t)32 << 20},
                  {1024, (size_t)64 << 20, (size_t)64 << 20},
-                 {131071, 0, 256 + 2 * 131072 * (4 * 32 + 8)},
-                 {131071, 1 << 20, 256 + 2 * 131072 * (4 * 32 + 8)}};
+                 {131071, 0, 256 + 2 * 131072 * (4 * 32 + 2 + 8)},
+                 {131071, 1 << 20, 256 + 2 * 131072 * (4 * 32 + 2 + 8)}};
     for (size_t i = 0; i < MTT__LENGTH(CASES); i++) {
         configuration c = known('A', 1);
         mtt_schedule *s = NULL;

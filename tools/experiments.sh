@@ -299,8 +299,8 @@ run_queue() {
     left=$(((SECONDS - start) * (all - ran) / ran))
     printf '%s%s, about %s left\n' "${trouble:-$ending}" "$(duration $((SECONDS - begun)))" \
       "$(duration $left)" >&2
-    [ $k != 0 ] || [ $suite$small != demo1 ] || [ $((SECONDS - start + left)) -le 300 ] ||
-      echo "these cores are busy or slower: about $(duration $((SECONDS - start + left))), not 5 min" >&2
+    [ $k != 0 ] || [ $suite$small != demo1 ] || [ $((SECONDS - start + left)) -le 120 ] ||
+      echo "these cores are busy or slower: about $(duration $((SECONDS - start + left))), not 2 min" >&2
   done
 }
 

@@ -95,22 +95,39 @@ suite_e() {
   forced $base
 }
 
+# Sets share, the percentage of the demo's steps that two minutes allow: by the time of a few steps, which is
+# kept in the folder, so that the same command continues. All steps take as long as 1,220 of the baseline's, a
+# sixth of them always. Building, starting, evaluating and plotting take the other half minute.
+pace() {
+  local ms=$dir/pace/pace_${base}_metrics.json
+  [ -z "$dry$steps" ] || return 0
+  [ -s "$ms" ] || "$trainer" --data "$prefix" --dataset pace --results-dir "$dir/pace" --technique $base \
+    "${model[@]}" --device $device --batch-size ${batches%% *} --steps 8 --eval-batches 1 --no-checkpoint \
+    "${extra[@]}" > /dev/null 2>&1
+  ms=$(field ms_per_step "$ms" 2> /dev/null) ms=${ms%.*}
+  [[ $ms =~ ^[1-9][0-9]*$ ]] || return 0 # the first experiment says what is wrong
+  share=$(((85000 / ms - 200) / 10))
+  share=$((share > 100 ? 100 : share < 25 ? 25 : share))
+}
+
 # Each technique learns for some seconds, and the smallest one then for longer, to write a sample. Last, all
 # take turns in three rounds of a few steps, which show how much times differ by chance. The report explains a
-# technique's last word, which is the new one, but fp8 wherever it is.
+# technique's last word, which is the new one, but fp8 wherever it is. On a CPU the runs are as long as two
+# minutes allow.
 suite_demo() {
-  local b round least=bf16_flash_chunked_segments_compact
+  local b round share=100 least=bf16_flash_chunked_segments_compact
   local techniques="$base ${base}_checkpointing bf16 bf16_flash bf16_window32 bf16_flash_chunked fp8_flash"
   techniques+=" budget ${least%_*} $least" batches=${batches:-$(pick 64 16)}
   shape --layers 4 --heads 8 --d-model 256 --d-ff 1024 --seq-len 256
   # After a warmup of 5 steps, two roundings of one run end up to 6 % apart in perplexity, after 20 about 1 %.
   recipe=(--lr $(pick 1e-3 3e-3) --lr-schedule cosine --warmup-steps 20 --no-checkpoint)
-  length=$(pick 100 40)
+  [ -z "$small" ] || pace
+  length=$(pick 100 $((share > 50 ? 40 * share / 100 : 20)))
   [ "${steps:-$length}" -gt 20 ] || recipe+=(--warmup-steps 0)
   for b in $batches; do all batch $b $techniques; done
-  length=$(pick 300 400)
+  length=$(pick 300 $((80 * share / 100 * 5)))
   row learning $least $b learning --eval-every $((length / 5)) --sample 200
-  length=5 short=1 recipe+=(--warmup-steps 0)
+  length=$((share > 50 ? 5 : 3)) short=1 recipe+=(--warmup-steps 0)
   for round in 1 2 3; do
     for b in $batches; do all round$round $b $techniques; done
   done
