@@ -96,8 +96,8 @@ suite_e() {
 }
 
 # Sets share, the percentage of the demo's steps that two minutes allow: by the time of a few steps, which is
-# kept in the folder, so that the same command continues. All steps take as long as 1,220 of the baseline's, a
-# sixth of them always. Building, starting, evaluating and plotting take the other half minute.
+# kept in the folder, so that the same command continues. In steps of the baseline, all of the demo's take 1,040
+# and the rounds 180; to build, start, evaluate and plot takes as long as 180 more.
 pace() {
   local ms=$dir/pace/pace_${base}_metrics.json
   [ -z "$dry$steps" ] || return 0
@@ -106,8 +106,8 @@ pace() {
     "${extra[@]}" > /dev/null 2>&1
   ms=$(field ms_per_step "$ms" 2> /dev/null) ms=${ms%.*}
   [[ $ms =~ ^[1-9][0-9]*$ ]] || return 0 # the first experiment says what is wrong
-  share=$(((85000 / ms - 200) / 10))
-  share=$((share > 100 ? 100 : share < 25 ? 25 : share))
+  share=$(((120000 / ms - 360) * 10 / 104))
+  share=$((share > 100 ? 100 : share < 10 ? 10 : share))
 }
 
 # Each technique learns for some seconds, and the smallest one then for longer, to write a sample. Last, all
