@@ -96,8 +96,8 @@ suite_e() {
 }
 
 # Sets share, the percentage of the demo's steps that two minutes allow: by the time of a few steps, which is
-# kept in the folder, so that the same command continues. In steps of the baseline, all of the demo's take 1,040
-# and the rounds 180; to build, start, evaluate and plot takes as long as 180 more.
+# kept in the folder, so that the same command continues. Of the baseline's steps, all of the demo's take as
+# long as 1,040 and the rounds as 180; to build, start, evaluate and plot as 180 more.
 pace() {
   local ms=$dir/pace/pace_${base}_metrics.json
   [ -z "$dry$steps" ] || return 0
