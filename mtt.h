@@ -2677,8 +2677,9 @@ static int mtt__os_rename(const char *from, const char *to)
     if (MoveFileExW(a, b, MOVEFILE_REPLACE_EXISTING | MOVEFILE_WRITE_THROUGH)) return 0;
     if (mtt__os_fail() && errno != EACCES) return -1;
     info.bytes = GetFullPathNameW(b, MTT__PATH_LETTERS, info.name, NULL) * (DWORD)sizeof(wchar_t);
+    if (info.bytes >= sizeof(info.name)) return -1;
     file = mtt__os_create(from, DELETE | SYNCHRONIZE, OPEN_EXISTING, FILE_ATTRIBUTE_NORMAL);
-    if (file == INVALID_HANDLE_VALUE || info.bytes >= sizeof(info.name)) return -1;
+    if (file == INVALID_HANDLE_VALUE) return -1;
     if (SetFileInformationByHandle(file, (FILE_INFO_BY_HANDLE_CLASS)22, &info, sizeof(info)))
         errno = 0; /* 22 is FileRenameInfoEx, which older headers lack */
     else if (GetFileAttributesW(b) != INVALID_FILE_ATTRIBUTES) errno = EBUSY;
@@ -7038,6 +7039,10 @@ static void mtt__cpu_activation_backward(const mtt_op *op, const mtt_op_activati
    MTT__HIGH: the lanes of two vectors, halves of which alternate. */
 #define MTT__LOW_16 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
 #define MTT__HIGH_16 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
+#define MTT__LOW_32 0, 32, 1, 33, 2, 34, 3, 35, 4, 36, 5, 37, 6, 38, 7, 39, \
+    8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47
+#define MTT__HIGH_32 16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53, 22, 54, 23, 55, \
+    24, 56, 25, 57, 26, 58, 27, 59, 28, 60, 29, 61, 30, 62, 31, 63
 #if !defined(MTT__GNU)
 typedef float mtt__vector;
 enum { MTT__ROWS = 1 };
@@ -7115,7 +7120,8 @@ static void mtt__store_block(mtt__view v, int64_t i0, int64_t m, int64_t j0, int
     for (i = 0; i < m; i++) mtt__store(v.t, v.first + (i0 + i) * v.row + j0, n, in + i * stride);
 }
 
-/* Keeps x and y in registers: for Zen, GCC loads them again for each row, and AVX2 made 75 GFLOP/s, not 110. */
+/* Keeps x and y in registers: for Zen, GCC loads them again for each row, and AVX2 makes 75 GFLOP/s instead
+   of 110. */
 #if defined(__x86_64__) && defined(MTT__GNU)
 #define MTT__IN_REGISTERS(x, y) __asm__("" : "+v"(x), "+v"(y))
 #else
@@ -7362,7 +7368,7 @@ static int mtt__blas_gemm(mtt__view a, mtt__view b, mtt__view c, const mtt_tenso
     static void name(int64_t n, int64_t k, const float *x, const float *b, int64_t ldb, float *sum)          \
     {                                                                                                        \
         enum { wide = sizeof(vector) / sizeof(float) };                                                      \
-        typedef int32_t lanes __attribute__((vector_size(sizeof(vector))));                                  \
+        typedef int32_t lanes __attribute__((vector_size(sizeof(vector)), unused));                          \
         int64_t j, p;                                                                                        \
         int i, round;                                                                                        \
         for (j = 0; j < n; j += wide) {                                                                      \
@@ -7439,14 +7445,14 @@ typedef uint16_t mtt__halves __attribute__((vector_size(sizeof(mtt__vector) / 2)
 
 /* Words of 16 bits each, and floats from FP16. Of a conversion of vectors GCC makes five instructions. */
 #if defined(__x86_64__) && defined(__AVX512F__)
-#define MTT__WORDS(halves) (mtt__words) _mm512_cvtepu16_epi32((__m256i)(halves))
+#define MTT__TO_WORDS(halves) (mtt__words) _mm512_cvtepu16_epi32((__m256i)(halves))
 #define MTT__FROM_FP16(halves) (mtt__vector) _mm512_cvtph_ps((__m256i)(halves))
 #elif defined(__x86_64__) && defined(__AVX2__) && defined(__F16C__)
-#define MTT__WORDS(halves) (mtt__words) _mm256_cvtepu16_epi32((__m128i)(halves))
+#define MTT__TO_WORDS(halves) (mtt__words) _mm256_cvtepu16_epi32((__m128i)(halves))
 #define MTT__FROM_FP16(halves) (mtt__vector) _mm256_cvtph_ps((__m128i)(halves))
 #else
-#define MTT__WORDS(halves) __builtin_convertvector(halves, mtt__words)
-#define MTT__FROM_FP16(halves) mtt__upper_fp16(MTT__WORDS(halves) << 16)
+#define MTT__TO_WORDS(halves) __builtin_convertvector(halves, mtt__words)
+#define MTT__FROM_FP16(halves) mtt__upper_fp16(MTT__TO_WORDS(halves) << 16)
 #endif
 
 /* The floats of the upper halves of words. */
@@ -7468,7 +7474,7 @@ MTT__INLINE mtt__halves mtt__halves_at(const uint16_t *from)
 }
 
 #define MTT__LOAD(v, from) memcpy(&(v), from, sizeof(v))
-#define MTT__LOAD_BF16(v, from) ((v) = (mtt__vector)(MTT__WORDS(mtt__halves_at(from)) << 16))
+#define MTT__LOAD_BF16(v, from) ((v) = (mtt__vector)(MTT__TO_WORDS(mtt__halves_at(from)) << 16))
 #define MTT__LOAD_FP16(v, from) ((v) = MTT__FROM_FP16(mtt__halves_at(from)))
 #define MTT__FLOAT(x) (x)
 
@@ -7503,9 +7509,9 @@ enum { MTT__ACROSS = 0 }; /* no vectors */
 #endif
 
 /* Of words: x has k words, B rows of BF16, of which two make words. */
-#if defined(MTT__X86_BF16) && !defined(__clang__)
-__attribute__((target("avx512f,avx512bf16")))
+#ifdef MTT__X86_BF16
 #define MTT__ADD_PAIR(sum, x, y) MTT__PAIRS_ADD(sum, *(x), y)
+__attribute__((target("avx512f,avx512bf16")))
 MTT__FEW_ACROSS(mtt__few_across_pairs, mtt__vector_16, MTT__LOW_16, MTT__HIGH_16, 1, MTT__ADD_PAIR)
 __attribute__((target("avx512f,avx512bf16"), always_inline))
 MTT__INLINE void mtt__few_along_words(int64_t n, int64_t k, const float *x, const uint16_t *b, int64_t ldb,
@@ -7514,10 +7520,8 @@ MTT__INLINE void mtt__few_along_words(int64_t n, int64_t k, const float *x, cons
     enum { wide = 32 };
     typedef uint16_t row __attribute__((vector_size(2 * wide)));
     int64_t p, j;
-    row first, second, even, odd;
+    row even, odd;
     int i;
-    for (i = 0; i < wide; i++)
-        first[i] = (uint16_t)(i / 2 + i % 2 * wide), second[i] = (uint16_t)(first[i] + wide / 2);
     for (p = 0; p < k; p += words, b += 2 * words * ldb, x += words)
         for (j = 0; j < n; j += wide) {
             mtt__vector_16 left, right;
@@ -7528,8 +7532,8 @@ MTT__INLINE void mtt__few_along_words(int64_t n, int64_t k, const float *x, cons
                 if (words == 1) MTT__PREFETCH(b + 2 * (ldb + j)), MTT__PREFETCH(b + 2 * (ldb + j) + wide);
                 memcpy(&even, b + 2 * i * ldb + j, sizeof(even));
                 memcpy(&odd, b + (2 * i + 1) * ldb + j, sizeof(odd));
-                left = MTT__PAIRS_ADD(left, x[i], __builtin_shuffle(even, odd, first));
-                right = MTT__PAIRS_ADD(right, x[i], __builtin_shuffle(even, odd, second));
+                left = MTT__PAIRS_ADD(left, x[i], MTT__SHUFFLE(even, odd, row, MTT__LOW_32));
+                right = MTT__PAIRS_ADD(right, x[i], MTT__SHUFFLE(even, odd, row, MTT__HIGH_32));
             }
             memcpy(sum + j, &left, sizeof(left));
             memcpy(sum + j + wide / 2, &right, sizeof(right));
@@ -7614,7 +7618,8 @@ static int mtt__few_rows(const mtt__product *g)
         columns = mtt__min(MTT__FEW_COLUMNS, mtt__round_up(share, 32));
     if (g->c.m > MTT__FEW_ROWS || g->add || g->scale != 1 || g->a.column == 1 || MTT__ACROSS == 0) return 0;
     if (!half && g->b.t->dtype != MTT_F32) return 0;
-    if (across && (g->a.m % (half ? 2 * wide : wide) || n % wide || (half && g->b.first % 2))) return 0;
+    if (across && (g->a.m % (half ? 2 * wide : wide) || n % wide)) return 0;
+    if (across && half && (g->b.first | g->b.column) % 2) return 0;
     if (!across && g->pairs && n % 32) return 0;
     if (!across && g->c.m == 1 && mtt__few_panels(g)) return 1;
     MTT__OMP(omp parallel for schedule(dynamic, across ? share / 64 + 1 : 1) if (n * g->a.m > MTT__ALONE))
