@@ -5356,19 +5356,23 @@ struct mtt__backward_sizes {
     typedef uint32_t packed[KEY_ROWS][CHUNK / 8][2];
     /* registers only suffice if addresses are computed at each use */
     static constexpr bool CRAMPED = D == 256;
-    /* shared memory: K, V; then STAGES of Q, dO, stats; then dS^T, P^T. With the 1 KiB that a block takes
-       besides, two blocks fill an A100's processor to the byte for D = 64, an RTX card's for D = 32. */
+    /* shared memory: K, V; then STAGES of Q, dO, stats; then dS^T, P^T; then mtt__backward_block, which is in
+       the scratch for narrow heads: with the 1 KiB that a block takes besides, two of theirs fill an A100's
+       processor to the byte for D = 64, an RTX card's for D = 32. Reading it there costs 1 to 5 %, a block
+       less on a processor costs 25 to 31 %. */
+    static constexpr bool BLOCK_IN_SHARED = D > 64;
     static constexpr int KV_BYTES = BLOCK_KV * D * 2, Q_BYTES = BLOCK_Q * D * 2;
     static constexpr int STAGE = 2 * Q_BYTES + BLOCK_Q * 8;
     static constexpr int S_BYTES = BLOCK_KV * BLOCK_Q * 2, S_AT = 2 * KV_BYTES + STAGES * STAGE;
-    static constexpr int SHARED = S_AT + (P_IN_REGISTERS ? 1 : 2) * S_BYTES;
+    static constexpr int BLOCK_AT = S_AT + (P_IN_REGISTERS ? 1 : 2) * S_BYTES;
+    static constexpr int SHARED = BLOCK_AT + (BLOCK_IN_SHARED ? 64 : 0);
     static_assert(D != 64 || SHARED + 1024 <= 82 << 10, "two blocks fit the 164 KB of an A100");
     static_assert(D != 32 || SHARED + 1024 <= 50 << 10, "two blocks fit the 100 KB of an RTX card");
     static_assert(DQ_COLUMNS % 16 == 0 && COLUMNS % 16 == 0 && CHUNK % 16 == 0,
                   "products come in 16 columns");
 };
 
-/* A block's work, known to all of its threads: in shared memory, or where that is full, in the scratch. */
+/* A block's work, known to all of its threads. */
 struct mtt__backward_block {
     mtt__flash_head head;
     int local, slot, round; /* head of the slice; its slot in the ring of dQ, and heads that had it before */
@@ -5438,10 +5442,16 @@ template <class S> MTT__DEVICE void mtt__backward_take(const mtt__tiled_flash &f
 }
 
 template <class S>
+MTT__DEVICE mtt__backward_block *mtt__backward_block_of(const mtt__tiled_flash &f, unsigned char *shared)
+{
+    return S::BLOCK_IN_SHARED ? (mtt__backward_block *)(shared + S::BLOCK_AT) : f.blocks + blockIdx.x;
+}
+
+template <class S>
 MTT__DEVICE mtt__backward_at mtt__backward_begin(const mtt__tiled_flash &f, unsigned char *shared)
 {
     const int lane = threadIdx.x & 31;
-    mtt__backward_block *const block = f.blocks + blockIdx.x;
+    mtt__backward_block *const block = mtt__backward_block_of<S>(f, shared);
     mtt__backward_at at;
     if (threadIdx.x == 0) mtt__backward_take<S>(f, block);
     __syncthreads(); /* the block's work is known to all */
@@ -5807,7 +5817,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS)
                 mtt__backward_copy<S>(f, at, smem, tile - 1);
             }
         }
-    } while (mtt__backward_next(f, f.blocks + blockIdx.x));
+    } while (mtt__backward_next(f, mtt__backward_block_of<S>(f, shared)));
     /* store dK and dV, or hand them to the next head */
     const int key = at.k0 + mtt__key_warp<S>() * S::KEYS, column = mtt__query_warp<S>() * S::COLUMNS;
     constexpr int SUMS = S::KEY_ROWS * S::COLUMNS / 8;
@@ -5956,7 +5966,8 @@ static mtt_status mtt__launch_backward(mtt__cuda *c, const mtt_op *op, Kernel *k
 }
 
 /* As for the forward pass. RTX cards, compute capability 8.6, 8.9 and 12.0, have 99 KiB of shared memory: for
-   D = 64 they run the row of 8 warps, for wider heads those of one stage. */
+   wider heads they run the rows of one stage. For D = 64 one block of 4 warps fits; 8 warps of half as many
+   keys were 22 % slower, on an H100 with room for one block. */
 template <typename E>
 static mtt_status mtt__tensor_backward(mtt__cuda *c, const mtt_op *op, const mtt__tiled_flash &f)
 {
@@ -5976,7 +5987,6 @@ static mtt_status mtt__tensor_backward(mtt__cuda *c, const mtt_op *op, const mtt
         if (D == 32)          MTT__ROW( 32,     64,     128,    4,       2,         2,     2,     3,   true);
         if (D == 64 && keep)  MTT__ROW( 64,     64,     128,    4,       2,         2,     2,     2,  false);
         if (D == 64)          MTT__ROW( 64,     64,     128,    4,       2,         2,     2,     2,   true);
-        if (D == 64)          MTT__ROW( 64,     64,     128,    8,       1,         1,     2,     1,   true);
         if constexpr (std::is_same<E, __half>::value)
             if (D == 64)      MTT__ROW( 64,     32,     128,    4,       2,         2,     2,     1,   true,
                                       /* Turing */ true);
@@ -5985,7 +5995,8 @@ static mtt_status mtt__tensor_backward(mtt__cuda *c, const mtt_op *op, const mtt
         if (D == 128)         MTT__ROW(128,     64,     128,    8,       2,         2,     2,     1,   true);
         if (D == 128)         MTT__ROW(128,     64,      64,    8,       2,         2,     1,     1,   true);
         if constexpr (std::is_same<E, __half>::value)
-            if (D == 128)     MTT__ROW(128,     64,      32,    4,       2,         2,     1,     1,   true,
+            if (D == 96 || D == 128)
+                              MTT__ROW(128,     64,      32,    4,       2,         2,     1,     1,   true,
                                       /* Turing */ true);
         if (D == 256)         MTT__ROW(256,     64,      64,    8,       2,         2,     2,     1,   true);
         if (D == 256)         MTT__ROW(256,     32,      32,    4,       1,         1,     1,     1,   true);
