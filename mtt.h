@@ -7355,15 +7355,15 @@ static int mtt__blas_gemm(mtt__view a, mtt__view b, mtt__view c, const mtt_tenso
 
 /* A token of one sequence at a time: B is read once, at the speed of memory, 28 GB/s a core. Terms are added
    as mtt__product_tile adds them, so the bits are the same. A sum of DEPTH terms begins with 0 in `sum`; then
-   C adds it. Elements of 16 bits become floats in registers.
+   C adds it. BF16 becomes floats in registers. No generator computes in FP16.
 
    MTT__FEW_ALONG: B's rows are side by side. Of whole rows it adds one at a time, because one long run of
    memory is read up to twice as fast as many short ones. Of parts of rows it adds 16 at a time.
 
    MTT__FEW_ACROSS: B's columns are contiguous. W of them and W rows are transposed in registers: log2 W
    rounds, each of which interleaves the first half of the vectors with the second, bring the bits of the
-   columns into the rows' places. The next wide columns are prefetched: 28 GB/s instead of 18. Elements of 16
-   bits stay in pairs, words, until then. */
+   columns into the rows' places. The next wide columns are prefetched: 28 GB/s instead of 18. BF16 stays in
+   pairs, words, until then. */
 #define MTT__FEW_ACROSS(name, vector, low, high, terms, add_terms)                                           \
     static void name(int64_t n, int64_t k, const float *x, const float *b, int64_t ldb, float *sum)          \
     {                                                                                                        \
@@ -7443,69 +7443,42 @@ enum { MTT__ACROSS = sizeof(mtt__vector) / sizeof(float) };
 typedef uint32_t mtt__words __attribute__((vector_size(sizeof(mtt__vector))));
 typedef uint16_t mtt__halves __attribute__((vector_size(sizeof(mtt__vector) / 2)));
 
-/* Words of 16 bits each, and floats from FP16. Of a conversion of vectors GCC makes five instructions. */
+/* Elements of BF16 as floats. Of a conversion of vectors GCC makes five instructions. */
 #if defined(__x86_64__) && defined(__AVX512F__)
 #define MTT__TO_WORDS(halves) (mtt__words) _mm512_cvtepu16_epi32((__m256i)(halves))
-#define MTT__FROM_FP16(halves) (mtt__vector) _mm512_cvtph_ps((__m256i)(halves))
-#elif defined(__x86_64__) && defined(__AVX2__) && defined(__F16C__)
+#elif defined(__x86_64__) && defined(__AVX2__)
 #define MTT__TO_WORDS(halves) (mtt__words) _mm256_cvtepu16_epi32((__m128i)(halves))
-#define MTT__FROM_FP16(halves) (mtt__vector) _mm256_cvtph_ps((__m128i)(halves))
 #else
 #define MTT__TO_WORDS(halves) __builtin_convertvector(halves, mtt__words)
-#define MTT__FROM_FP16(halves) mtt__upper_fp16(MTT__TO_WORDS(halves) << 16)
 #endif
-
-/* The floats of the upper halves of words. */
-MTT__INLINE mtt__vector mtt__upper_bf16(mtt__words w) { return (mtt__vector)(w & 0xffff0000u); }
-
-/* As mtt__from_fp16. */
-MTT__INLINE mtt__vector mtt__upper_fp16(mtt__words w)
-{
-    mtt__vector scaled = (mtt__vector)((w & 0x7fff0000u) >> 3) * 5.192296858534828e33f;
-    mtt__words infinite = (mtt__words)((w & 0x7c000000u) == 0x7c000000u) & 0x7f800000u;
-    return (mtt__vector)((mtt__words)scaled | infinite | (w & 0x80000000u));
-}
-
-MTT__INLINE mtt__halves mtt__halves_at(const uint16_t *from)
+MTT__INLINE mtt__vector mtt__vector_of_bf16(const uint16_t *from)
 {
     mtt__halves halves;
     memcpy(&halves, from, sizeof(halves));
-    return halves;
+    return (mtt__vector)(MTT__TO_WORDS(halves) << 16);
 }
-
-#define MTT__LOAD(v, from) memcpy(&(v), from, sizeof(v))
-#define MTT__LOAD_BF16(v, from) ((v) = (mtt__vector)(MTT__TO_WORDS(mtt__halves_at(from)) << 16))
-#define MTT__LOAD_FP16(v, from) ((v) = MTT__FROM_FP16(mtt__halves_at(from)))
-#define MTT__FLOAT(x) (x)
 
 /* The terms of the lower, then of the upper halves of words. */
-MTT__INLINE mtt__vector mtt__add_two_bf16(mtt__vector sum, const float *x, mtt__vector y)
+MTT__INLINE mtt__vector mtt__add_two(mtt__vector sum, const float *x, mtt__vector y)
 {
-    sum = MTT__MULTIPLY_ADD(sum, x[0], mtt__upper_bf16((mtt__words)y << 16));
-    return MTT__MULTIPLY_ADD(sum, x[1], mtt__upper_bf16((mtt__words)y));
-}
-
-MTT__INLINE mtt__vector mtt__add_two_fp16(mtt__vector sum, const float *x, mtt__vector y)
-{
-    sum = MTT__MULTIPLY_ADD(sum, x[0], mtt__upper_fp16((mtt__words)y << 16));
-    return MTT__MULTIPLY_ADD(sum, x[1], mtt__upper_fp16((mtt__words)y));
+    sum = MTT__MULTIPLY_ADD(sum, x[0], (mtt__vector)((mtt__words)y << 16));
+    return MTT__MULTIPLY_ADD(sum, x[1], (mtt__vector)((mtt__words)y & 0xffff0000u));
 }
 
 #define MTT__ADD_ONE(sum, x, y) MTT__MULTIPLY_ADD(sum, *(x), y)
+#define MTT__LOAD(v, from) memcpy(&(v), from, sizeof(v))
+#define MTT__LOAD_BF16(v, from) ((v) = mtt__vector_of_bf16(from))
+#define MTT__FLOAT(x) (x)
 MTT__FEW_ACROSS(mtt__few_across, mtt__vector, MTT__LOW, MTT__HIGH, 1, MTT__ADD_ONE)
-MTT__FEW_ACROSS(mtt__few_across_bf16, mtt__vector, MTT__LOW, MTT__HIGH, 2, mtt__add_two_bf16)
-MTT__FEW_ACROSS(mtt__few_across_fp16, mtt__vector, MTT__LOW, MTT__HIGH, 2, mtt__add_two_fp16)
+MTT__FEW_ACROSS(mtt__few_across_bf16, mtt__vector, MTT__LOW, MTT__HIGH, 2, mtt__add_two)
 MTT__FEW_ALONG(mtt__few_along, float, MTT__LOAD, MTT__FLOAT)
 MTT__FEW_ALONG(mtt__few_along_bf16, uint16_t, MTT__LOAD_BF16, mtt__from_bf16)
-MTT__FEW_ALONG(mtt__few_along_fp16, uint16_t, MTT__LOAD_FP16, mtt__from_fp16)
 #else
 enum { MTT__ACROSS = 0 }; /* no vectors */
 #define mtt__few_across(n, k, x, b, ldb, sum) ((void)(b))
 #define mtt__few_across_bf16(n, k, x, b, ldb, sum) ((void)(b))
-#define mtt__few_across_fp16(n, k, x, b, ldb, sum) ((void)(b))
 #define mtt__few_along(n, k, x, b, ldb, sum) ((void)(b))
 #define mtt__few_along_bf16(n, k, x, b, ldb, sum) ((void)(b))
-#define mtt__few_along_fp16(n, k, x, b, ldb, sum) ((void)(b))
 #endif
 
 /* Of words: x has k words, B rows of BF16, of which two make words. */
@@ -7557,7 +7530,7 @@ static void mtt__few_terms(const mtt__product *g, int64_t i, int64_t p, int64_t 
 {
     int64_t k = mtt__min(MTT__DEPTH, g->a.m - p), at = g->b.first + p * g->b.row + j0 * g->b.column;
     int64_t ldb = g->b.row * g->b.column, first = g->a.first + i * g->a.column + p;
-    int across = g->b.column != 1;
+    int across = g->b.column != 1, half = g->b.t->dtype == MTT_BF16_BITS;
     float terms[MTT__DEPTH];
     const float *x = g->pairs ? (const float *)g->a.t->data + first : mtt__read(g->a.t, first, k, terms);
     const float *b = (const float *)g->b.t->data + at;
@@ -7566,10 +7539,8 @@ static void mtt__few_terms(const mtt__product *g, int64_t i, int64_t p, int64_t 
     memset(sum, 0, (size_t)n * sizeof(float));
     if (g->pairs && across) mtt__few_across_pairs(n, k, x, b, ldb, sum);
     else if (g->pairs) mtt__few_along_pairs(n, k, x, halves + p * ldb, ldb, sum);
-    else if (g->b.t->dtype == MTT_BF16_BITS && across) mtt__few_across_bf16(n, k / 2, x, words, ldb / 2, sum);
-    else if (g->b.t->dtype == MTT_BF16_BITS) mtt__few_along_bf16(n, k, x, halves, ldb, sum);
-    else if (g->b.t->dtype == MTT_F16_BITS && across) mtt__few_across_fp16(n, k / 2, x, words, ldb / 2, sum);
-    else if (g->b.t->dtype == MTT_F16_BITS) mtt__few_along_fp16(n, k, x, halves, ldb, sum);
+    else if (half && across) mtt__few_across_bf16(n, k / 2, x, words, ldb / 2, sum);
+    else if (half) mtt__few_along_bf16(n, k, x, halves, ldb, sum);
     else if (across) mtt__few_across(n, k, x, b, ldb, sum);
     else mtt__few_along(n, k, x, b, ldb, sum);
 }
@@ -7611,13 +7582,13 @@ static int mtt__few_panels(const mtt__product *g)
 /* 1 = done, 0 = C has too many rows, or the operands are of other types or widths. */
 static int mtt__few_rows(const mtt__product *g)
 {
-    int across = g->b.column != 1, half = g->b.t->dtype == MTT_BF16_BITS || g->b.t->dtype == MTT_F16_BITS;
+    int across = g->b.column != 1, half = !g->pairs && g->b.t->dtype == MTT_BF16_BITS;
     int wide = g->pairs ? 16 : MTT__ACROSS;
     int64_t n = g->c.n, share = mtt__ceil_div(n, mtt__threads()), columns = across ? 16 : 192, j0;
     if (!across && g->c.m == 1 && share > columns)
         columns = mtt__min(MTT__FEW_COLUMNS, mtt__round_up(share, 32));
     if (g->c.m > MTT__FEW_ROWS || g->add || g->scale != 1 || g->a.column == 1 || MTT__ACROSS == 0) return 0;
-    if (!half && g->b.t->dtype != MTT_F32) return 0;
+    if (g->b.t->dtype != MTT_F32 && g->b.t->dtype != MTT_BF16_BITS) return 0;
     if (across && (g->a.m % (half ? 2 * wide : wide) || n % wide)) return 0;
     if (across && half && (g->b.first | g->b.column) % 2) return 0;
     if (!across && g->pairs && n % 32) return 0;
