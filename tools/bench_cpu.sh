@@ -11,6 +11,7 @@ Exit status: 1 if a program cannot be built or a run of ours failed, 2 for a wro
 TEXT
 }
 set -u -o pipefail
+[ "${BASH_VERSINFO[0]}" -ge 4 ] || { echo "bench_cpu: needs bash 4: brew install bash" >&2; exit 2; }
 root=$(cd "$(dirname "$0")/.." && pwd)
 python=${PYTHON:-python3} repeats=${REPEATS:-5} steps=${STEPS:-8} failed=
 export OMP_NUM_THREADS=${THREADS:-2} OMP_WAIT_POLICY=passive # threads that spin slow each other down

@@ -3,6 +3,7 @@
 # `make demo` calls it in the repository root. The default text is the project's own source, which needs no
 # download. Results go to results/demo/NAME, a folder for each text. Options are those of experiments.sh.
 set -u -o pipefail
+[ "${BASH_VERSINFO[0]}" -ge 4 ] || { echo "demo: needs bash 4: brew install bash" >&2; exit 2; }
 text=${1:-} name=mtt_source failed=
 shift $(($# > 0))
 fail() { echo "demo: $*" >&2; exit 1; }

@@ -24,6 +24,7 @@ experiments.sh SUITE... [options] [-- options of train]      suites: a b c d e, 
 TEXT
 }
 set -u -o pipefail
+[ "${BASH_VERSINFO[0]}" -ge 4 ] || { echo "experiments: needs bash 4: brew install bash" >&2; exit 2; }
 shopt -s extglob nullglob
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive} # threads that spin slow each other down on a busy machine
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -316,6 +317,7 @@ limit() { # sets cap, the bytes that largest batches may take, and device_mib
 }
 lock() { # waits for another process that runs the suite in this folder
   mkdir -p "$dir" && exec 9>> "$dir/.lock" || fail "cannot write to $dir"
+  command -v flock > /dev/null || return 0 # macOS has none
   flock -n 9 || { echo "suite $suite: waiting for the process that runs it in $dir" >&2; flock 9; }
 }
 
