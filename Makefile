@@ -7,13 +7,7 @@
 # make profile - the time of each operation of a step   (ARGS="gpt2_16 gpt2_64"; without it says how)
 CC     ?= cc
 CFLAGS ?= -O3 -march=native
-override CFLAGS += -std=gnu99 -Wall -Wextra $(OPENMP)
-# Apple's clang takes OpenMP from libomp; without it there is one thread.
-OPENMP := -fopenmp
-ifneq ($(findstring Apple,$(shell $(CC) --version 2>/dev/null)),)
-LIBOMP := $(firstword $(wildcard /opt/homebrew/opt/libomp /usr/local/opt/libomp))
-OPENMP := $(LIBOMP:%=-Xclang -fopenmp -I%/include)
-endif
+override CFLAGS += -std=gnu99 -Wall -Wextra $(shell tools/openmp.sh $(CC))
 B      := build
 VPATH  := examples tools tests
 export OMP_WAIT_POLICY ?= passive# threads that spin slow each other down on a busy machine
@@ -39,9 +33,8 @@ deps:; @mkdir -p $(B) && tools/deps.sh
 
 # One object has mtt.h's implementation for all programs; each test has its own, with what is private.
 DONE  = -DMTT_IMPLEMENTATION_DONE -DMTT_WORDPIECE_DONE
-APART = $(CC) $(CFLAGS) $(DONE) $< $(filter %.o,$^) -o $@ $(LIBRARIES) $(LIBOMP:%=-L%/lib -lomp) -lm
-WHOLE = $(CC) $(CFLAGS) $(if $(filter %_files %_models,$@),-O1) -DMTT_STATIC $< -o $@ $(LIBRARIES) \
-        $(LIBOMP:%=-L%/lib -lomp) -lm
+APART = $(CC) $(CFLAGS) $(DONE) $< $(filter %.o,$^) -o $@ $(LIBRARIES) -lm
+WHOLE = $(CC) $(CFLAGS) $(if $(filter %_files %_models,$@),-O1) -DMTT_STATIC $< -o $@ $(LIBRARIES) -lm
 NVCC  = nvcc -O3 -DMTT_CUDA= -Xcompiler -fopenmp $< $(B)/mtt_kernels.o -o $@ -lcublasLt
 $(addprefix $(B)/,train tiny hello %_blas mtt_blas.o): LIBRARIES = $(BLAS)
 $(B)/mtt.o $(B)/mtt_blas.o: tools/wordpiece.h mtt.h | deps
