@@ -7434,7 +7434,7 @@ static int mtt__blas_gemm(mtt__view a, mtt__view b, mtt__view c, const mtt_tenso
 #define MTT__SHUFFLE(a, b, lanes, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 #else
 #define MTT__UNROLL_VECTORS _Pragma("GCC unroll 16")
-#define MTT__SHUFFLE(a, b, lanes, ...) __builtin_shuffle(a, b, (lanes){__VA_ARGS__})
+#define MTT__SHUFFLE(a, b, lanes, ...) __builtin_shuffle(a, b, __extension__(lanes){__VA_ARGS__})
 #endif
 #define MTT__PREFETCH(address) __builtin_prefetch(address, 0, 2)
 

@@ -97,6 +97,14 @@
 #else
 #define MTT__TURING 0
 #endif
+/* Shared memory of a processor of the architecture that code is made for. */
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ == 900 || __CUDA_ARCH__ / 100 == 10
+#define MTT__PROCESSOR_KB 228
+#elif __CUDA_ARCH__ == 800 || __CUDA_ARCH__ == 870
+#define MTT__PROCESSOR_KB 164
+#else
+#define MTT__PROCESSOR_KB (MTT__TURING ? 64 : 100)
+#endif
 /* Blocks that a processor is to hold, for __launch_bounds__. Turing's has 1,024 threads at most. */
 #define MTT__BOUNDS(threads, blocks) \
     threads, MTT__TURING && (threads) * (blocks) > 1024 ? 1024 / (threads) : (blocks)
@@ -4957,6 +4965,14 @@ template <class S> static __device__ constexpr bool mtt__replaced(int stages)
 #endif
 }
 
+/* Blocks for which registers must suffice: more than fit a processor's shared memory need none. A block takes
+   1 KiB more than it asks for. */
+template <class S> constexpr int mtt__blocks_that_fit(void)
+{
+    const int fit = (MTT__PROCESSOR_KB << 10) / (S::SHARED + 1024);
+    return fit < 1 ? 1 : fit < S::MIN_BLOCKS ? fit : S::MIN_BLOCKS;
+}
+
 /* -inf for scores of keys that the query does not attend. `apart`: the query of the first score minus its
    key. A further row of accumulators adds `row_sign` to it (1: rows are queries, columns keys; -1: the
    reverse), a further column the opposite. */
@@ -5166,7 +5182,7 @@ template <class S> MTT__DEVICE mtt__forward_place mtt__forward_place_of(const mt
    Determinism: one block makes a row, in one order; records a largest value and a count
    Reference:   mtt_k_flash_forward_exact. A row's maximum is raised as FlashAttention-4 does */
 template <class S>
-static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS)
+static __global__ void __launch_bounds__(S::THREADS, mtt__blocks_that_fit<S>())
     mtt_k_flash_forward(const mtt__tiled_flash f)
 {
     if (mtt__replaced<S>(2)) return;
@@ -5342,7 +5358,7 @@ struct mtt__backward_sizes {
     typedef ELEMENT E;
     static constexpr int D = WIDTH, BLOCK_Q = QUERY_TILE, BLOCK_KV = KEY_TILE, WARPS = WARP_COUNT;
     static constexpr int THREADS = WARPS * 32, STAGES = STAGE_COUNT;
-    static constexpr int MIN_BLOCKS = MTT__TURING ? 1 /* more do not fit 64 KB */ : BLOCKS_AT_LEAST;
+    static constexpr int MIN_BLOCKS = BLOCKS_AT_LEAST;
     static constexpr int KEY_ROWS = KEY_ROW_TILES, QUERY_ROWS = QUERY_ROW_TILES;
     static constexpr int KEYS = 16 * KEY_ROWS, KEY_WARPS = BLOCK_KV / KEYS;
     static constexpr int QUERY_WARPS = WARPS / KEY_WARPS, QUERIES = BLOCK_Q / QUERY_WARPS;
@@ -5355,7 +5371,7 @@ struct mtt__backward_sizes {
     typedef float query_sums[QUERY_ROWS][DQ_COLUMNS / 8][4];
     typedef uint32_t packed[KEY_ROWS][CHUNK / 8][2];
     /* registers only suffice if addresses are computed at each use */
-    static constexpr bool CRAMPED = D == 256;
+    static constexpr bool CRAMPED = D == 256 || (D == 64 && MTT__PROCESSOR_KB == 100);
     /* shared memory: K, V; then STAGES of Q, dO, stats; then dS^T, P^T; then mtt__backward_block, which is in
        the scratch for narrow heads: with the 1 KiB that a block takes besides, two of theirs fill an A100's
        processor to the byte for D = 64, an RTX card's for D = 32. Reading it there costs 1 to 5 %, a block
@@ -5462,6 +5478,12 @@ MTT__DEVICE mtt__backward_at mtt__backward_begin(const mtt__tiled_flash &f, unsi
     at.s_a = s_smem + mtt__lane_a<S::BLOCK_Q>(lane) + own_keys * S::BLOCK_Q * 2;
     at.dq_a = mtt__advance<S::BLOCK_Q>(s_smem + mtt__lane_b<S::BLOCK_Q>(lane), mtt__dq_row<S>() / 8);
     return at;
+}
+
+/* Finds the block's work in the scratch again, so that its address holds no registers between uses. */
+template <class S> MTT__DEVICE void mtt__backward_find(const mtt__tiled_flash &f, mtt__backward_at &at)
+{
+    if (!S::BLOCK_IN_SHARED) at.block = f.blocks + mtt__opaque(blockIdx.x);
 }
 
 /* Called in each round of the loop: what is computed from these holds no registers between rounds. */
@@ -5763,7 +5785,7 @@ MTT__DEVICE void mtt__backward_store(const mtt__tiled_flash &f, const mtt__backw
    Reference:   mtt_k_flash_backward_exact; FlashAttention-2, algorithm 2. The last contributor writes dQ, so
                 dQ needs neither zeros before nor a pass after; a slot serves head after head */
 template <class S>
-static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS)
+static __global__ void __launch_bounds__(S::THREADS, mtt__blocks_that_fit<S>())
     mtt_k_flash_backward(const mtt__tiled_flash f)
 {
     if (mtt__replaced<S>(S::STAGES)) return;
@@ -5787,6 +5809,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS)
             const int q0 = tile * S::BLOCK_Q;
             const uint32_t stage_at = mtt__backward_stage<S>(tile);
             mtt__backward_opaque(at);
+            mtt__backward_find<S>(f, at);
             mtt__copy_wait();
             __syncthreads(); /* this tile is in shared memory; the last tile's P and dS have been read */
             if (S::STAGES > 1 && tile > mtt__uniform(at.block->first_tile))
@@ -5799,6 +5822,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS)
             __syncthreads(); /* all of P and dS is written before any of it is read */
 
             /* dQ, behind the block before; dK and dV */
+            mtt__backward_find<S>(f, at);
             const mtt__dq_order order = mtt__dq_order_of<S>(f, at, q0);
             typename S::query_sums dq_rmem = {};
             float (*sums)[4] = dq_rmem[0];
