@@ -15,7 +15,7 @@ if [ -n "$text" ]; then
   name=${name//[^A-Za-z0-9_-]/_}
 fi
 gpu=$(tools/arch.sh gpu)
-echo "Ten techniques train one small GPT on ${text:-the source of mtt}: two minutes on two idle cores."
+echo "Ten techniques train one small GPT on ${text:-the source of mtt}: about two minutes on two idle cores."
 if [ -n "$gpu" ] && command -v nvcc > /dev/null; then
   echo "Then they train a larger one on the GPU ($gpu); building that takes a minute."
 elif [ -n "$gpu" ]; then
