@@ -2203,6 +2203,9 @@ MTTDEF const char *mtt_op_name(mtt_op_kind kind);
 #if !defined(MTT_PORTABLE) && !defined(_MSC_VER) && (__GNUC__ >= 10 || __clang_major__ >= 9)
 #define MTT__X86_BF16
 #endif
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC) && defined(MTT__GNU) && !defined(MTT_PORTABLE)
+#include <arm_neon.h>
+#define MTT__ARM_BF16
 #endif
 
 /* stb_sprintf, private to this file: its functions are static here, and its warnings are off. It negates the
@@ -3411,6 +3414,17 @@ static void mtt__field_set(void *desc, const mtt_field *field, double value)
     case MTT_FIELD_TEXT: break;
     default: number = (int)value; memcpy(at, &number, sizeof(number));
     }
+}
+
+/* Puts a value of a field in words; a number that is no choice stays a number. */
+static const char *mtt__field_words(const mtt_field *f, double value, char words[40])
+{
+    const char *at = f->choices;
+    int left = (int)value;
+    for (; at && left > 0; left--)
+        if ((at = strchr(at, '|')) != NULL) at++;
+    if (at) return mtt__format(words, 40, "%.*s", (int)strcspn(at, "|"), at);
+    return mtt__format(words, 40, "%.9g", value);
 }
 
 /* ---- validation ---- */
@@ -7037,6 +7051,10 @@ static void mtt__cpu_activation_backward(const mtt_op *op, const mtt_op_activati
 
 /* A vector register, and the rows of C whose sums, two vectors each, fit the registers. MTT__LOW and
    MTT__HIGH: the lanes of two vectors, halves of which alternate. */
+#define MTT__LOW_4 0, 4, 1, 5
+#define MTT__HIGH_4 2, 6, 3, 7
+#define MTT__LOW_8 0, 8, 1, 9, 2, 10, 3, 11
+#define MTT__HIGH_8 4, 12, 5, 13, 6, 14, 7, 15
 #define MTT__LOW_16 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
 #define MTT__HIGH_16 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
 #define MTT__LOW_32 0, 32, 1, 33, 2, 34, 3, 35, 4, 36, 5, 37, 6, 38, 7, 39, \
@@ -7054,13 +7072,17 @@ enum { MTT__ROWS = 8 };
 #elif defined(__AVX__)
 typedef float mtt__vector __attribute__((vector_size(32)));
 enum { MTT__ROWS = 4 };
-#define MTT__LOW 0, 8, 1, 9, 2, 10, 3, 11
-#define MTT__HIGH 4, 12, 5, 13, 6, 14, 7, 15
+#define MTT__LOW MTT__LOW_8
+#define MTT__HIGH MTT__HIGH_8
 #else
 typedef float mtt__vector __attribute__((vector_size(16)));
+#ifdef __aarch64__ /* has 32 registers */
+enum { MTT__ROWS = 8 };
+#else
 enum { MTT__ROWS = 4 };
-#define MTT__LOW 0, 4, 1, 5
-#define MTT__HIGH 2, 6, 3, 7
+#endif
+#define MTT__LOW MTT__LOW_4
+#define MTT__HIGH MTT__HIGH_4
 #endif
 #if defined(__GNUC__) && !defined(__clang__)
 #define MTT__UNROLL_ROWS _Pragma("GCC unroll 8")
@@ -7185,15 +7207,29 @@ typedef void mtt__multiplier(int64_t m, int64_t n, int64_t k, const float *a, in
     }
 MTT__MULTIPLY(mtt__multiply_block, mtt__vector, MTT__ROWS, MTT__MULTIPLY_ADD)
 
-/* The same for words of two BF16 values each, neighbours along k. One instruction of AVX512-BF16 multiplies
-   both and adds the products to an FP32 sum: twice the speed of FP32. */
+/* The same for words of two BF16 values each, neighbours along k. One instruction of AVX512-BF16, or of
+   Armv8.6-A where the build has it, multiplies both and adds the products to an FP32 sum: twice the speed of
+   FP32. */
 #ifdef MTT__X86_BF16
-typedef float mtt__vector_16 __attribute__((vector_size(64)));
+#define MTT__PAIRS_CODE __attribute__((target("avx512f,avx512bf16")))
+#define MTT__PAIRS_WORDS(side) MTT__##side##_16
+#define MTT__PAIRS_HALVES(side) MTT__##side##_32
+typedef float mtt__pairs_vector __attribute__((vector_size(64)));
 #define MTT__PAIRS_ADD(sum, x, y)                                                                            \
-    (mtt__vector_16) _mm512_dpbf16_ps((__m512)(sum), (__m512bh)_mm512_set1_ps(x), (__m512bh)(y))
-__attribute__((target("avx512f,avx512bf16")))
-MTT__MULTIPLY(mtt__multiply_pairs, mtt__vector_16, 8, MTT__PAIRS_ADD)
+    (mtt__pairs_vector) _mm512_dpbf16_ps((__m512)(sum), (__m512bh)_mm512_set1_ps(x), (__m512bh)(y))
 static int mtt__has_pairs(void) { return __builtin_cpu_supports("avx512bf16") != 0; }
+#elif defined(MTT__ARM_BF16)
+#define MTT__PAIRS_CODE
+#define MTT__PAIRS_WORDS(side) MTT__##side##_4
+#define MTT__PAIRS_HALVES(side) MTT__##side##_8
+typedef mtt__vector mtt__pairs_vector;
+#define MTT__PAIRS_ADD(sum, x, y)                                                                            \
+    (mtt__vector) vbfdotq_f32((float32x4_t)(sum), vreinterpretq_bf16_f32(vdupq_n_f32(x)),                    \
+                              vreinterpretq_bf16_f32((float32x4_t)(y)))
+static int mtt__has_pairs(void) { return 1; }
+#endif
+#ifdef MTT__PAIRS_CODE
+MTT__PAIRS_CODE MTT__MULTIPLY(mtt__multiply_pairs, mtt__pairs_vector, 8, MTT__PAIRS_ADD)
 #else
 #define mtt__multiply_pairs mtt__multiply_block
 static int mtt__has_pairs(void) { return 0; }
@@ -7482,22 +7518,23 @@ enum { MTT__ACROSS = 0 }; /* no vectors */
 #endif
 
 /* Of words: x has k words, B rows of BF16, of which two make words. */
-#ifdef MTT__X86_BF16
+#ifdef MTT__PAIRS_CODE
 #define MTT__ADD_PAIR(sum, x, y) MTT__PAIRS_ADD(sum, *(x), y)
-__attribute__((target("avx512f,avx512bf16")))
-MTT__FEW_ACROSS(mtt__few_across_pairs, mtt__vector_16, MTT__LOW_16, MTT__HIGH_16, 1, MTT__ADD_PAIR)
-__attribute__((target("avx512f,avx512bf16"), always_inline))
+MTT__PAIRS_CODE
+MTT__FEW_ACROSS(mtt__few_across_pairs, mtt__pairs_vector, MTT__PAIRS_WORDS(LOW), MTT__PAIRS_WORDS(HIGH), 1,
+                MTT__ADD_PAIR)
+__attribute__((always_inline)) MTT__PAIRS_CODE
 MTT__INLINE void mtt__few_along_words(int64_t n, int64_t k, const float *x, const uint16_t *b, int64_t ldb,
                                       float *sum, int words)
 {
-    enum { wide = 32 };
+    enum { wide = sizeof(mtt__pairs_vector) / 2 };
     typedef uint16_t row __attribute__((vector_size(2 * wide)));
     int64_t p, j;
     row even, odd;
     int i;
     for (p = 0; p < k; p += words, b += 2 * words * ldb, x += words)
         for (j = 0; j < n; j += wide) {
-            mtt__vector_16 left, right;
+            mtt__pairs_vector left, right;
             memcpy(&left, sum + j, sizeof(left));
             memcpy(&right, sum + j + wide / 2, sizeof(right));
             MTT__UNROLL_ROWS
@@ -7505,15 +7542,15 @@ MTT__INLINE void mtt__few_along_words(int64_t n, int64_t k, const float *x, cons
                 if (words == 1) MTT__PREFETCH(b + 2 * (ldb + j)), MTT__PREFETCH(b + 2 * (ldb + j) + wide);
                 memcpy(&even, b + 2 * i * ldb + j, sizeof(even));
                 memcpy(&odd, b + (2 * i + 1) * ldb + j, sizeof(odd));
-                left = MTT__PAIRS_ADD(left, x[i], MTT__SHUFFLE(even, odd, row, MTT__LOW_32));
-                right = MTT__PAIRS_ADD(right, x[i], MTT__SHUFFLE(even, odd, row, MTT__HIGH_32));
+                left = MTT__PAIRS_ADD(left, x[i], MTT__SHUFFLE(even, odd, row, MTT__PAIRS_HALVES(LOW)));
+                right = MTT__PAIRS_ADD(right, x[i], MTT__SHUFFLE(even, odd, row, MTT__PAIRS_HALVES(HIGH)));
             }
             memcpy(sum + j, &left, sizeof(left));
             memcpy(sum + j + wide / 2, &right, sizeof(right));
         }
 }
 
-__attribute__((target("avx512f,avx512bf16")))
+MTT__PAIRS_CODE
 static void mtt__few_along_pairs(int64_t n, int64_t k, const float *x, const uint16_t *b, int64_t ldb,
                                  float *sum)
 {
@@ -13893,7 +13930,8 @@ static mtt_status mtt__checkpoint_numbers(mtt__checkpoint *c)
     for (i = 0; mtt__model_field[i].name; i++) {
         const mtt_field *f = &mtt__model_field[i];
         int value = (int)mtt__field_get(m, f), learned = m->positions == MTT_POSITIONS_LEARNED;
-        char name[40];
+        char name[40], words[2][40];
+        uint64_t theirs;
         mtt__format(name, sizeof(name), f->kind == MTT_FIELD_FLOAT ? "%s_bits" : "%s", f->name);
         if (f->offset == offsetof(mtt_model_desc, dropout)) continue;
         if (f->offset == offsetof(mtt_model_desc, max_seq) && !learned) value = 0;
@@ -13905,6 +13943,10 @@ static mtt_status mtt__checkpoint_numbers(mtt__checkpoint *c)
                                  "%s says nothing of %s, which means the default: use the model of its run",
                                  c->st->path, f->name);
         }
+        if (f->choices && c->st && mtt__st_number(c->st, name, INT_MAX, &theirs) && (int)theirs != value)
+            return mtt__fail(c->t->env, MTT_E_MISMATCH, "%s has %s %s, here it is %s: use its run's",
+                             c->st->path, name, mtt__field_words(f, (double)theirs, words[0]),
+                             mtt__field_words(f, value, words[1]));
         mtt__checkpoint_number(c, name, 0, 0, &value, sizeof(value));
     }
     mtt__checkpoint_setting(c, "groups", &c->t->groups, sizeof(c->t->groups));
@@ -14275,17 +14317,6 @@ static const char *mtt__form_impose(mtt_model_desc *m)
     return "gpt2";
 }
 
-/* Puts a value of a field in words. */
-static const char *mtt__field_words(const void *desc, const mtt_field *f, char words[40])
-{
-    double value = mtt__field_get(desc, f);
-    const char *at = f->choices;
-    int left = (int)value;
-    for (; at && left > 0; left--) at = strchr(at, '|') + 1;
-    if (at) return mtt__format(words, 40, "%.*s", (int)strcspn(at, "|"), at);
-    return mtt__format(words, 40, "%.9g", value);
-}
-
 /* MTT_E_MISMATCH names the first field in which two models differ. */
 static mtt_status mtt__model_compare(mtt_env *env, const mtt_model_desc *is, const mtt_model_desc *must,
                                      const char *who, const char *remedy)
@@ -14298,7 +14329,8 @@ static mtt_status mtt__model_compare(mtt_env *env, const mtt_model_desc *is, con
             mtt__field_get(is, f) == mtt__field_get(must, f))
             continue;
         return mtt__fail(env, MTT_E_MISMATCH, "%s is %s in the model, but %s in %s: %s", f->name,
-                         mtt__field_words(is, f, words[0]), mtt__field_words(must, f, words[1]), who, remedy);
+                         mtt__field_words(f, mtt__field_get(is, f), words[0]),
+                         mtt__field_words(f, mtt__field_get(must, f), words[1]), who, remedy);
     }
     return MTT_OK;
 }

@@ -2532,8 +2532,8 @@ static void test_other_data(const mtt_tokens *tokens)
     mtt_tokens_close(other);
 }
 
-/* Floating-point settings that differ are shown as numbers. */
-static void test_other_floats(const mtt_tokens *tokens)
+/* Settings that differ are shown as numbers, choices in words. */
+static void test_other_settings(const mtt_tokens *tokens)
 {
     static const mtt_optim_desc optim = {0};
     small_run r = open_run(MTT_FP32, MTT_STATE_FULL, 0, tokens), s = r;
@@ -2544,6 +2544,13 @@ static void test_other_floats(const mtt_tokens *tokens)
     check(!mtt_trainer_create(&env, &s.model, &s.policy, &optim, mtt_cpu_backend(), 2, 8, &s.trainer) &&
               !mtt_save(s.trainer, in("good"), NULL), "%s", env.error);
     not_resumed(&r, "good", MTT_E_MISMATCH, "has norm_eps 2e-05, here it is 1e-05", "another eps");
+    mtt_trainer_destroy(s.trainer);
+    s.model.norm_eps = r.model.norm_eps;
+    s.model.norm_place = MTT_NORM_POST;
+    check(!mtt_trainer_create(&env, &s.model, &s.policy, &optim, mtt_cpu_backend(), 2, 8, &s.trainer) &&
+              !mtt_save(s.trainer, in("good"), NULL), "%s", env.error);
+    not_resumed(&r, "good", MTT_E_MISMATCH, "has norm_place post, here it is pre: use its run's",
+                "another place");
     for (i = 0; i < 2; i++)
         check(!mtt_trainer_create(&env, &r.model, &adapters[i], &optim, mtt_cpu_backend(), 2, 8, &two[i]),
               "%s", env.error);
@@ -2574,7 +2581,7 @@ static void test_fewer_kept(const mtt_tokens *tokens)
 static void test_checkpoints(void)
 {
     mtt_tokens *tokens = small_tokens("tokens", 0);
-    test_other_floats(tokens);
+    test_other_settings(tokens);
     test_fewer_kept(tokens);
     test_checkpoint_bytes(tokens);
     test_forged(tokens);

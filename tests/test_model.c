@@ -2272,7 +2272,7 @@ static void products(void)
         new_case();
         words += check_product(&p);
     }
-    if (!mtt__has_pairs()) skip("this processor has no AVX512-BF16");
+    if (!mtt__has_pairs()) skip("this processor has no products of pairs in BF16");
     else check(words > 0, "no product in BF16 used AVX512-BF16");
 }
 
@@ -2928,7 +2928,9 @@ static void loss_eight(void)
                 for (int c = 0; c < C; c++)
                     z[v] += element(&x, i, c) * element(&w, v, c),
                         size += fabs(element(&x, i, c) * element(&w, v, c));
-                off = fmax(off, fabs(z[v]) * 0x1.01p-9 + size * (C + 2) * 0x1p-24);
+                int exponent;
+                frexp(z[v], &exponent); /* BF16 has 8 bits, the first of which is worth half of 2^exponent */
+                off = fmax(off, ldexp(1, exponent - 9) + size * (C + 2) * 0x1p-24);
                 top = fmax(top, z[v]);
             }
             for (int v = 0; v < V; v++) sum += exp(z[v] - top);
@@ -5008,6 +5010,15 @@ int main(int argc, char **argv)
         timed("early misuse", early_misuse);
         timed("adapters", adapters);
         timed("new adapters", new_adapters);
+        close_folder();
+        return finish();
+    }
+    if (argc > 1 && strcmp(argv[1], "products") == 0) {
+        timed("products", products);
+        timed("threads", product_threads);
+        timed("next logits", next_logits);
+        timed("angles", angles);
+        timed("gradients", gradients);
         close_folder();
         return finish();
     }
