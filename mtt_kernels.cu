@@ -4965,11 +4965,11 @@ template <class S> static __device__ constexpr bool mtt__replaced(int stages)
 #endif
 }
 
-/* Blocks for which registers must suffice: more than fit a processor's shared memory need none. A block takes
-   1 KiB more than it asks for. */
-template <class S> constexpr int mtt__blocks_that_fit(void)
+/* Blocks that a processor with so many bytes of shared memory holds: as many as fit, or as registers suffice
+   for, and one where none fits. A block takes 1 KiB more than it asks for. */
+template <class S> __host__ __device__ constexpr int mtt__blocks_that_fit(int processor_bytes)
 {
-    const int fit = (MTT__PROCESSOR_KB << 10) / (S::SHARED + 1024);
+    const int fit = processor_bytes / (S::SHARED + 1024);
     return fit < 1 ? 1 : fit < S::MIN_BLOCKS ? fit : S::MIN_BLOCKS;
 }
 
@@ -5182,7 +5182,7 @@ template <class S> MTT__DEVICE mtt__forward_place mtt__forward_place_of(const mt
    Determinism: one block makes a row, in one order; records a largest value and a count
    Reference:   mtt_k_flash_forward_exact. A row's maximum is raised as FlashAttention-4 does */
 template <class S>
-static __global__ void __launch_bounds__(S::THREADS, mtt__blocks_that_fit<S>())
+static __global__ void __launch_bounds__(S::THREADS, mtt__blocks_that_fit<S>(MTT__PROCESSOR_KB << 10))
     mtt_k_flash_forward(const mtt__tiled_flash f)
 {
     if (mtt__replaced<S>(2)) return;
@@ -5785,7 +5785,7 @@ MTT__DEVICE void mtt__backward_store(const mtt__tiled_flash &f, const mtt__backw
    Reference:   mtt_k_flash_backward_exact; FlashAttention-2, algorithm 2. The last contributor writes dQ, so
                 dQ needs neither zeros before nor a pass after; a slot serves head after head */
 template <class S>
-static __global__ void __launch_bounds__(S::THREADS, mtt__blocks_that_fit<S>())
+static __global__ void __launch_bounds__(S::THREADS, mtt__blocks_that_fit<S>(MTT__PROCESSOR_KB << 10))
     mtt_k_flash_backward(const mtt__tiled_flash f)
 {
     if (mtt__replaced<S>(S::STAGES)) return;
@@ -5884,12 +5884,11 @@ template <class S> static mtt_status mtt__launch_forward(mtt__cuda *c, mtt__tile
                               mtt__blocks(f.seq_len, S::BLOCK_Q) * f.head_count, S::THREADS, S::SHARED, f);
 }
 
-/* Warps on a processor that holds as many of a kernel's blocks as fit, or as its registers suffice for. A
-   block takes 1 KiB of shared memory more than it asks for. */
+/* Warps of a kernel that a processor holds; 0 where a block does not fit. */
 template <class S> static int mtt__warps_that_fit(const mtt__cuda *c)
 {
-    const int blocks = (int)mtt__min(S::MIN_BLOCKS, c->processor_bytes / (S::SHARED + 1024));
-    return S::SHARED > c->shared_bytes ? 0 : (blocks ? blocks : 1) * S::THREADS / 32;
+    if (S::SHARED > c->shared_bytes) return 0;
+    return mtt__blocks_that_fit<S>(c->processor_bytes) * S::THREADS / 32;
 }
 
 /* Of a width's rows the one with the most warps on a processor is taken, of equals the first; where none
