@@ -1,12 +1,15 @@
 #!/usr/bin/env bash
-# bench_cpu.sh - time of a training step on this CPU: FP32 without and with a BLAS, BF16, beside PyTorch's.
+# bench_cpu.sh - time of a training step on this CPU: FP32 without and with a BLAS, BF16, FP16; PyTorch's.
 usage() {
   cat << 'TEXT'
 bench_cpu.sh [CASE...]   prints the median ms of a step, on an idle machine and beside one busy process
   cases: a    4 layers, 256 wide, 50,257 ids, batch 4 x 256
          demo 2 layers, 128 wide, 10,000 ids, batch 16 x 128
 Variables: REPEATS (5) runs of each program, which take turns, so that a disturbance meets all alike;
-STEPS (8) of a run, whose second half counts; THREADS (2); PYTHON (python3), left out if it has no PyTorch.
+STEPS (8) of a run, whose second half counts; THREADS (2); PYTHON (python3), left out if it has no PyTorch;
+CFLAGS (-O3 -march=native). As on a CPU without AVX-512:
+  CFLAGS='-O3 -march=x86-64-v3 -DMTT_PORTABLE' OPENBLAS_CORETYPE=Haswell ATEN_CPU_CAPABILITY=avx2 \
+  ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 tools/bench_cpu.sh a
 Exit status: 1 if a program cannot be built or a run of ours failed, 2 for a wrong call.
 TEXT
 }
@@ -29,10 +32,11 @@ finish() { [ -z "$busy" ] || kill "$busy"; rm -rf "$work"; }
 trap finish EXIT
 build() { # PROGRAM FLAG...
   local program=$1; shift
-  ${CC:-cc} -O3 -march=native -std=gnu99 -fopenmp "$root/tools/profile.c" -o "$work/$program" "$@" -lm
+  ${CC:-cc} ${CFLAGS:--O3 -march=native} -std=gnu99 -fopenmp "$root/tools/profile.c" -o "$work/$program" \
+    "$@" -lm
 }
 build plain || fail 1 "cannot build tools/profile.c"
-programs="plain_fp32 plain_bf16"
+programs="plain_fp32 plain_bf16 plain_fp16"
 blas=$(ls -d /usr/lib/*/openblas-openmp 2> /dev/null | head -n 1)
 if [ -n "$blas" ] && build blas -DMTT_CBLAS -L"$blas" -lopenblas -Wl,-rpath,"$blas"; then
   programs+=" blas_fp32"
