@@ -5,6 +5,7 @@
 # make hello   - the shortest program, build/hello, trained on a text   (TEXT=my_text.txt)
 # make bench   - a step's time and memory on a GPU, beside PyTorch's (BENCH='a128 gpt2_16')
 # make profile - the time of each operation of a step   (ARGS="gpt2_16 gpt2_64"; without it says how)
+# make page    - examples/learn/memory.html again, the page that plans, after a change of mtt.h
 CC     ?= cc
 CFLAGS ?= -O3 -march=native
 override CFLAGS += -std=gnu99 -Wall -Wextra $(shell tools/openmp.sh $(CC))
@@ -24,8 +25,7 @@ PROGRAMS := train tiny hello generate schedule prepare report profile convert
 HEADERS  := mtt.h $(wildcard tools/*.h tests/*.h)
 # Recipes take these from the environment, so that neither make nor the shell expands what they hold.
 $(foreach v,TEXT BENCH ARGS,$(eval override export $v := $$(value $v)))
-
-.PHONY: train hello test test-programs fuzz demo bench profile deps clean
+.PHONY: train hello test test-programs fuzz demo bench profile page deps clean
 train: deps $(B)/train
 hello: deps $(B)/hello
 	@$(B)/hello $${TEXT:+"$$TEXT"}
@@ -49,7 +49,6 @@ $(B)/mtt_kernels.o: mtt_kernels.cu mtt.h | deps; nvcc -O3 $(shell tools/arch.sh)
 $(B)/test_cuda $(if $(CUDA),$(B)/profile): $(B)/%: %.c $(HEADERS) $(B)/mtt_kernels.o; $(NVCC)
 $(B)/train_cuda: trainer.c $(HEADERS) $(B)/mtt_kernels.o; $(NVCC)
 $(B)/%_cuda: %.c $(HEADERS) $(B)/mtt_kernels.o; $(NVCC)
-
 test: deps; @echo about 5 minutes; tools/arch.sh gpu >/dev/null; $(MAKE) --no-print-directory test-programs
 test-programs: $(PROGRAMS:%=$(B)/%) $(TESTS:%=$(B)/%)
 	@tests/run.sh $(B) $(TESTS)
@@ -57,4 +56,5 @@ demo:; @set -f; CC="$(CC)" tools/demo.sh "$$TEXT" $$ARGS
 bench: deps; @set -f; tools/bench.sh $$BENCH
 profile: $(B)/profile; @set -f; tools/profile.sh $$ARGS
 fuzz: deps; @tests/fuzz.sh $(B) $$((60 * $(or $(MINUTES),1)))
+page:; tools/planner/make.sh examples/learn/memory.html
 clean:; rm -rf $(B)

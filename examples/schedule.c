@@ -5,6 +5,7 @@
    ./schedule --recompute layer      gradient checkpointing: `again` marks what is recomputed
    ./schedule --html memory.html --compare fp32_checkpointing      both as a page for a browser
    ./schedule --fp8 --before eight --after eight                   what a pass does to the list, side by side
+   ./schedule --quiz 1 --answer 20                                 a question about memory, of ten
 
    A line is an operation: its number, its phase, the bytes in memory while it runs, its name, what it
    reads -> writes, and the tensors that it frees, because no later operation uses them. */
@@ -13,11 +14,13 @@
 #include "../mtt.h"
 #include "../tools/explorer.h"
 #include "../tools/options.h"
+#include "../tools/quiz.h"
 
 static mtt_model_desc model = {.layers = 2, .heads = 4, .d_model = 128, .vocab = 1000};
 static mtt_policy policy;
-static int batch = 32, seq_len = 128, json;
+static int batch = 32, seq_len = 128, json, question;
 static const char *html, *compare, *before, *after;
+static float answer;
 
 static const option options[] = {
     TITLE("usage: schedule [option...]"),
@@ -26,6 +29,8 @@ static const option options[] = {
     TEXT("before", &before, "print the list of operations before this pass; with --after both, side by side"),
     TEXT("after", &after, "the same after this pass: forward, adjoints, ...; a wrong name lists them"),
     FLAG("json", &json, 1, "print plan and timeline as JSON"),
+    INT("quiz", &question, 1, "ask a question about memory, 1 to 10"),
+    REAL("answer", &answer, -1e30, "judge an answer to it; a right one explains"),
     INT("batch-size", &batch, 1, "sequences"),
     INT("seq-len", &seq_len, 1, "tokens in a sequence"),
     FIELDS("Model:", mtt_model_fields, &model),
@@ -51,7 +56,23 @@ static mtt_status parse_second(mtt_env *env, mtt_policy *second, int *second_bat
     return mtt_policy_parse(env, compare, second, second_batch);
 }
 
-static mtt_status write_page(mtt_env *env, const explorer_plan *first)
+/* Joins the options that the page's planner knows: all but the page itself, and the second technique, which
+   has a name of its own there. */
+static void join_words(int argc, char **argv, char *words, size_t capacity)
+{
+    size_t used = 0;
+    int i;
+    for (i = 1; i < argc && used < capacity; i++) {
+        const char *name = argv[i] + strspn(argv[i], "-");
+        if (!strncmp(name, "html", 4)) {
+            i += !name[4];
+            continue;
+        }
+        used += (size_t)snprintf(words + used, capacity - used, "%s ", argv[i]);
+    }
+}
+
+static mtt_status write_page(mtt_env *env, const explorer_plan *first, const char *words)
 {
     explorer_plan plans[2];
     mtt_policy second;
@@ -62,7 +83,7 @@ static mtt_status write_page(mtt_env *env, const explorer_plan *first)
     if (compare && !status)
         status = explorer_open(env, &model, &second, second_batch, seq_len, compare, &plans[1]);
     if (status) return status;
-    status = explorer_save(env, html, plans, count);
+    status = explorer_save(env, html, "examples/learn/memory.html", words, plans, count);
     if (compare) explorer_close(&plans[1]);
     if (!status) printf("wrote %s: open it in a browser\n", html);
     return status;
@@ -177,19 +198,42 @@ static mtt_status print_lists(mtt_env *env, const mtt_schedule *schedule)
     return status;
 }
 
+/* ---- questions ---- */
+
+/* Prints a question, or what there is to say to an answer. *code: 1 = it is wrong. */
+static mtt_status ask(mtt_env *env, int *code)
+{
+    char text[512];
+    int right = 1;
+    mtt_status status = MTT_OK;
+    if (question > QUIZ_COUNT) {
+        snprintf(env->error, sizeof(env->error), "there are questions 1 to %d", QUIZ_COUNT);
+        return MTT_E_ARGUMENT;
+    }
+    if (!option_given("answer")) return puts(quizzes[question - 1].text), MTT_OK;
+    status = quiz_grade(env, &quizzes[question - 1], (double)answer, &right, text, sizeof(text));
+    if (!status) puts(text);
+    *code = !right;
+    return status;
+}
+
 int main(int argc, char **argv)
 {
     mtt_env env = {0};
+    char words[4096] = "";
     explorer_plan plan;
     mtt_plan_report report;
     mtt_status status;
     int code = option_parse(options, LENGTH(options), argc, argv);
     if (code) return code == OPTION_HELP ? 0 : code;
     if (compare && !html) return option_fail("--compare needs a page: add --html memory.html");
+    if (option_given("answer") && !question) return option_fail("--answer needs a question: add --quiz 1");
+    if (question) return (status = ask(&env, &code)) ? option_tell(&env, status) : option_close_output(code);
     if ((before || after) && (html || json))
         return option_fail("--before and --after print lists: leave out --html and --json");
     status = explorer_open(&env, &model, &policy, batch, seq_len, option_technique(), &plan);
-    if (!status && html) status = write_page(&env, &plan);
+    join_words(argc, argv, words, sizeof(words));
+    if (!status && html) status = write_page(&env, &plan, words);
     else if (!status && (before || after)) status = print_lists(&env, plan.schedule);
     else if (!status && json) mtt_schedule_json(plan.schedule, print, stdout);
     else if (!status) {

@@ -1,7 +1,8 @@
 """page.py numbers PAGE INDEX JSON [LISTING] - compares plan INDEX of a page of `schedule --html` with
 `schedule --json` and with the listing, and checks that the page's tensors explain the plan's bytes.
 page.py drive PAGE - prints the page with a script that presses keys and moves the pointer, and that writes
-`ok: ` or `not ok: ` and the name of each step into the page."""
+`ok: ` or `not ok: ` and the name of each step into the page.
+page.py plan PAGE - the same for the page that plans by itself: the script fills in its controls."""
 import json
 import re
 import sys
@@ -82,6 +83,7 @@ DRIVER = """<script>
 {
   const log = document.body.appendChild(document.createElement('pre'));
   const say = (good, name) => log.append(`${good ? 'ok' : 'not ok'}: ${name}\\n`);
+  const plans = views.map(view => view.plan);
   const boxes = [...document.querySelectorAll('[role=slider]')];
   const at = k => Number(boxes[k].getAttribute('aria-valuenow'));
   const last = k => Number(boxes[k].getAttribute('aria-valuemax'));
@@ -152,9 +154,93 @@ DRIVER = """<script>
 """
 
 
+PLANNER = """<script>
+{
+  const log = document.body.appendChild(document.createElement('pre'));
+  const say = (good, name) => log.append(`${good ? 'ok' : 'not ok'}: ${name}\\n`);
+  const set = (name, value) => {
+    fields[name].value = value;
+    fields[name].dispatchEvent(new InputEvent('input', {bubbles: true}));
+  };
+  const text = id => document.getElementById(id).textContent;
+  const arenas = () => views.map(view => view.plan.plan.arena_bytes);
+  const wait = ms => new Promise(done => setTimeout(done, ms));
+  log.append('\\n');
+  (async () => {
+    say(views.length === 2 && text('message') === '', 'two plans without a message');
+    say(views[0].plan.technique === 'bf16_flash' && fields.layers.value === '3', 'it begins as it was told');
+    say(text('command').includes('--layers 3') && text('command').includes('--technique bf16_flash'),
+      'the command trains the first');
+    say([...document.querySelectorAll('input, select')].every(e => e.labels.length || e.ariaLabel),
+      'each control has a label');
+    const before = arenas();
+    set('seq-len', 16);
+    say(arenas()[0] < before[0] && arenas()[1] < before[1], 'shorter sequences take less, in both plans');
+    say(['seq-len=16', 'compare='].every(part => location.hash.includes(part)), 'the link has what changed');
+    set('technique', 'bf61');
+    say(text('message').includes('bf61') && views.length === 2, 'a wrong technique is named, the plans stay');
+    set('technique', 'bf16_flash_chunked');
+    say(text('message') === '' && views[0].plan.technique === 'bf16_flash_chunked', 'a right one is drawn');
+    set('more', '--norm rms --mlp swiglu');
+    say(text('message') === '' && text('command').endsWith('--norm rms --mlp swiglu'), 'further options');
+    set('more', '');
+    set('compare', '');
+    say(views.length === 1, 'one plan');
+    set('model', 'gpt2');
+    say(fields['d-model'].value === '768' && fields.layers.disabled, 'a published model has its sizes');
+    set('seq-len', 1024);
+    set('batch-size', 16);
+    set('gpu', 'T4, 15 GiB');
+    await wait(500);
+    say(fields.device.value === 'cuda' && document.querySelector('.limit'), 'a GPU is a line');
+    const most = Number(text('fits').match(/at most (\\d+) sequences/)[1]);
+    const room = (15360 - 1024) * 2 ** 20;
+    set('batch-size', most);
+    say(arenas()[0] <= room, 'the largest batch fits');
+    set('batch-size', most + 1);
+    say(arenas()[0] > room, 'one more does not');
+    location.hash = '#layers=5&T=64&B=16&technique=fp32_checkpointing';
+    await wait(100);
+    say(views[0].plan.seq_len === 64 && views[0].plan.ops.some(op => op.recomputed), 'a link opens its plan');
+    document.getElementById('passes').open = true;
+    await wait(100);
+    passField.value = names.passes.indexOf('adjoints');
+    passField.onchange();
+    const rows = [...document.querySelectorAll('.sides tbody tr')];
+    say(rows.length > 20 && rows.filter(row => row.children[0].textContent === '').length > 10,
+      'the adjoints add operations');
+    const [field] = document.querySelectorAll('#questions input'), form = field.form;
+    const says = form.querySelector('output');
+    say(document.querySelectorAll('#questions li').length === 10, 'ten questions');
+    const answer = value => { field.value = value; form.requestSubmit(); return says.textContent; };
+    say(answer(27).includes('less') && answer(25).includes('more'), 'wrong answers are judged');
+    say(answer(26).startsWith('Right'), 'the right one is explained');
+    form.querySelector('[type=button]').click();
+    await wait(100);
+    say(views[0].plan.plan.peak_op === 26, 'the plan of a question opens');
+    say(svgFile(views[0].plan).startsWith('<svg') &&
+      csv(views[0].plan).split('\\n').length === views[0].plan.ops.length + 2, 'files: SVG and CSV');
+    say(document.documentElement.scrollWidth <= document.documentElement.clientWidth, 'not too wide');
+    location.hash = '#model=gpt2&T=1024&B=16&technique=bf16_flash';
+    await wait(200);
+    const times = Array.from({length: 20}, (_, i) => {
+      const start = performance.now();
+      set('batch-size', 16 + i);
+      return document.body.offsetHeight && performance.now() - start;
+    }).sort((a, b) => a - b);
+    log.append(`time: ${times[10].toFixed(1)} ms a redraw of GPT-2\\n`);
+    say(performance.getEntriesByType('resource').length === 0, 'nothing was requested');
+    say(true, 'the end');
+  })();
+}
+</script>
+"""
+
+
 def main():
-    if sys.argv[1] == "drive":
-        sys.stdout.write(open(sys.argv[2], encoding="ascii").read() + DRIVER)
+    if sys.argv[1] in ("drive", "plan"):
+        page = open(sys.argv[2], encoding="ascii").read()
+        sys.stdout.write(page + (DRIVER if sys.argv[1] == "drive" else PLANNER))
         return
     plan = plans_of(sys.argv[2])[int(sys.argv[3])]
     compare_timeline(plan, json.load(open(sys.argv[4])))

@@ -72,6 +72,57 @@ check "what fails leaves no page" [ ! -e other.html ]
 "$schedule" $small > /dev/full 2> err
 check "a full disk fails the listing" [ $? = 3 ]
 
+# The page that plans by itself says of random options what build/schedule says, to the byte.
+planner=$root/examples/learn/memory.html
+random_options() { # COUNT; @ is nothing, # a blank
+  awk -v count="$1" '
+    function one_of(list, words, n) { n = split(list, words, " "); return words[1 + int(n * rand())] }
+    BEGIN {
+      srand(41)
+      for (; count > 0; count--) {
+        heads = one_of("1 2 3 4 6 12")
+        printf "--layers %s --heads %d --d-model %d --vocab-size %d --batch-size %d --seq-len %d",
+          one_of("1 2 3 7 12 24"), heads, heads * one_of("16 32 64"), 90 + rand() * one_of("100 3000 60000"),
+          1 + rand() * 40, one_of("8 33 128 1024")
+        printf " --technique %s%s%s%s", one_of("fp32 tf32 bf16 fp16 fp8_flash"), one_of("@ _flash _window16"),
+          one_of("@ _selective _checkpointing _segments"), one_of("@ _chunked _compact")
+        printf " --device %s%s%s%s%s\n", one_of("cpu cuda"), one_of("@ @ #--norm#rms#--mlp#swiglu"),
+          one_of("@ #--positions#rotary"), one_of("@ @ #--dropout#0.1"),
+          one_of("@ @ #--ranks#2 #--accumulate#3")
+      }
+    }' | tr -d @ | tr '#' ' '
+}
+if command -v node > /dev/null; then
+  random_options 200 > lines
+  node "$tests/planner.mjs" "$planner" < lines > theirs
+  while read -r line; do
+    if "$schedule" --json $line > one 2> err; then
+      python3 -c 'import json; print(json.dumps(json.load(open("one"))["plan"], separators=(",", ":")))'
+    else sed 's/^schedule: /refused: /' err; fi
+  done < lines > ours
+  echo "the planner in the page: $(wc -l < lines) plans, $(grep -c ^refused ours) refused"
+  check "plans of the page: $(diff ours theirs | head -n 2 | cut -c 1-200)" cmp ours theirs
+  check "most are plans" [ "$(grep -c ^refused ours)" -lt 100 ]
+else
+  skip "node is missing: apt-get install nodejs"
+fi
+mkdir -p examples/learn
+cp "$planner" examples/learn
+expect 0 'wrote own.html' --technique bf16_flash --layers 3 --html own.html --compare fp32
+expect 0 '' --technique fp32 --layers 3 --json
+check "the plans in that page" python3 "$tests/page.py" numbers own.html 1 out
+rm -r examples
+for number in 1 10; do
+  "$schedule" --quiz $number > out 2>&1
+  check "question $number" says out '\?( Give its number.)?$'
+done
+"$schedule" --quiz 1 --answer 26 > out 2>&1
+check "its answer" [ $? = 0 ] && check "with a reason" says out '^Right: 26\. It makes'
+"$schedule" --quiz 1 --answer 25 > out 2>&1
+check "a wrong one is code 1" [ $? = 1 ]
+expect 2 'questions 1 to 10' --quiz 11
+expect 2 'add --quiz' --answer 26
+
 # A name that ends strings, elements and lines stays a name. Each failed allocation is one status.
 cat > hostile.c << 'C'
 #include <stdlib.h>
@@ -93,7 +144,7 @@ int main(void)
     for (left = room; explorer_open(&env, &model, &policy, 2, 8, name, &plan); left = ++room)
         if (plan.schedule || room > 10000) return 1;
     left = 1 << 30;
-    if (room < 5 || explorer_save(&env, "hostile.html", &plan, 1)) return 2;
+    if (room < 5 || explorer_save(&env, "hostile.html", NULL, "", &plan, 1)) return 2;
     explorer_close(&plan);
     return plan.schedule != NULL;
 }
@@ -127,11 +178,19 @@ else
     case $line in ok:*) pass;; *) fail "in the browser, $line";; esac
   done < steps
   check "all steps in the browser ran" grep -qx 'ok: the end' steps
+  python3 "$tests/page.py" plan own.html > planned.html
+  browse planned --virtual-time-budget=20000 --dump-dom "file://$work/planned.html"
+  grep -oE '^(ok|not ok): .*' planned.out > steps
+  while IFS= read -r line; do
+    case $line in ok:*) pass;; *) fail "in the planner, $line";; esac
+  done < steps
+  grep '^time: ' planned.out
+  check "all steps in the planner ran" grep -qx 'ok: the end' steps
   browse light --screenshot=light.png "file://$work/page.html"
   browse dark --blink-settings=preferredColorScheme=0 --screenshot=dark.png "file://$work/page.html"
   browse hostile --dump-dom "file://$work/hostile.html"
   check "a hostile name is shown as it is" grep -qF '<h2>&lt;/script&gt;&lt;b&gt;' hostile.out
-  for name in driven light dark hostile; do
+  for name in driven planned light dark hostile; do
     check "$name: no message on the console: $(head -n 1 $name.console)" [ ! -s $name.console ]
   done
   check "there is a picture" [ "$(wc -c < light.png)" -gt 20000 ]

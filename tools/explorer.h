@@ -4,7 +4,7 @@
 
       explorer_plan plan;
       if (!explorer_open(&env, &model, &policy, batch, seq_len, "bf16_flash", &plan)) {
-          explorer_save(&env, "memory.html", &plan, 1);
+          explorer_save(&env, "memory.html", NULL, "", &plan, 1);
           explorer_close(&plan);
       } */
 #ifndef EXPLORER_H_INCLUDED
@@ -152,7 +152,7 @@ static void explorer_json(FILE *f, const explorer_plan *plan)
 
 /* ---- the page ---- */
 
-/* A string for each line. It needs nothing from a network. NULL: the plans come here. */
+/* A string for each line. It needs nothing from a network. Plans follow the line with id='plans'. */
 static const char *const explorer_page[] = {
 "<!doctype html>",
 "<html lang='en'>",
@@ -162,13 +162,14 @@ static const char *const explorer_page[] = {
 "<style>",
 ":root {",
 "  color-scheme: light dark;",
-"  --page: #fff; --ink: #1b2330; --faint: #596273; --line: #d3d8e0; --panel: #f4f6f9; --again: #c2410c;",
-"  --c0: #4477aa; --c1: #66b8dd; --c2: #2f9e5b; --c3: #e3b341; --c4: #e8697a; --c5: #a54a8c; --c6: #8a8f99;",
-"  --c7: #7a5c3e;",
+"  /* The categories have the colours of tools/plots.sh. In the dark, black and white change places. */",
+"  --page: #fff; --ink: #1b2330; --faint: #596273; --line: #d3d8e0; --panel: #f4f6f9; --again: #9f1239;",
+"  --c0: #202020; --c1: #56b4e9; --c2: #d55e00; --c3: #a4dccb; --c4: #7a4a9c; --c5: #e0ac00; --c6: #909090;",
+"  --c7: #fff;",
 "}",
 "@media (prefers-color-scheme: dark) {",
 "  :root { --page: #14181f; --ink: #e6e9ee; --faint: #9aa4b2; --line: #343b47; --panel: #1d232c;",
-"    --again: #fb923c; }",
+"    --again: #fb7185; --c0: #f2f2f2; --c4: #a67fc4; --c7: #14181f; }",
 "}",
 "body { margin: 0; padding: 1rem 1.5rem; background: var(--page); color: var(--ink);",
 "  font: 14px/1.45 system-ui, sans-serif; }",
@@ -183,7 +184,8 @@ static const char *const explorer_page[] = {
 "section { min-width: 0; }",
 ".legend { display: grid; grid-template-columns: repeat(auto-fill, minmax(12rem, 1fr)); margin: .3rem 0;",
 "  padding: 0; list-style: none; }",
-".swatch { display: inline-block; width: .8em; height: .8em; margin-right: .4em; border-radius: 2px; }",
+".swatch { display: inline-block; width: .8em; height: .8em; margin-right: .4em; border-radius: 2px;",
+"  outline: 1px solid var(--faint); }",
 ".plot { display: grid; grid-template-columns: 5.5rem 1fr; row-gap: 3px; padding: .3rem 1.5rem .6rem 0;",
 "  cursor: crosshair; touch-action: pan-y; }",
 ".plot:focus-visible { outline: 2px solid var(--ink); }",
@@ -200,9 +202,12 @@ static const char *const explorer_page[] = {
 ".shade { fill: var(--again); opacity: .12; }",
 ".grid { stroke: var(--line); }",
 ".peak { stroke: var(--ink); stroke-dasharray: 4 3; }",
+".limit { stroke: var(--again); stroke-width: 2; }",
+"button { font: inherit; }",
 ".cursor { stroke: var(--ink); stroke-width: 1.5; }",
 ".held .cursor { stroke-width: 3; }",
 ".block { stroke: var(--page); paint-order: stroke; }",
+".area { stroke: var(--faint); stroke-width: .5; }",
 ".picked { fill: none; stroke: var(--ink); stroke-width: 2.5; }",
 ".note { position: absolute; background: var(--page); padding: 0 .3em; }",
 ".strip { height: 1.25rem; }",
@@ -226,13 +231,13 @@ static const char *const explorer_page[] = {
 "<kbd>&uarr;</kbd> <kbd>&darr;</kbd> for a tensor. A click holds the operation.</p>",
 "<main></main>",
 "<script type='application/json' id='plans'>",
-NULL,
 "</script>",
 "<script>",
 "'use strict';",
-"const plans = JSON.parse(document.getElementById('plans').textContent);",
-"// Bytes at the top of all figures: the largest arena, and room for a label.",
-"const highest = 1.1 * Math.max(...plans.map(p => p.plan.arena_bytes));",
+"// What render sets: bytes at the top of all figures, and categories from the bottom up.",
+"let highest, stack;",
+"// A device's memory, {name, bytes}, which is drawn as a line; or null.",
+"let limit = null;",
 "const views = [];",
 "// A slot in the arena is a multiple of 256 bytes.",
 "const slot = t => Math.ceil(t.bytes / 256) * 256;",
@@ -287,8 +292,10 @@ NULL,
 "}",
 "",
 "// The categories from the bottom up: first state, which never becomes less.",
-"const least = plans[0].categories.map((_, c) => Math.min(...plans[0].ops.map(op => op.bytes[c])));",
-"const stack = least.map((_, c) => c).sort((a, b) => least[b] - least[a] || a - b);",
+"function stacked(plan) {",
+"  const least = plan.categories.map((_, c) => Math.min(...plan.ops.map(op => op.bytes[c])));",
+"  return least.map((_, c) => c).sort((a, b) => least[b] - least[a] || a - b);",
+"}",
 "",
 "function drawMemory(plan, svg) {",
 "  const base = plan.ops.map(() => 0);",
@@ -296,7 +303,8 @@ NULL,
 "    const lower = base.map((n, i) => `H${i + 1} V${height(n)} H${i}`).reverse().join(' ');",
 "    plan.ops.forEach((op, i) => base[i] += op.bytes[c]);",
 "    const upper = base.map((n, i) => `V${height(n)} H${i + 1}`).join(' ');",
-"    draw(svg, 'path', {d: `M0,${height(base[0])} ${upper} ${lower} Z`, fill: `var(--c${c})`});",
+"    const d = `M0,${height(base[0])} ${upper} ${lower} Z`;",
+"    draw(svg, 'path', {d, class: 'area', fill: `var(--c${c})`});",
 "  }",
 "}",
 "",
@@ -306,6 +314,13 @@ NULL,
 "  draw(svg, 'path', {class: 'peak', d: `M${at + .5},1000 V0`});",
 "  chart.append(make('span', {class: 'note', style: `bottom: calc(${100 * n / highest}% + 2px); ${side}`},",
 "    `peak ${bytes(n)}`));",
+"}",
+"",
+"function drawLimit(plan, chart, svg) {",
+"  if (!limit || limit.bytes > highest) return;",
+"  draw(svg, 'path', {class: 'limit', d: `M0,${height(limit.bytes)} H${plan.ops.length}`});",
+"  chart.append(make('span', {class: 'note', style: `bottom: ${100 * limit.bytes / highest}%; left: 0`},",
+"    limit.name));",
 "}",
 "",
 "// A tensor's rectangle in the map.",
@@ -336,6 +351,7 @@ NULL,
 "  const memory = figure(plan, 'memory'), arena = figure(plan, 'map');",
 "  drawMemory(plan, memory.svg);",
 "  drawPeak(plan, memory.chart, memory.svg);",
+"  drawLimit(plan, memory.chart, memory.svg);",
 "  drawArena(plan, arena.svg);",
 "  view.map = arena.chart;",
 "  view.cursors = [memory, arena].map(f => draw(f.svg, 'path', {class: 'cursor'}));",
@@ -378,6 +394,16 @@ NULL,
 "",
 "const life = (t, i) => t.state ? 'state' : `${t.first} to ${t.last}` + (t.last === i ? ', freed' : '');",
 "",
+"// Who writes a tensor first, and who reads it last.",
+"function origin(plan, k) {",
+"  const name = i => `${plan.ops[i].op} (${i})`, t = plan.tensors[k];",
+"  const writer = plan.ops.findIndex(op => op.writes.includes(k) || op.scratch.includes(k));",
+"  const reader = plan.ops.findLastIndex(op => op.reads.includes(k));",
+"  const parts = [writer < 0 ? 'no operation writes it' : `${name(writer)} writes it`,",
+"    reader < 0 ? 'no operation reads it' : `${name(reader)} reads it last`];",
+"  return parts.join(', ') + (t.state ? '; it stays from step to step.' : '.');",
+"}",
+"",
 "function tensorRow(view, k) {",
 "  const t = view.plan.tensors[k], name = make('span', {}, swatch(t.category), t.name);",
 "  const cells = [role(view.plan.ops[view.op], k), name, `${t.type} ${t.shape.join(' x ')}`, bytes(t.bytes),",
@@ -394,7 +420,13 @@ NULL,
 "  [...view.rows.children].forEach((row, r) => row.classList.toggle('on', r === at));",
 "  set(view.picked, at < 0 ? {width: 0} : place(t));",
 "  const kind = at < 0 ? '' : view.plan.categories[t.category];",
-"  view.says.textContent = at < 0 ? '' : `${t.name}: ${kind}, ${bytes(t.bytes)}, ${life(t, view.op)}`;",
+"  view.says.textContent = at < 0 ? '' : `${t.name}: ${kind}, ${bytes(t.bytes)}. ${origin(view.plan, k)}`;",
+"}",
+"",
+"// Lists the tensors in memory.",
+"function list(view) {",
+"  view.rows.replaceChildren(...view.alive.map(k => tensorRow(view, k)));",
+"  pick(view, view.tensor);",
 "}",
 "",
 "function select(view, i) {",
@@ -410,18 +442,19 @@ NULL,
 "    `${flops(op.flops)}, moves ${bytes(op.traffic_bytes)}.`;",
 "  view.values.forEach((value, c) => value.textContent = bytes(op.bytes[c]));",
 "  view.alive = alive(plan, view.op);",
-"  view.rows.replaceChildren(...view.alive.map(k => tensorRow(view, k)));",
-"  pick(view, view.tensor);",
 "}",
 "",
 "// Selects an operation, and the same one in the other plan if that has it.",
 "function go(view, i) {",
 "  select(view, i);",
+"  list(view);",
 "  const key = (plan, i) => JSON.stringify([plan.ops[i].op, plan.ops[i].phase, plan.ops[i].recomputed,",
 "    plan.ops[i].writes.map(k => plan.tensors[k].name)]);",
 "  for (const other of views.filter(v => v !== view)) {",
 "    const at = other.plan.ops.findIndex((_, i) => key(other.plan, i) === key(view.plan, view.op));",
-"    if (at >= 0) select(other, at);",
+"    if (at < 0) continue;",
+"    select(other, at);",
+"    list(other);",
 "  }",
 "}",
 "",
@@ -452,6 +485,58 @@ NULL,
 "  if (view.map.contains(event.target)) pick(view, k ?? null);",
 "}",
 "",
+"// ---- files ----",
+"",
+"function save(name, type, text) {",
+"  const link = make('a', {download: name, href: URL.createObjectURL(new Blob([text], {type}))});",
+"  link.click();",
+"  URL.revokeObjectURL(link.href);",
+"}",
+"",
+"// The operations, with the bytes of each category.",
+"function csv(plan) {",
+"  const head = ['number', 'operation', 'phase', 'layer', 'recomputed', ...plan.categories, 'total'];",
+"  const rows = plan.ops.map((op, i) => [i, op.op, op.phase, op.layer, op.recomputed, ...op.bytes,",
+"    op.live_bytes]);",
+"  return [head, ...rows].map(row => row.join(',') + '\\n').join('');",
+"}",
+"",
+"// The memory figure as a file of its own, 960 x 480: colours as on a white page, text as text.",
+"function svgFile(plan) {",
+"  const [left, top, width, tall] = [90, 40, 850, 360], count = plan.ops.length;",
+"  const light = ['#202020', '#56b4e9', '#d55e00', '#a4dccb', '#7a4a9c', '#e0ac00', '#909090', '#fff'];",
+"  const x = i => (left + width * i / count).toFixed(1);",
+"  const y = n => (top + tall * (1 - n / highest)).toFixed(1);",
+"  const label = (x, y, anchor, text) => `<text x='${x}' y='${y}' text-anchor='${anchor}'>${text}</text>`;",
+"  const base = plan.ops.map(() => 0), parts = [];",
+"  for (const n of ticks())",
+"    parts.push(`<path d='M${left},${y(n)} h${width}' stroke='#ccc'/>`,",
+"      label(left - 6, +y(n) + 4, 'end', bytes(n).replace('.00', '')));",
+"  for (const c of stack) {",
+"    const low = base.map((n, i) => `H${x(i + 1)} V${y(n)} H${x(i)}`).reverse().join(' ');",
+"    plan.ops.forEach((op, i) => base[i] += op.bytes[c]);",
+"    const high = base.map((n, i) => `V${y(n)} H${x(i + 1)}`).join(' ');",
+"    parts.push(`<path d='M${left},${y(base[0])} ${high} ${low} Z' fill='${light[c]}' stroke='#596273' ` +",
+"      `stroke-width='.5'/>`);",
+"  }",
+"  plan.categories.forEach((name, c) => parts.push(",
+"    `<rect x='${left + 106 * c}' y='430' width='12' height='12' fill='${light[c]}' stroke='#596273'/>`,",
+"    label(left + 106 * c + 17, 441, 'start', name)));",
+"  parts.push(label(left, 24, 'start', `${plan.technique}: peak ${bytes(plan.plan.peak_bytes)}`),",
+"    label(left + width / 2, 420, 'middle', 'operations of a training step'));",
+"  return `<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 960 480' font-family='sans-serif' ` +",
+"    `font-size='13'><rect width='960' height='480' fill='#fff'/>${parts.join('\\n')}</svg>\\n`;",
+"}",
+"",
+"function files(plan) {",
+"  const button = (kind, type, text) => {",
+"    const b = make('button', {type: 'button'}, `Save ${kind.toUpperCase()}`);",
+"    b.onclick = () => save(`${plan.technique}.${kind}`, type, text(plan));",
+"    return b;",
+"  };",
+"  return make('p', {}, button('svg', 'image/svg+xml', svgFile), ' ', button('csv', 'text/csv', csv));",
+"}",
+"",
 "function show(plan) {",
 "  const view = {plan, op: 0, tensor: null, heading: make('h3', {}), cost: make('p', {}),",
 "    values: plan.categories.map(() => make('span', {})), rows: make('tbody', {}),",
@@ -466,34 +551,67 @@ NULL,
 "  view.box.onclick = event => { view.box.classList.toggle('held'); onPointer(view, event); };",
 "  views.push(view);",
 "  document.querySelector('main').append(make('section', {'aria-label': plan.technique},",
-"    make('h2', {}, plan.technique), make('p', {}, summary(plan)), view.box, view.heading, view.cost,",
-"    make('ul', {class: 'legend'}, ...legend),",
+"    make('h2', {}, plan.technique), make('p', {}, summary(plan)), make('ul', {class: 'legend'}, ...legend),",
+"    view.box, view.heading, view.cost, view.says,",
 "    make('div', {class: 'scroll', tabindex: 0, role: 'region', 'aria-label': 'tensors'}, table),",
-"    view.says));",
+"    files(plan)));",
 "  select(view, plan.plan.peak_op);",
+"  setTimeout(() => views.includes(view) && list(view)); // figures first: the list takes as long",
 "}",
 "",
-"document.getElementById('model').textContent =",
-"  Object.entries(plans[0].model).map(([name, value]) => `${name.replace('_', ' ')} ${value}`).join(', ');",
-"plans.forEach(show);",
+"// Draws plans side by side, in place of those before.",
+"function render(plans) {",
+"  const top = Math.max(...plans.map(p => p.plan.arena_bytes)); // and room for a label",
+"  highest = 1.1 * (limit && limit.bytes < 4 * top ? Math.max(top, limit.bytes) : top);",
+"  stack = stacked(plans[0]);",
+"  views.length = 0;",
+"  document.querySelector('main').replaceChildren();",
+"  document.getElementById('model').textContent =",
+"    Object.entries(plans[0].model).map(([name, n]) => `${name.replaceAll('_', ' ')} ${n}`).join(', ');",
+"  plans.forEach(show);",
+"}",
+"",
+"render(JSON.parse(document.getElementById('plans').textContent));",
 "</script>",
 "</html>",
 };
 
-static mtt_status explorer_save(mtt_env *env, const char *path, const explorer_plan *plans, int count)
+/* Writes a line of a page, and after those with the marks the plans, or the options they come of. Lines of an
+   element that has other plans are left out. */
+static void explorer_line(FILE *f, const char *line, int *skips, const char *words,
+                          const explorer_plan *plans, int count)
 {
-    FILE *f = fopen(path, "w");
-    int i, k, failed;
-    if (!f) return explorer_fail(env, path);
-    for (i = 0; i < (int)(sizeof(explorer_page) / sizeof(explorer_page[0])); i++) {
-        if (explorer_page[i]) fprintf(f, "%s\n", explorer_page[i]);
-        for (k = 0; !explorer_page[i] && k < count; k++) {
-            fprintf(f, k ? ",\n" : "[");
-            explorer_json(f, &plans[k]);
-        }
-        if (!explorer_page[i]) fprintf(f, "]\n");
+    int k;
+    if (!strncmp(line, "</script>", 9)) *skips = 0;
+    if (*skips) return;
+    fputs(line, f);
+    if (strstr(line, "id='planned'>")) fprintf(f, "%s\n", words);
+    if (!strstr(line, "id='plans'>")) return;
+    for (k = 0; k < count; k++) {
+        fprintf(f, k ? ",\n" : "[");
+        explorer_json(f, &plans[k]);
     }
-    failed = ferror(f);
+    fprintf(f, "]\n");
+    *skips = 1;
+}
+
+/* Writes a page with `count` plans. `planner` is the page that plans by itself, of tools/planner/make.sh; it
+   then begins with the options in `words`. NULL, or a file that is not there: a page of these plans. */
+static mtt_status explorer_save(mtt_env *env, const char *path, const char *planner, const char *words,
+                                const explorer_plan *plans, int count)
+{
+    FILE *from = planner ? fopen(planner, "r") : NULL, *f = fopen(path, "w");
+    char line[4096];
+    int i, skips = 0, failed = 0;
+    if (!f && from) fclose(from);
+    if (!f) return explorer_fail(env, path);
+    while (from && fgets(line, sizeof(line), from)) explorer_line(f, line, &skips, words, plans, count);
+    for (i = 0; i < (int)(sizeof(explorer_page) / sizeof(explorer_page[0])) && !from; i++) {
+        snprintf(line, sizeof(line), "%s\n", explorer_page[i]);
+        explorer_line(f, line, &skips, words, plans, count);
+    }
+    if (from) failed = ferror(from), fclose(from);
+    failed |= ferror(f);
     if (fclose(f) || failed) return explorer_fail(env, path);
     return MTT_OK;
 }
