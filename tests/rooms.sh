@@ -11,7 +11,7 @@ none() { # TEXT NAME: there must be no text
 }
 
 none "$(awk 'length > 110 {print FILENAME ":" FNR}' mtt.h mtt_kernels.cu \
-  {examples,tools,tests}/*.[ch] {tools,tests}/*.sh .ci/run Makefile)" \
+  {examples{,/learn},tools{,/planner},tests}/*.[ch] {tools{,/planner},tests}/*.sh .ci/run Makefile)" \
   "wider than 110 columns"
 while read -r file most; do
   lines=$(cat $file | wc -l)

@@ -123,6 +123,15 @@ check "a wrong one is code 1" [ $? = 1 ]
 expect 2 'questions 1 to 10' --quiz 11
 expect 2 'add --quiz' --answer 26
 
+# An optimizer of one's own, by the public interface: its losses fall, and AdamW's begin at the same one.
+check "own_optimizer.c builds" ${CC:-cc} -std=gnu99 -O2 -Wall -Wextra -Werror -o own \
+  "$root/examples/learn/own_optimizer.c" -lm
+sample_text > text.txt
+./own text.txt > out 2> err
+losses=($(sed -nE 's/^Lion.*loss //p' out))
+check "three losses of each: $(cat err)" [ ${#losses[@]} = 3 -a "$(wc -l < out)" = 6 ]
+check "Lion's fall: ${losses[*]}" awk -v a="${losses[0]}" -v b="${losses[2]}" 'BEGIN {exit !(a - b > 0.1)}'
+
 # A name that ends strings, elements and lines stays a name. Each failed allocation is one status.
 cat > hostile.c << 'C'
 #include <stdlib.h>

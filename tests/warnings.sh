@@ -66,7 +66,7 @@ symbols() { # COMPILER
 programs() { # COMPILER: each program as it is, and beside another file that has the implementation
   local cc=$1 program name
   check "$cc, the implementation alone" $cc -std=gnu99 -fopenmp -c "$build/all.c" -o "$build/all.o"
-  for program in examples/*.c tools/*.c; do
+  for program in examples/*.c examples/learn/*.c tools/*.c; do
     name=$build/$(basename "$program")
     check "$cc, $program" $cc -std=gnu99 -Wall -Wextra -Werror -fsyntax-only "$program"
     grep -v '^#define MTT_IMPLEMENTATION$' "$program" > "$name"
@@ -90,8 +90,8 @@ for cc in gcc clang; do
   symbols $cc
   programs $cc
 done
-headers=(tools/{curves,folder,launch,options,results,run,speak,explorer}.h)
-none "$(grep -nE '(mtt|MTT)__' examples/*.c tools/*.c "${headers[@]}")" \
+headers=(tools/{curves,folder,launch,options,results,run,speak,explorer,quiz}.h)
+none "$(grep -nE '(mtt|MTT)__' examples/*.c examples/learn/*.c tools/*.c "${headers[@]}")" \
   "a program uses a private name"
 none "$(sed -n '/^#ifdef MTT_IMPLEMENTATION/,$p' mtt.h | sed 's/"[^"]*"//g; s,/\*.*\*/,,' |
   grep -nE '\b(exit|abort|printf|puts|assert)\s*\(')" "mtt.h prints or exits"
