@@ -1070,7 +1070,7 @@ static void test_tokens_in_use(void)
     fault_on = ON_PREAD, fault_at = 1, fault_errno = EINTR, fault_calls = 0;
     check(mtt_tokens_read(t, 0, 500, again) == MTT_OK, "an interrupted read: %s", env.error);
     fault_on = ON_PREAD, fault_at = 1, fault_errno = EIO, fault_calls = 0;
-    refused(mtt_tokens_read(t, 0, 500, again), MTT_E_FILE, "Input/output", "a read that fails");
+    refused(mtt_tokens_read(t, 0, 500, again), MTT_E_FILE, strerror(EIO), "a read that fails");
     fault_on = -1;
     mtt_tokens_close(t);
     close(fd);
@@ -1851,7 +1851,7 @@ static void test_prepare_faults(void)
             status = mtt_prepare(&env, &b, NULL);
             fault_on = -1;
             check(count_files(".") == 0, "%s %d: a temporary is left", on_name[kind], k);
-            check(status ? strstr(env.error, "Input/output") != NULL : is_there("d", &fresh),
+            check(status ? strstr(env.error, strerror(EIO)) != NULL : is_there("d", &fresh),
                   "%s %d: status %d, %s", on_name[kind], k, status, env.error);
             check_dataset(&a, &b, &old, &fresh, 1, k);
             if (fault_calls < k) break;
