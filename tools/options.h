@@ -139,9 +139,11 @@ static const option_recipe option_presets[] = {
     {NULL, NULL},
 };
 
-/* Published networks, with their numbers of parameters. llama-tiny is the one of Stanford's course CS336. */
+/* Published networks, with their numbers of parameters. llama-tiny and cs336-... are those of Stanford's course
+   CS336, of its first and second assignment. */
 #define OPTION_GPT2 "vocab-size=50257 positions=learned head=tied no-head-bias "
 #define OPTION_LLAMA "norm=rms mlp=swiglu positions=rotary no-biases "
+#define OPTION_CS336 OPTION_LLAMA "rotary-interleaved vocab-size=10000 "
 static const option_recipe option_models[] = {
     {"gpt2", OPTION_GPT2 "layers=12 heads=12 d-model=768"},          /* 124,439,808 */
     {"gpt2-medium", OPTION_GPT2 "layers=24 heads=16 d-model=1024"},  /* 354,823,168 */
@@ -149,6 +151,11 @@ static const option_recipe option_models[] = {
     {"gpt2-xl", OPTION_GPT2 "layers=48 heads=25 d-model=1600"},      /* 1,557,611,200 */
     {"llama-tiny", OPTION_LLAMA "layers=4 heads=16 d-model=512 d-ff=1344 vocab-size=10000 "
                    "rotary-interleaved"},                            /* 22,696,448 */
+    {"cs336-small", OPTION_CS336 "layers=12 heads=12 d-model=768 d-ff=3072"},   /* 128,625,408 */
+    {"cs336-medium", OPTION_CS336 "layers=24 heads=16 d-model=1024 d-ff=4096"}, /* 423,183,360 */
+    {"cs336-large", OPTION_CS336 "layers=36 heads=20 d-model=1280 d-ff=5120"},  /* 969,411,840 */
+    {"cs336-xl", OPTION_CS336 "layers=32 heads=32 d-model=2560 d-ff=10240"},    /* 3,406,809,600 */
+    {"cs336-10b", OPTION_CS336 "layers=50 heads=36 d-model=4608 d-ff=12288"},   /* 12,832,823,808 */
     {"smollm-135m", OPTION_LLAMA "layers=30 heads=9 heads-kv=3 d-model=576 d-ff=1536 vocab-size=49152 "
                     "head=tied max-seq=2048"},                       /* 134,515,008 */
     {"llama3.2-1b", OPTION_LLAMA "layers=16 heads=32 heads-kv=8 d-model=2048 d-ff=8192 vocab-size=128256 "
