@@ -139,8 +139,8 @@ static const option_recipe option_presets[] = {
     {NULL, NULL},
 };
 
-/* Published networks, with their numbers of parameters. llama-tiny and cs336-... are those of Stanford's course
-   CS336, of its first and second assignment. */
+/* Published networks, with their numbers of parameters. llama-tiny and cs336-... are those of Stanford's
+   course CS336, of its first and second assignment. */
 #define OPTION_GPT2 "vocab-size=50257 positions=learned head=tied no-head-bias "
 #define OPTION_LLAMA "norm=rms mlp=swiglu positions=rotary no-biases "
 #define OPTION_CS336 OPTION_LLAMA "rotary-interleaved vocab-size=10000 "
