@@ -221,14 +221,6 @@ PLANNER = """<script>
     say(svgFile(views[0].plan).startsWith('<svg') &&
       csv(views[0].plan).split('\\n').length === views[0].plan.ops.length + 2, 'files: SVG and CSV');
     say(document.documentElement.scrollWidth <= document.documentElement.clientWidth, 'not too wide');
-    location.hash = '#model=gpt2&T=1024&B=16&technique=bf16_flash';
-    await wait(200);
-    const times = Array.from({length: 20}, (_, i) => {
-      const start = performance.now();
-      set('batch-size', 16 + i);
-      return document.body.offsetHeight && performance.now() - start;
-    }).sort((a, b) => a - b);
-    log.append(`time: ${times[10].toFixed(1)} ms a redraw of GPT-2\\n`);
     say(performance.getEntriesByType('resource').length === 0, 'nothing was requested');
     say(true, 'the end');
   })();

@@ -174,6 +174,13 @@ browse() { # NAME ARGUMENT...: standard output to NAME.out, messages of the page
     --user-data-dir="$work/profile" --window-size=1400,1400 "$@" > "$name.out" 2> "$name.err"
   grep CONSOLE "$name.err" > "$name.console"
 }
+steps() { # NAME: what the script in a page that was browsed has written
+  grep -oE '^(ok|not ok): .*' $1.out > steps
+  while IFS= read -r line; do
+    case $line in ok:*) pass;; *) fail "$1, $line";; esac
+  done < steps
+  check "all steps of $1 ran" grep -qx 'ok: the end' steps
+}
 if [ -z "$browser" ]; then
   skip "Chromium is missing: apt-get install chromium"
 elif ! command -v python3 > /dev/null; then
@@ -182,19 +189,10 @@ else
   expect 0 'wrote page.html' --technique fp32 --compare fp32_checkpointing --html page.html --layers 3
   python3 "$tests/page.py" drive page.html > driven.html
   browse driven --virtual-time-budget=5000 --dump-dom "file://$work/driven.html"
-  grep -oE '^(ok|not ok): .*' driven.out > steps
-  while IFS= read -r line; do
-    case $line in ok:*) pass;; *) fail "in the browser, $line";; esac
-  done < steps
-  check "all steps in the browser ran" grep -qx 'ok: the end' steps
+  steps driven
   python3 "$tests/page.py" plan own.html > planned.html
   browse planned --virtual-time-budget=20000 --dump-dom "file://$work/planned.html"
-  grep -oE '^(ok|not ok): .*' planned.out > steps
-  while IFS= read -r line; do
-    case $line in ok:*) pass;; *) fail "in the planner, $line";; esac
-  done < steps
-  grep '^time: ' planned.out
-  check "all steps in the planner ran" grep -qx 'ok: the end' steps
+  steps planned
   browse light --screenshot=light.png "file://$work/page.html"
   browse dark --blink-settings=preferredColorScheme=0 --screenshot=dark.png "file://$work/page.html"
   browse hostile --dump-dom "file://$work/hostile.html"
