@@ -46,7 +46,9 @@ for name in test_{windows,plan,models,generate,tokenizer,identity}; do
     -o "$build/$name.exe" -lpthread
 done
 
-wineserver -p60 # a server that is about to end takes no new program
+mkdir -p "$WINEPREFIX" || exit 1
+trap 'wineserver -k' EXIT
+wineserver -p # it stays: one that is about to end takes no new program
 wineboot -i > /dev/null 2>&1
 wine cmd /c ver > "$build/wine.log" 2>&1 || { skip "Windows: Wine does not start here"; closing_line; exit; }
 run_test test_windows
@@ -62,6 +64,5 @@ check "its checkpoint" [ -s "$build/there/мои/日 é/t_fp32_step2.safetensors
 check "ranks are refused" not call there trainer --data data --ranks 2 --steps 2 --preset tiny
 check "and why" says "$build/there/err" 'on Windows under WSL2'
 (cd "$build/there" && timeout 60 wine "$build/hello.exe" text.txt > hello.out 2> hello.err)
-wineserver -k
 check "hello trains" says "$build/there/hello.err" 'step (20|600)/600, loss [0-9.]+'
 closing_line
