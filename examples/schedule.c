@@ -6,20 +6,26 @@
    ./schedule --html memory.html --compare fp32_checkpointing      both as a page for a browser
    ./schedule --fp8 --before eight --after eight                   what a pass does to the list, side by side
    ./schedule --quiz 1 --answer 20                                 a question about memory, of ten
+   ./schedule --kept                 what each layer keeps for the backward pass
+   ./schedule --dump step.safetensors                              runs the step: all its tensors, in a file
+   ./schedule --memory-viz plan.pickle                             for https://pytorch.org/memory_viz
 
    A line is an operation: its number, its phase, the bytes in memory while it runs, its name, what it
    reads -> writes, and the tensors that it frees, because no later operation uses them. */
 #define MTT_IMPLEMENTATION
 #define MTT_BACKEND_API /* its operations and tensors */
 #include "../mtt.h"
-#include "../tools/explorer.h"
 #include "../tools/options.h"
+#include "../tools/dump.h"
+#include "../tools/explorer.h"
+#include "../tools/kept.h"
+#include "../tools/memory_viz.h"
 #include "../tools/quiz.h"
 
 static mtt_model_desc model = {.layers = 2, .heads = 4, .d_model = 128, .vocab = 1000};
 static mtt_policy policy;
-static int batch = 32, seq_len = 128, json, question;
-static const char *html, *compare, *before, *after;
+static int batch = 32, seq_len = 128, json, kept, question;
+static const char *html, *compare, *before, *after, *dump_path, *init, *viz;
 static float answer;
 
 static const option options[] = {
@@ -29,6 +35,10 @@ static const option options[] = {
     TEXT("before", &before, "print the list of operations before this pass; with --after both, side by side"),
     TEXT("after", &after, "the same after this pass: forward, adjoints, ...; a wrong name lists them"),
     FLAG("json", &json, 1, "print plan and timeline as JSON"),
+    FLAG("kept", &kept, 1, "print what each layer keeps for the backward pass"),
+    TEXT("dump", &dump_path, "run the step on random tokens; write its tensors to this .safetensors file"),
+    TEXT("init", &init, "the model and its weights, for --dump: a checkpoint or a Hugging Face folder"),
+    TEXT("memory-viz", &viz, "write the plan as a memory snapshot of PyTorch to this .pickle file"),
     INT("quiz", &question, 1, "ask a question about memory, 1 to 10"),
     REAL("answer", &answer, -1e30, "judge an answer to it; a right one explains"),
     INT("batch-size", &batch, 1, "sequences"),
@@ -217,30 +227,89 @@ static mtt_status ask(mtt_env *env, int *code)
     return status;
 }
 
+/* ---- the step itself ---- */
+
+/* Opens the model of --init and takes its description. */
+static mtt_status open_weights(mtt_env *env, mtt_model **weights)
+{
+    mtt_status status = mtt_model_open(env, init, weights);
+    mtt_model_desc fixed;
+    const char *other;
+    if (status) return status;
+    fixed = *mtt_model_describe(*weights);
+    fixed.dropout = model.dropout;
+    if (fixed.positions != MTT_POSITIONS_LEARNED) fixed.max_seq = model.max_seq;
+    other = option_contradicted(&model, &fixed);
+    model = fixed;
+    if (!other) return MTT_OK;
+    snprintf(env->error, sizeof(env->error), "--%s has another value than the model in %.500s: leave it out",
+             other, init);
+    return MTT_E_ARGUMENT;
+}
+
+/* Runs the step on random tokens, each the target of the one before it. */
+static mtt_status dump_step(mtt_env *env, const mtt_schedule *schedule, mtt_model *weights)
+{
+    const mtt_policy *p = mtt_schedule_policy(schedule);
+    const int64_t count = (int64_t)p->accumulate * batch * seq_len;
+    int32_t *tokens = malloc(((size_t)count + 1) * sizeof(*tokens));
+    mtt_backend backend = *mtt_cpu_backend();
+    uint64_t state = 1;
+    mtt_status status = MTT_OK;
+    int64_t i;
+    if (!tokens) return dump_fail(env);
+    for (i = 0; i <= count; i++) {
+        state = state * 6364136223846793005u + 1442695040888963407u; /* Knuth's generator */
+        tokens[i] = (int32_t)((state >> 33) % (uint64_t)mtt_schedule_model(schedule)->vocab);
+    }
+    if (p->device == MTT_DEVICE_CUDA) status = mtt_cuda_backend(env, 0, &backend);
+    if (!status)
+        status = dump_save(env, dump_path, schedule, batch, seq_len, &backend, weights, tokens, tokens + 1);
+    if (!status) printf("wrote %s\n", dump_path);
+    free(tokens);
+    return status;
+}
+
+/* What the options ask for. */
+static mtt_status show(mtt_env *env, const explorer_plan *plan, mtt_model *weights, const char *words)
+{
+    mtt_plan_report report;
+    mtt_status status = MTT_OK;
+    if (html) status = write_page(env, plan, words);
+    if (viz && !status) status = viz_save(env, viz, plan->schedule);
+    if (viz && !status) printf("wrote %s: open it at https://pytorch.org/memory_viz\n", viz);
+    if (dump_path && !status) status = dump_step(env, plan->schedule, weights);
+    if (status || html || viz || dump_path) return status;
+    if (before || after) return print_lists(env, plan->schedule);
+    if (json) return mtt_schedule_json(plan->schedule, print, stdout), MTT_OK;
+    if (kept) return kept_print(plan->schedule), MTT_OK;
+    mtt_schedule_print(plan->schedule, print, stdout);
+    mtt_schedule_report(plan->schedule, &report);
+    mtt_plan_print(&report, print, stdout);
+    return MTT_OK;
+}
+
 int main(int argc, char **argv)
 {
     mtt_env env = {0};
     char words[4096] = "";
     explorer_plan plan;
-    mtt_plan_report report;
-    mtt_status status;
+    mtt_model *weights = NULL;
+    mtt_status status = MTT_OK;
     int code = option_parse(options, LENGTH(options), argc, argv);
     if (code) return code == OPTION_HELP ? 0 : code;
+    memset(&plan, 0, sizeof(plan));
     if (compare && !html) return option_fail("--compare needs a page: add --html memory.html");
     if (option_given("answer") && !question) return option_fail("--answer needs a question: add --quiz 1");
     if (question) return (status = ask(&env, &code)) ? option_tell(&env, status) : option_close_output(code);
-    if ((before || after) && (html || json))
-        return option_fail("--before and --after print lists: leave out --html and --json");
-    status = explorer_open(&env, &model, &policy, batch, seq_len, option_technique(), &plan);
+    if ((before || after) && (html || json || kept || dump_path || viz))
+        return option_fail("--before and --after print lists: leave out the other outputs");
+    if (init && !dump_path) return option_fail("--init is for --dump: add --dump step.safetensors");
+    if (init) status = open_weights(&env, &weights);
+    if (!status) status = explorer_open(&env, &model, &policy, batch, seq_len, option_technique(), &plan);
     join_words(argc, argv, words, sizeof(words));
-    if (!status && html) status = write_page(&env, &plan, words);
-    else if (!status && (before || after)) status = print_lists(&env, plan.schedule);
-    else if (!status && json) mtt_schedule_json(plan.schedule, print, stdout);
-    else if (!status) {
-        mtt_schedule_print(plan.schedule, print, stdout);
-        mtt_schedule_report(plan.schedule, &report);
-        mtt_plan_print(&report, print, stdout);
-    }
+    if (!status) status = show(&env, &plan, weights, words);
     explorer_close(&plan);
+    mtt_model_close(weights);
     return option_close_output(option_tell(&env, status));
 }

@@ -54,6 +54,47 @@ else
 fi
 expect 0 'adamw +[0-9]+ gradients -> m v [0-9]+ weights  frees [0-9]+ gradients$' --checkpointing
 
+# Tensors of a step, and plans as snapshots of PyTorch.
+if command -v python3 > /dev/null; then
+  for technique in fp32_checkpointing fp32 fp32_flash bf16_flash_selective fp8_flash_chunked \
+    fp16_window8_segments_chunked_compact; do
+    expect 0 'wrote one.safetensors' --technique $technique --layers 3 --dump one.safetensors \
+      --memory-viz one.pickle
+    expect 0 '' --technique $technique --layers 3 --json
+    mv out json
+    [ $technique = fp32 ] && other=kept.safetensors || other=
+    check "the dump of $technique" python3 "$tests/schedule_files.py" dump one.safetensors $other
+    check "the snapshot of $technique" python3 "$tests/schedule_files.py" viz one.pickle json
+    mv one.safetensors kept.safetensors
+  done
+  expect 0 '' --device cuda --technique bf16_flash_checkpointing --json
+  mv out json
+  expect 0 'pytorch.org/memory_viz' --device cuda --technique bf16_flash_checkpointing --memory-viz one.pickle
+  check "the snapshot of a plan for a GPU" python3 "$tests/schedule_files.py" viz one.pickle json
+fi
+expect 0 '^  layers 0 to 3, each 0.02: x 0.02$' --kept --layers 5 --checkpointing
+expect 0 '^  layers 0 to 1, each 0.28: x 0.02, ln_1 0.02, ln_1.stats 0.00, attn.qkv' --kept
+expect 0 'a forward pass alone, which keeps nothing: at most 0.27 at once, of them weights 0.13$' --kept
+expect 3 'absent' --dump absent/step.safetensors
+expect 3 'absent' --memory-viz absent/plan.pickle
+expect 2 'add --dump step.safetensors' --init kept.safetensors
+expect 3 'absent' --init absent --dump one.safetensors
+sample_text > text.txt
+"${schedule%/*}/train" --data text.txt --dataset t --layers 2 --heads 2 --d-model 32 --steps 2 \
+  --batch-size 2 --seq-len 16 --vocab-size 300 > train.log 2>&1
+trained=results/t_fp32_step2.safetensors
+options=$small small="--batch-size 2 --seq-len 16"
+expect 0 'wrote one.safetensors' --init $trained --dump one.safetensors
+expect 2 '^schedule: --layers has another value than the model in' --init $trained --layers 3 --dump two
+expect 0 '' --init $trained --layers 2 --flash --dump two
+check "a dump begins with the weights of --init" python3 "$tests/schedule_files.py" weights one.safetensors \
+  $trained
+rm one.safetensors
+small=$options
+expect 2 'leave out the other outputs' --after adjoints --kept
+expect 2 'ranks' --ranks 2 --dump one.safetensors
+check "what fails leaves no dump" [ ! -e one.safetensors ]
+
 # What is wrong gets one message.
 expect 2 'add --html memory.html' --compare fp32
 expect 2 'fp33" is no technique' --html page.html --compare fp33

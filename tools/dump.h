@@ -1,0 +1,290 @@
+/* dump.h - writes every tensor of a training step to one safetensors file: golden values for your own code,
+   which takes the weights and the tokens from it, too.
+
+   Include it after mtt.h, with MTT_BACKEND_API. Names in the file:
+      NAME           a parameter before the step, in FP32; the tokens; whatever else no operation writes
+      NAME           what an operation writes, in its own type, as build/schedule lists it
+      NAME@NUMBER    the same tensor, written again by operation NUMBER: recomputed, or changed in place
+      NAME.scale     of a tensor in 8 bits: its values are its numbers times this
+      after.NAME     a parameter after the step
+      loss           the mean loss of the step
+   Gradients are those of the mean loss, times the loss scale under FP16 and FP8. A vocabulary is padded, so
+   the last columns of logits belong to no id. Metadata: the optimizer's settings, and for each operation its
+   line of the listing. Of several micro-batches the file has the first. What an operation writes in part is
+   not finished before the last one that writes it, as d_h.0.attn.qkv by attention_values_backward. */
+#ifndef DUMP_H_INCLUDED
+#define DUMP_H_INCLUDED
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { DUMP_BEFORE = -1, DUMP_AFTER = -2 }; /* the step; an operation has its number */
+
+/* A tensor of the file. */
+typedef struct dump_entry {
+    char name[96];
+    const char *type;         /* as safetensors names it */
+    int dims;
+    int64_t shape[4];
+    size_t bytes;
+    int when, input;          /* 1 = it is taken before operation `when`, which reads it */
+    int parameter, scale;     /* a parameter's number, or -1; 1 = the tensor's scale */
+    const mtt_tensor *tensor; /* of the schedule */
+} dump_entry;
+
+typedef struct dump {
+    mtt_env *env;
+    mtt_trainer *trainer;
+    const mtt_op *ops;
+    int op_count, next_op, count, capacity, next; /* `next` is the first entry that is not yet written */
+    dump_entry *entries;
+    mtt_backend device; /* it does the work */
+    mtt_writer *file;
+    void *room;         /* for the largest tensor */
+    double loss;
+} dump;
+
+static dump *dump_now; /* a backend's `run` does not know its caller */
+
+static mtt_status dump_fail(mtt_env *env)
+{
+    snprintf(env->error, sizeof(env->error), "no memory for a list of all tensors");
+    return MTT_E_MEMORY;
+}
+
+/* ---- what is in the file ---- */
+
+static int dump_has(const dump *d, const char *name)
+{
+    int i;
+    for (i = 0; i < d->count; i++)
+        if (!strcmp(d->entries[i].name, name)) return 1;
+    return 0;
+}
+
+/* Appends an entry; NULL if there is no memory. A name that is taken gets the operation's number. */
+static dump_entry *dump_add(dump *d, const char *name, const char *type, size_t bytes, int when)
+{
+    dump_entry *e;
+    if (d->count == d->capacity) {
+        int capacity = 2 * d->capacity + 256;
+        dump_entry *more = realloc(d->entries, (size_t)capacity * sizeof(*more));
+        if (!more) return NULL;
+        d->entries = more, d->capacity = capacity;
+    }
+    e = &d->entries[d->count];
+    memset(e, 0, sizeof(*e));
+    snprintf(e->name, sizeof(e->name), dump_has(d, name) ? "%s@%d" : "%s", name, when);
+    e->type = type, e->bytes = bytes, e->when = when, e->parameter = -1;
+    d->count++;
+    return e;
+}
+
+static int dump_parameters(dump *d, const char *prefix, int when)
+{
+    const char *parameter;
+    char name[80];
+    int i;
+    for (i = 0; (parameter = mtt_parameter(d->trainer, i, NULL)) != NULL; i++) {
+        dump_entry *e;
+        snprintf(name, sizeof(name), "%s%s", prefix, parameter);
+        if (!(e = dump_add(d, name, "F32", 0, when))) return 0;
+        mtt_parameter(d->trainer, i, e->shape);
+        e->dims = 1 + (e->shape[1] > 0);
+        e->bytes = 4 * (size_t)(e->shape[0] * (e->shape[1] ? e->shape[1] : 1));
+        e->parameter = i;
+    }
+    return 1;
+}
+
+#define DUMP_TYPE(dtype, bytes, name) name,
+static int dump_tensor(dump *d, const mtt_tensor *t, int op, int input)
+{
+    static const char *const types[] = {MTT_DTYPES(DUMP_TYPE)};
+    char name[80];
+    dump_entry *e = dump_add(d, t->name, types[t->dtype], t->bytes, op);
+    if (!e) return 0;
+    e->dims = t->dims, e->tensor = t, e->input = input;
+    memcpy(e->shape, t->shape, sizeof(e->shape));
+    if (t->entry < 0) return 1;
+    snprintf(name, sizeof(name), "%.60s.scale", e->name);
+    if (!(e = dump_add(d, name, "F32", 4, op))) return 0;
+    e->tensor = t, e->input = input, e->scale = 1;
+    return 1;
+}
+
+/* Parameters and moments are not taken from operands: the arena has them rounded, and in its own order. */
+static int dump_wants(const mtt_tensor *t)
+{
+    return t && t->dtype != MTT_U8 && t->category != MTT_WEIGHTS && t->category != MTT_OPTIMIZER;
+}
+
+static mtt_status dump_list(dump *d)
+{
+    int i, k, ok = dump_parameters(d, "", DUMP_BEFORE);
+    for (i = 0; i < d->op_count; i++) {
+        const mtt_op *op = &d->ops[i];
+        for (k = 0; k < op->inputs + op->outputs && ok; k++) {
+            const mtt_tensor *t = op->operands[k];
+            if (dump_wants(t) && (k >= op->inputs || !dump_has(d, t->name)))
+                ok = dump_tensor(d, t, i, k < op->inputs);
+        }
+    }
+    if (ok) ok = dump_parameters(d, "after.", DUMP_AFTER);
+    if (ok) ok = dump_add(d, "loss", "F64", 8, DUMP_AFTER) != NULL;
+    return ok ? MTT_OK : dump_fail(d->env);
+}
+
+/* ---- the header ---- */
+
+/* Text that grows; `failed`: no memory. */
+typedef struct dump_text {
+    char *text;
+    size_t size, capacity;
+    int failed;
+} dump_text;
+
+static void dump_put(void *user, const char *text, size_t bytes)
+{
+    dump_text *t = user;
+    if (t->size + bytes > t->capacity) {
+        size_t capacity = 2 * (t->size + bytes) + 4096;
+        char *more = t->failed ? NULL : realloc(t->text, capacity);
+        if (!more) t->failed = 1;
+        if (!more) return;
+        t->text = more, t->capacity = capacity;
+    }
+    memcpy(t->text + t->size, text, bytes);
+    t->size += bytes;
+}
+
+static void dump_print(dump_text *t, const char *format, ...)
+{
+    char line[512];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(line, sizeof(line), format, arguments);
+    va_end(arguments);
+    dump_put(t, line, strlen(line));
+}
+
+/* Takes a line of the listing, which has nothing to escape, as a member of the metadata. */
+static void dump_line(void *user, const char *line, size_t bytes)
+{
+    dump_print(user, ",\"operation %d\":\"", atoi(line));
+    dump_put(user, line, bytes - 1);
+    dump_put(user, "\"", 1);
+}
+
+static void dump_header(const dump *d, dump_text *t)
+{
+    mtt_optim_desc optim = {.lr = 0};
+    uint64_t begin = 0, size;
+    int i, k;
+    mtt_optim_resolve(d->env, &optim, &optim);
+    dump_put(t, "        ", 8); /* the size of the rest */
+    dump_print(t, "{\"__metadata__\":{\"format\":\"pt\",\"optimizer\":\"AdamW: lr %g, beta1 %g, beta2 %g, "
+               "eps %g, weight decay %g of matrices, gradient clipped to a norm of %g\"", (double)optim.lr,
+               (double)optim.beta1, (double)optim.beta2, (double)optim.eps, (double)optim.weight_decay,
+               (double)optim.clip);
+    mtt_schedule_print(mtt_trainer_schedule(d->trainer), dump_line, t);
+    dump_print(t, "}");
+    for (i = 0; i < d->count; begin += d->entries[i++].bytes) {
+        const dump_entry *e = &d->entries[i];
+        dump_print(t, ",\n\"%s\":{\"dtype\":\"%s\",\"shape\":[", e->name, e->type);
+        for (k = 0; k < e->dims; k++) dump_print(t, "%s%lld", k ? "," : "", (long long)e->shape[k]);
+        dump_print(t, "],\"data_offsets\":[%llu,%llu]}", (unsigned long long)begin,
+                   (unsigned long long)(begin + e->bytes));
+    }
+    dump_print(t, "}");
+    while (t->size % 8 && !t->failed) dump_put(t, " ", 1);
+    size = t->size - 8;
+    if (!t->failed) memcpy(t->text, &size, 8); /* little-endian, as all processors that mtt runs on */
+}
+
+/* ---- the data ---- */
+
+/* Writes the entries of a moment, in their order. */
+static mtt_status dump_write(dump *d, void *context, int when, int input)
+{
+    mtt_status status = MTT_OK;
+    for (; d->next < d->count && !status; d->next++) {
+        const dump_entry *e = &d->entries[d->next];
+        if (e->when != when || e->input != input) break;
+        if (e->parameter >= 0) status = mtt_parameter_get(d->trainer, e->parameter, d->room);
+        else if (!e->tensor) memcpy(d->room, &d->loss, sizeof(d->loss));
+        else if (e->scale) status = d->device.download(context, d->room, e->tensor->scale, e->bytes);
+        else status = d->device.download(context, d->room, e->tensor->data, e->bytes);
+        if (!status) status = mtt_writer_put(d->file, d->room, e->bytes);
+    }
+    return status;
+}
+
+/* Runs operations one by one. Those that the step has not yet run leave what they read and write. */
+static mtt_status dump_run(void *context, const mtt_op *ops, int count)
+{
+    dump *d = dump_now;
+    mtt_status status = MTT_OK;
+    int i;
+    for (i = 0; i < count && !status; i++) {
+        const int wanted = d->file && d->next_op < d->op_count && &ops[i] == &d->ops[d->next_op];
+        if (wanted) status = dump_write(d, context, d->next_op, 1);
+        if (!status) status = d->device.run(context, &ops[i], 1);
+        if (wanted && !status) status = dump_write(d, context, d->next_op++, 0);
+    }
+    return status;
+}
+
+static mtt_status dump_open(dump *d, const char *path)
+{
+    dump_text header = {.text = NULL};
+    size_t most = sizeof(double), sum = 0;
+    mtt_status status = dump_list(d);
+    int i;
+    if (status) return status;
+    for (i = 0; i < d->count; i++) {
+        if (d->entries[i].bytes > most) most = d->entries[i].bytes;
+        sum += d->entries[i].bytes;
+    }
+    dump_header(d, &header);
+    if (header.failed || !(d->room = malloc(most))) status = dump_fail(d->env);
+    if (!status) status = mtt_writer_open(d->env, path, header.size + sum, &d->file);
+    if (!status) status = mtt_writer_put(d->file, header.text, header.size);
+    free(header.text);
+    return status;
+}
+
+/* Trains a step and writes its tensors. `tokens`, `targets`: of all micro-batches. `model`: weights of it;
+   NULL: initial ones. A failure leaves the path as it was. */
+static mtt_status dump_save(mtt_env *env, const char *path, const mtt_schedule *schedule, int batch,
+                            int seq_len, const mtt_backend *device, mtt_model *model, const int32_t *tokens,
+                            const int32_t *targets)
+{
+    const mtt_optim_desc optim = {.lr = 0};
+    mtt_backend watched = *device;
+    mtt_step_info info;
+    dump d;
+    mtt_status status;
+    memset(&d, 0, sizeof(d));
+    d.env = env, d.device = *device;
+    dump_now = &d;
+    watched.run = dump_run;
+    status = mtt_trainer_create(env, mtt_schedule_model(schedule), mtt_schedule_policy(schedule), &optim,
+                                &watched, batch, seq_len, &d.trainer);
+    if (!status && model) status = mtt_trainer_load(d.trainer, model);
+    if (!status) d.ops = mtt_schedule_ops(mtt_trainer_schedule(d.trainer), &d.op_count);
+    if (!status) status = dump_open(&d, path);
+    if (!status) status = dump_write(&d, NULL, DUMP_BEFORE, 0);
+    if (!status) status = mtt_train_step(d.trainer, tokens, targets, &info);
+    if (!status) d.loss = info.loss;
+    if (!status) status = dump_write(&d, NULL, DUMP_AFTER, 0);
+    if (!status) status = mtt_writer_commit(d.file);
+    mtt_writer_close(d.file);
+    mtt_trainer_destroy(d.trainer);
+    free(d.room), free(d.entries);
+    return status;
+}
+
+#endif
