@@ -169,6 +169,14 @@ expect 0 '^\{"ms": [0-9.]+, "tokens_per_s": [0-9.]+, "arena_bytes": [0-9]+, "los
   "$build/profile" $tiny --only-step --steps 3
 expect 0 '^\| adamw ' "$build/profile" $tiny --steps 2
 expect 0 '^\| all_to_all ' "$build/profile" $tiny --steps 2 --ranks 2
+expect 0 '^\| optimizer \| [0-9.]+ \| [0-9.]+ \| 0\.[0-9]+ \|' "$build/profile" $tiny --steps 2 --ranks 2
+for options in --checkpointing '--early-update --bf16 --chunked' '--fp8 --flash --mlp swiglu'; do
+  expect 0 "^\\| attn.c_attn \\|" "$build/profile" $tiny --steps 2 --d-model 128 --batch-size 16 $options
+  sums=$(awk -F '|' '/^. (forward|backward|optimizer) /{n++; phases += $5}
+    / %/ && NF == 8 {parts += $3 + $4 + $5 + $6}
+    END {print (n >= 3 && phases > 0.05 && (phases - parts) ^ 2 < 1e-4)}' out)
+  check "FLOPs of phases are those of components, $options" [ "$sums" = 1 ]
+done
 expect 0 '^rank 1 alone: a step [0-9.]+ ms$' "$build/profile" $tiny --steps 2 --ranks 2
 expect 0 '^\{"ms": [0-9]+\.[0-9]+\}$' "$build/profile" $tiny --steps 2 --flash --only flash
 check "attention takes time" grep -q '[1-9]' out
@@ -302,7 +310,7 @@ expect 0 '' "$build/schedule" --lora-rank 8 --before adapters
 check "before the adapters there are none" not says out lora_A
 check "before the first pass the list is empty" [ -z "$("$build/schedule" --before forward)" ]
 expect 2 'no pass nothing: take forward adapters eight adjoints ' "$build/schedule" --after nothing
-expect 2 'leave out --html and --json' "$build/schedule" --after step --json
+expect 2 'leave out the other outputs' "$build/schedule" --after step --json
 
 # get_data: files by their address
 get 0 'tinyshakespeare.txt +public domain'

@@ -10,6 +10,9 @@
    FLOPs at the peak rate of products, and its bytes at the peak rate of copies. The time of a step is the
    mean over the second half of the steps. It includes the copy of each batch to the device. The host waits
    only after the middle and the last step.
+   A second table has forward pass, backward pass and optimizer: mean and standard deviation of 10 steps after
+   5 others, each phase with a wait at its end, which a step does not have. Phases and operations are NVTX
+   ranges: nsys profile build/profile ... shows them. A third table has the FLOPs of each component.
    --only flash reports the sum of all operations whose names begin so: attention without the rest of a layer.
    --generate N reports the time of a generated token instead, for a generator with random weights.
    With --ranks 2, two processes with a GPU each train together. Each first trains alone, because GPUs of one
@@ -20,8 +23,19 @@
 #include "alone.h"
 #include "options.h"
 #include <time.h>
+#if defined(MTT_CUDA) && defined(__has_include)
+#if __has_include(<nvtx3/nvToolsExt.h>)
+#include <nvtx3/nvToolsExt.h>
+#define BEGIN_RANGE(name) nvtxRangePushA(name)
+#define END_RANGE() nvtxRangePop()
+#endif
+#endif
+#ifndef BEGIN_RANGE
+#define BEGIN_RANGE(name) (void)(name)
+#define END_RANGE() (void)0
+#endif
 
-enum { REPEATS = 10, LINES = 256, PROMPT = 16 };
+enum { REPEATS = 10, LINES = 256, PROMPT = 16, WARMUP = 5, COMPONENTS = 9 };
 
 static struct {
     mtt_model_desc model;
@@ -56,6 +70,20 @@ typedef struct line {
 
 static line lines[LINES];
 static int line_count;
+
+/* Phases of steps, which `run_phases` times. */
+static struct {
+    mtt_backend device;    /* it does the work */
+    const mtt_tensor *any; /* a download from it waits for the device */
+    int on, step;
+    double ms[REPEATS + WARMUP][MTT_PHASE_COUNT];
+} phases;
+
+/* FLOPs of a part of the network. */
+typedef struct component {
+    const char *name;
+    double flops[MTT_PHASE_COUNT], again;
+} component;
 
 static mtt_env env;
 
@@ -136,13 +164,125 @@ static mtt_status measure(mtt_trainer *t)
             snprintf(env.error, sizeof(env.error), "there are more than %d different operations", LINES);
             return MTT_E_ARGUMENT;
         }
+        BEGIN_RANGE(mtt_op_name(ops[i].kind));
         status = mtt_profile(t, i, REPEATS, &ms);
+        END_RANGE();
         l->count++;
         l->ms += ms;
     }
     qsort(lines, (size_t)line_count, sizeof(*lines), by_time);
     return status;
 }
+
+/* ---- phases ---- */
+
+/* Early updates belong to the optimizer, too. */
+static mtt_phase phase_of(const mtt_op *op) { return op->kind == MTT_OP_adamw ? MTT_STEP : op->phase; }
+
+/* Runs operations; with phases.on, those of a phase at a time, and waits for them. */
+static mtt_status run_phases(void *context, const mtt_op *ops, int count)
+{
+    mtt_status status = MTT_OK;
+    int from, to;
+    if (!phases.on) return phases.device.run(context, ops, count);
+    for (from = 0; from < count && !status; from = to) {
+        const mtt_phase phase = phase_of(&ops[from]);
+        const double start = now_ms();
+        char byte;
+        for (to = from + 1; to < count && phase_of(&ops[to]) == phase; to++) continue;
+        BEGIN_RANGE(mtt_phase_name(phase));
+        status = phases.device.run(context, ops + from, to - from);
+        if (!status) status = phases.device.download(context, &byte, phases.any->data, 1);
+        END_RANGE();
+        phases.ms[phases.step][phase] += now_ms() - start;
+    }
+    return status;
+}
+
+static mtt_status measure_phases(mtt_trainer *t, const int32_t *tokens, const int32_t *targets)
+{
+    mtt_status status = MTT_OK;
+    mtt_step_info info;
+    int count;
+    const mtt_tensor *const *any = mtt_schedule_tensors(mtt_trainer_schedule(t), &count);
+    while (!(*any)->data) any++;
+    phases.any = *any;
+    phases.on = 1;
+    for (phases.step = 0; phases.step < WARMUP + REPEATS && !status; phases.step++)
+        status = mtt_train_step(t, tokens, targets, &info);
+    phases.on = 0;
+    return status;
+}
+
+static void print_phases(const mtt_schedule *schedule)
+{
+    static const char *const names[] = {"forward", "backward", "optimizer"};
+    double flops[MTT_PHASE_COUNT] = {0};
+    int count, i, phase;
+    const mtt_op *ops = mtt_schedule_ops(schedule, &count);
+    const int micro_batches = mtt_schedule_policy(schedule)->accumulate;
+    for (i = 0; i < count; i++)
+        flops[phase_of(&ops[i])] += ops[i].flops * (ops[i].phase == MTT_STEP ? 1 : micro_batches);
+    printf("\n| phase | ms | deviation | GFLOP | TFLOP/s |\n|:--|--:|--:|--:|--:|\n");
+    for (phase = 0; phase < MTT_PHASE_COUNT; phase++) {
+        double mean = 0, square = 0;
+        for (i = WARMUP; i < WARMUP + REPEATS; i++) mean += phases.ms[i][phase] / REPEATS;
+        for (i = WARMUP; i < WARMUP + REPEATS; i++)
+            square += pow(phases.ms[i][phase] - mean, 2) / (REPEATS - 1);
+        printf("| %s | %.3f | %.3f | %.3f | %.2f |\n", names[phase], mean, sqrt(square), flops[phase] * 1e-9,
+               mean > 0 ? flops[phase] / mean * 1e-9 : 0);
+    }
+}
+
+/* ---- components ---- */
+
+/* The part of the network that an operation computes: the parameter of a product, else its kind. */
+static const char *component_of(const mtt_op *op)
+{
+    static const char *const products[] = {"attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"};
+    const char *kind = mtt_op_name(op->kind);
+    int i, k;
+    if (!strncmp(kind, "linear", 6)) {
+        for (k = 0; k < op->inputs + op->outputs; k++)
+            for (i = 0; i < LENGTH(products); i++)
+                if (op->operands[k] && strstr(op->operands[k]->name, products[i])) return products[i];
+        return "head";
+    }
+    if (phase_of(op) == MTT_STEP) return "optimizer";
+    if (op->kind == MTT_OP_chunked_loss) return "head and loss";
+    if (strstr(kind, "loss") || strstr(kind, "cross_entropy")) return "loss";
+    if (strstr(kind, "flash") || strstr(kind, "attention") || strstr(kind, "softmax") ||
+        strstr(kind, "scores"))
+        return "attention: scores, softmax, values";
+    return "norms, activations, residuals, embedding";
+}
+
+static void print_components(const mtt_schedule *schedule)
+{
+    component list[COMPONENTS];
+    double all = 0;
+    int count, used = 0, i, k;
+    const mtt_op *ops = mtt_schedule_ops(schedule, &count);
+    memset(list, 0, sizeof(list));
+    for (i = 0; i < count; i++) {
+        const char *name = component_of(&ops[i]);
+        for (k = 0; k < used && strcmp(list[k].name, name); k++) continue;
+        if (k == used) list[used++].name = name;
+        if (ops[i].recomputed) list[k].again += ops[i].flops;
+        else list[k].flops[phase_of(&ops[i])] += ops[i].flops;
+        all += ops[i].flops;
+    }
+    printf("\nof a micro-batch and the optimizer's step, GFLOP\n\n"
+           "| component | forward | recomputed | backward | step | share |\n|:--|--:|--:|--:|--:|--:|\n");
+    for (k = 0; k < used; k++) {
+        const component *c = &list[k];
+        const double sum = c->flops[0] + c->flops[1] + c->flops[2] + c->again;
+        printf("| %s | %.3f | %.3f | %.3f | %.3f | %.1f %% |\n", c->name, c->flops[MTT_FORWARD] * 1e-9,
+               c->again * 1e-9, c->flops[MTT_BACKWARD] * 1e-9, c->flops[MTT_STEP] * 1e-9, 100 * sum / all);
+    }
+}
+
+/* ---- operations ---- */
 
 /* The last dimension; 0 if there is no tensor. */
 static int64_t width(const mtt_tensor *tensor)
@@ -251,8 +391,9 @@ static void print_note(void *told, const char *text)
     *(int *)told = 1;
 }
 
-static void print_results(const mtt_step_info *info, double ms, double tokens_per_s)
+static void print_results(const mtt_trainer *t, const mtt_step_info *info, double ms, double tokens_per_s)
 {
+    const mtt_schedule *schedule = mtt_trainer_schedule(t);
     if (set.only) printf("{\"ms\": %.4f}\n", sum_of_only());
     else if (set.only_step)
         printf("{\"ms\": %.4f, \"tokens_per_s\": %.1f, \"arena_bytes\": %zu, \"loss\": %.5f}\n", ms,
@@ -261,6 +402,8 @@ static void print_results(const mtt_step_info *info, double ms, double tokens_pe
         print_lines();
         printf("a step %.3f ms, %.0f tokens/s; arena %.1f MiB\n", ms, tokens_per_s,
                (double)info->arena_bytes / 1048576);
+        print_phases(schedule);
+        print_components(schedule);
     }
 }
 
@@ -280,8 +423,9 @@ static mtt_status profile(mtt_backend *backend, mtt_ranks *ranks, const int32_t 
     }
     backend->ranks = ranks;
     status = train(backend, tokens, tokens + count, t, &ms, &info);
+    if (!status && !set.only_step && !set.only) status = measure_phases(*t, tokens, tokens + count);
     if (!status && (!set.only_step || set.only)) status = measure(*t);
-    if (!status && !rank) print_results(&info, ms, 1e3 * count * mtt_ranks_count(ranks) / ms);
+    if (!status && !rank) print_results(*t, &info, ms, 1e3 * count * mtt_ranks_count(ranks) / ms);
     return status;
 }
 
@@ -295,9 +439,10 @@ int main(int argc, char **argv)
     int32_t *tokens;
     if (code) return code == OPTION_HELP ? 0 : code;
     if (set.seq_len > 1024) set.model.max_seq = set.seq_len;
-    if (set.batch > INT_MAX / set.seq_len)
-        return option_fail("--batch-size times --seq-len is more than 2^31 - 1 tokens: lower one");
-    count = set.batch * set.seq_len;
+    if (!set.policy.accumulate) set.policy.accumulate = 1;
+    if ((int64_t)set.batch * set.seq_len > INT_MAX / set.policy.accumulate)
+        return option_fail("--batch-size * --seq-len * --accumulate is more than 2^31 - 1 tokens: lower one");
+    count = set.batch * set.seq_len * set.policy.accumulate;
     tokens = malloc(2 * sizeof(*tokens) * (size_t)count);
     if (!tokens) {
         fprintf(stderr, "profile: no memory for %d tokens: lower --batch-size\n", count);
@@ -309,6 +454,8 @@ int main(int argc, char **argv)
         status = mtt_cuda_backend(&env, mtt_ranks_rank(ranks), &backend);
     told = mtt_ranks_rank(ranks) > 0;
     backend.note = print_note, backend.user = &told;
+    phases.device = backend;
+    if (!set.only_step && !set.only && !set.generate) backend.run = run_phases;
     if (!status && set.generate) status = generate(&backend, tokens);
     else if (!status) status = profile(&backend, ranks, tokens, count, &t);
     code = option_tell(&env, status);
