@@ -456,6 +456,25 @@ check "exact techniques, the window left out" \
   says out '1 of 2 runs within 0\.5 %.* farthest bf16_flash at batch 8, 2\.00 %'
 check "what was saved" says out 'bf16_flash: 60\.0 MiB or 60 % less memory, 1\.27 times the speed'
 check "the files" [ -s hand/comparison_report.txt -a -s hand/comparison.md -a -s hand/results.csv ]
+check "a narrow table" says hand/table.md '^\| bf16_flash \| 8 \| 40 \| 0\.0160 \| 102\.00 \|$'
+check "in CSV" says hand/table.csv '^batch,fp32,8,100,,100,0\.0203,,100\.00$'
+check "its titles" says hand/table.csv '^group,technique,.*,peak MiB,s/step,total s,perplexity$'
+check "in LaTeX" says hand/table.tex '^bf16\\_window4 & 8 & 40 & 0\.0080 & 120\.00 \\\\$'
+cp -r hand cpu; sed -i 's/_bs8",/_bs8", "training_time": 7.5,/' cpu/*_metrics.json
+{
+  printf '{"suite": "a, small", "device": "cpu", "vocabulary": 2000, "original_vocabulary": 50257, '
+  printf '"experiments": [{"name": "x_bf16_window4_bs8", "group": "batch", "technique": "bf16_window128"}]}\n'
+} > cpu/experiment_summary.json
+"$report" --results-dir cpu > out
+check "a CPU's times are left out" not says out 'ms/step|total s|fastest|Pareto|the speed'
+check "which it says" says out '^Times are left out: a CPU .* results\.csv has them\.$'
+check "but CSV has them" says cpu/table.csv '^batch,bf16,8,100,,50,0\.0100,7\.5,100\.40$'
+check "a small vocabulary is named" says out '^The vocabulary has 2000 ids here, 50257 in .* the chunked loss'
+check "longer sequences are suggested" says out '^Scores take T x T: .* -- --seq-len 512'
+check "equal rows are named" says out '^- bf16_window128 is full attention here: .* It equals bf16_flash,'
+sed -i 's/"cpu"/"cuda"/' cpu/experiment_summary.json
+"$report" --results-dir cpu > out
+check "on a GPU, times have their columns" says out 'ms/step \|  total s \| tokens/s'
 "$report" --results-dir hand --experiments fp32,bf16_flash_bs8 > out
 check "--experiments" [ "$(grep -c '^| [bf].*8 |' out)" = 2 ]
 echo victim > victim; ln -sf ../victim hand/comparison.md
@@ -644,20 +663,29 @@ metrics x_bf16_bs8 bf16_bs8 8 101 104857600 20 20 21
 if command -v gnuplot > /dev/null; then
   check "no plot fails" "$root/tools/plots.sh" whole/a
   plots=whole/a/plots place='suite a, small, on a CPU, text text, 4 sequences of 32 tokens'
-  drawn $plots/all_techniques "$place" 'memory, MiB' 'time of a step, ms' 'planned in 256M' bf16_flash
+  drawn $plots/all_techniques "$place" 'memory, MiB' 'planned in 256M' bf16_flash
+  check "without times" not says $plots/all_techniques.svg 'time of a step'
   drawn $plots/memory_vs_batch 'Memory over batch' 'batch, sequences' bf16_window16
   loss=$(printf %.2f "$(field whole/a/text_fp32_bs4_metrics.json val_loss)")
   drawn $plots/loss_vs_steps "$place; dotted: training loss of the baseline" 'optimizer step' bf16 "$loss"
-  drawn $plots/loss_vs_time 'seconds of training' "$loss"
-  drawn $plots/timeline_fp32 "$place" forward backward optimizer layer head 'peak of fp32' weights logits
+  drawn $plots/memory_saved "$place" 'saved, %' 'saved, MiB' fp32_checkpointing
+  drawn $plots/windows_compared 'bf16_flash (all 32)' bf16_window16 'memory, MiB'
+  drawn $plots/lines_memory_vs_batch 'Memory over batch, all techniques' bf16_flash fp32
+  drawn $plots/lines_loss_vs_steps 'Training loss, all techniques' bf16_flash_chunked fp32
+  drawn $plots/timeline_fp32 "$place" forward backward optimizer layer head weights logits
   check "without recomputation nothing is shaded" not says $plots/timeline_fp32.svg '>recomputed<'
-  drawn $plots/timeline_fp32_checkpointing "$place" recomputed
+  drawn $plots/timeline_fp32_checkpointing "$place" recomputed 'peak of fp32'
   drawn $plots/timeline_bf16_flash_chunked_budget weights
-  check "on a CPU, speeds are not drawn" [ -z "$(ls $plots | grep speed)" ]
-  for plot in all_techniques memory_vs_batch loss_vs_time; do
+  check "the baseline's own picture has no line for it" not says $plots/timeline_fp32.svg 'peak of'
+  check "on a CPU, speeds are not drawn" [ -z "$(ls $plots | grep -E 'speed|time\.')" ]
+  for plot in all_techniques memory_vs_batch loss_vs_steps; do
     check "a technique has its colour in $plot" says $plots/$plot.svg 'rgb\( *204, *121, *167\)'
   done
-  check "the page shows them" says whole/a/comparison.md '^!\[loss_vs_time\]\(plots/loss_vs_time.png\)$'
+  check "the page shows them" says whole/a/comparison.md '^!\[.*\]\(plots/loss_vs_steps.png\)$'
+  check "with captions" says whole/a/comparison.md '^\*Figure 1\. What each technique takes: .*\*$'
+  "$root/tools/plots.sh" whole/a 2> err
+  check "drawn again, a plot is there once" \
+    [ "$(grep -c '^\*Figure' whole/a/comparison.md)" = "$(ls $plots/*.png | wc -l)" ]
   printf '{"step": 4, %s}\n' '"loss": null' '"loss": 1e999, "ms": 1e999' '"val_loss": nan, "ms": "' \
     >> gpu/x_tf32_bs8.jsonl
   echo "'; system('touch $canary'); \`touch $canary\`" >> gpu/x_bf16_bs8.jsonl
@@ -665,6 +693,7 @@ if command -v gnuplot > /dev/null; then
   check "odd logs, equal losses" "$root/tools/plots.sh" gpu
   check "nothing ran in them" no_canary
   drawn gpu/plots/loss_vs_steps tf32 bf16
+  drawn gpu/plots/loss_vs_time 'seconds of training'
   drawn gpu/plots/speed_vs_batch 'thousand tokens/s' \
     'suite a, on a GPU, text x, sequences of 100 tokens; dotted: the baseline'
   drawn gpu/plots/memory_speed_tradeoff tf32 'bf16 *' # the front

@@ -19,7 +19,8 @@ experiments.sh SUITE... [options] [-- options of train]      suites: a b c d e, 
   --memory-budget SIZE    refuse what needs more: simulates a smaller GPU (24G; c: 25.26 GB, d: 40 GB)
   --steps N               optimizer steps (a, b: one epoch; c, d: 200; e: 8000; sweeps: at most 20)
   --keep-checkpoints      keep them in DIR/SUITE/checkpoints; default: remove them when metrics are written
-  --small                 a model and batches for a CPU
+  --small                 a model, batches and a vocabulary for a CPU: logits are then a smaller part of
+                          memory. -- --seq-len 512 shows what attention takes
   --dry-run               print experiments, planned memory and commands, and stop
 TEXT
 }
@@ -144,7 +145,8 @@ entry() { # INDEX STATUS EXIT MESSAGE: the row's line in the summary
 summary() {
   {
     printf '{"suite": "%s", "dataset": "%s", "device": "%s", ' "$suite${small:+, small}" "$dataset" $device
-    printf '"baseline": "%s", "budget": "%s", "experiments": [\n' $base $cap
+    printf '"baseline": "%s", "budget": "%s", "vocabulary": %d, ' $base $cap "$vocab"
+    printf '"original_vocabulary": %d, "experiments": [\n' ${vocabulary[$suite]}
     printf '%s\n' "${lines[@]}" | sed '$!s/$/,/'
     echo ']}'
   } > "$dir/summary.tmp" && mv "$dir/summary.tmp" "$dir/experiment_summary.json"

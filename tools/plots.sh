@@ -21,6 +21,7 @@ check() { # TABLE
 # colour. The colours are those of Okabe and Ito, or near them: colour-blind readers can tell them apart.
 style='set encoding utf8; set border 3; set tics nomirror noenhanced; set title noenhanced; unset key
 set grid lt 1 dt 1 lc rgb "#c8c8c8" lw 1; set datafile separator "\t" missing "-"
+set style textbox opaque noborder margins 0.5, 0.5 fillcolor rgb "white"
 array area[8] = ["#202020", "#56b4e9", "#d55e00", "#a4dccb", "#7a4a9c", "#e0ac00", "#909090", "#ffffff"]'
 # The colour of a technique, in every plot, is that of the strongest of its words.
 ink='function ink(t) {
@@ -94,6 +95,33 @@ panels() { # NAME ROWS TITLE X_TITLE Y_TITLE SETTINGS PLOT
     }"
 }
 
+# Names of points stand in a column beside the plot, in the order of their heights, each with a line to its
+# point in the colour of both.
+names='{ x[NR] = $7; y[NR] = $6; name[NR] = $2 ($11 > 0 ? " *" : ""); ink[NR] = $13 }
+  $6 > top { top = $6 }
+  $7 > far { far = $7 }
+  END {
+    if (!far) far = 1
+    if (top <= low) top = low + 1
+    gap = (top - low) / 14; place = top + gap
+    for (i = 1; i <= NR; i++) place = at[i] = y[i] < place - gap ? y[i] : place - gap
+    for (i = NR; i && at[i] < low + (NR - i) * gap; i--) at[i] = low + (NR - i) * gap
+    printf "set xrange [0:%g]; set yrange [%g:%g]\n", far * 1.05, low, top + (top - low) * 0.08
+    for (i = 1; i <= NR; i++) {
+      printf "set arrow from %g, %g to %g, %g nohead lc rgb %s dt 3\n", x[i], y[i], far * 1.09, at[i], ink[i]
+      printf "set label \"%s\" at %g, %g left noenhanced\n", name[i], far * 1.1, at[i]
+    }
+  }'
+lines() { # NAME ENDS TITLE X_TITLE Y_TITLE LOW HIGH USING: one figure, a line for each file NAME.TECHNIQUE
+  [ "$(wc -l < "$2")" -gt 1 ] || return 0
+  sort -t "$(printf '\t')" -rg -k 6 "$2" > "$1.ends"
+  draw "lines_$1" 1000,560 11 "set rmargin at screen 0.72; unset grid; set title \"$3\"
+    set xlabel '$4'; set ylabel '$5'; $(awk -F '\t' -v low="$6" -v top="$7" "$names" "$1.ends")
+    plot $(awk -F '\t' -v name="$1" -v q="'" -v using="$8" '{
+      printf "%s%s%s.%s%s %s with linespoints lw 2 pt %d ps 0.8 lc rgb %s dt %d", (NR > 1 ? ", " : ""), q, \
+        name, $2, q, using, NR + 3, $13, seen[$13]++ % 4 + 1 }' "$1.ends")"
+}
+
 spaced='NR == 1 || last - $1 >= top / 7 { print last = $1 }' # values that have room for their labels
 curves() { # NAME ROWS AXIS_COLUMN AXIS_TITLE COLUMN TITLE UNIT
   local t top
@@ -107,7 +135,12 @@ curves() { # NAME ROWS AXIS_COLUMN AXIS_TITLE COLUMN TITLE UNIT
     set xtics ($(values "$3" "$2" | sort -rg | awk -v top="$top" "$spaced" | paste -sd, -))" \
     "base using $3:$5 with lines lw 2 dt 3 lc rgb 'black', \\
       name using $3:$5 with linespoints lw 2 pt 7 ps 0.8 lc rgb ink, \\
-      name using $3:(\$$3 == $top ? \$$5 : NaN):(sprintf('%.0f', \$$5)) with labels right offset 0.5, 0.8"
+      name using $3:(\$$3 == $top ? \$$5 : NaN):(sprintf('%.0f', \$$5)) with labels boxed right \
+        offset 0.5, 0.8"
+  awk -F '\t' -v OFS='\t' -v x="$3" -v y="$5" -v top="$top" \
+    '$x == top { a = $x; $6 = $y; $7 = a; $11 = 0; print }' "$2" > "$1"
+  lines "$1" "$1" "$6 over ${1##*_}, all techniques\n$(place "$2")" "$4" "$7" 0 \
+    "$(largest "$5" "$2")" "using $3:$5"
 }
 
 # Step, seconds, the mean training loss of EACH steps, validation loss, and the last validation loss, which
@@ -141,7 +174,7 @@ losses() { # ROWS: loss against steps and against time
     tee "loss_vs_steps.$t" "loss_vs_time.$t" < loss >> every
     awk -F '\t' -v t="$t" '$2 == t' "$1" >> losses
   done < <(cut -f 2,14,16 "$1")
-  for axis in 'steps:1:optimizer step' 'time:2:seconds of training'; do
+  for axis in 'steps:1:optimizer step' ${timed:+'time:2:seconds of training'}; do
     IFS=: read -r axis column title <<< "$axis"
     panels "loss_vs_$axis" losses "Training loss (line) and validation loss (circles, and the last value)\n$(
       place losses); dotted: training loss of the baseline" "$title" 'loss, nats' "
@@ -150,13 +183,21 @@ losses() { # ROWS: loss against steps and against time
       "base using $column:3 with lines lw 2 dt 3 lc rgb 'black', \\
         name using $column:3 with lines lw 1.5 lc rgb ink, \\
         name using $column:4 with points pt 6 ps 0.9 lw 1.5 lc rgb 'black', \\
-        name using $column:5:(sprintf('%.2f', \$5)) with labels right offset 0.5, 0.9"
+        name using $column:5:(sprintf('%.2f', \$5)) with labels boxed right offset 0.5, 0.9"
   done
+  while IFS=$'\t' read -r t run; do # where each line of training losses ends
+    awk -F '\t' -v OFS='\t' -v row="$(awk -F '\t' -v t="$t" '$2 == t { print; exit }' losses)" '
+      $3 != "-" { x = $1; y = $3 }
+      END { $0 = row; $6 = y; $7 = x; $11 = 0; print }' "loss_vs_steps.$t"
+  done < <(cut -f 2,14 losses) > ends
+  lines loss_vs_steps ends "Training loss, all techniques\n$(place losses)" 'optimizer step' 'loss, nats' \
+    $(awk '$3 != "-" { print $3 }' every | sort -g | sed -n '1p; $p' | paste -sd ' ' -) 'using 1:3'
 }
 
 # The margin that the longest name needs, as a part of the width.
 margin='length($2) > n { n = length($2) }
   END { left = 0.02 + 0.0086 * n; print (left < 0.27 ? 0.27 : left > 0.6 ? 0.6 : left) }'
+flat=0.02 # a panel of bars that differ by less is left out
 bars() { # NAME ROWS TITLE [COLUMN AXIS_TITLE LABEL]...: panels side by side, a bar for each technique
   local name=$1 rows=$2 title=$3 commands='' count high range left k=0
   shift 3
@@ -164,13 +205,13 @@ bars() { # NAME ROWS TITLE [COLUMN AXIS_TITLE LABEL]...: panels side by side, a 
   left=$(awk -F '\t' "$margin" "$rows")
   [ "$count" -gt 1 ] || return 0
   for (( ; $# > 0; )); do
-    range=$(axis x "$1" 1.75 0.02 "$rows")
+    range=$(axis x "$1" 1.75 $flat "$rows")
     [ -z "$range" ] || commands+="
       set lmargin at screen $left + $k * width; set rmargin at screen $left - 0.02 + $((++k)) * width
       set xlabel \"$2\"; $range; unset xtics
       plot '$rows' using (\$$1 / 2):0:(\$$1 / 2):(0.36):(int(strcol(13)))$([ $k != 1 ] || echo ':ytic(2)') \\
           with boxxyerror fs solid 1 border lc rgb 'black' lc rgb variable, \\
-        '' using $1:0:($3) with labels left offset 0.5, 0
+        '' using (\$$1 > 0 ? \$$1 : 0):0:($3) with labels left offset 0.5, 0
       unset ytics"
     shift 3
   done
@@ -180,21 +221,6 @@ bars() { # NAME ROWS TITLE [COLUMN AXIS_TITLE LABEL]...: panels side by side, a 
     set multiplot title \"$title\" noenhanced $commands"
 }
 
-# Names of points stand in a column beside the plot, in the order of memory, each with a line to its point.
-names='{ x[NR] = $7; y[NR] = $6; name[NR] = $2 ($11 > 0 ? " *" : "") }
-  $6 > top { top = $6 }
-  $7 > far { far = $7 }
-  END {
-    if (!far) far = 1
-    gap = top / 14; place = top + gap
-    for (i = 1; i <= NR; i++) place = at[i] = y[i] < place - gap ? y[i] : place - gap
-    for (i = NR; i && at[i] < (NR - i) * gap; i--) at[i] = (NR - i) * gap
-    printf "set xrange [0:%g]; set yrange [0:%g]\n", far * 1.05, top * 1.08
-    for (i = 1; i <= NR; i++) {
-      printf "set arrow from %g, %g to %g, %g nohead lc rgb \"grey\"\n", x[i], y[i], far * 1.09, at[i]
-      printf "set label \"%s\" at %g, %g left noenhanced\n", name[i], far * 1.1, at[i]
-    }
-  }'
 tradeoff() { # ROWS: memory against time
   sort -t "$(printf '\t')" -rg -k 6 "$1" > tradeoff
   draw memory_speed_tradeoff 1000,520 11 "set rmargin at screen 0.72; unset grid
@@ -215,7 +241,8 @@ stairs='$1 == t {
 marks='function label(x, y, how, text) { printf "set label \"%s\" at %g, graph %g %s\n", text, x, y, how }
   function end_layer() {
     if (layer < 0 && from && first == "forward") layer = "head"
-    else if (layer < 0 || layer % every || (every > 1 && layer + every > last)) layer = ""
+    else if (layer < 0 || layer % every) layer = ""
+    else if (first == "forward" && every > 1 && layer + every > last) layer = "" # the next one is named
     label((from + n) / 2, -0.045, "center", layer)
     printf "set xtics add (\"\" %d)\n", n
     from = n; first = $2; layer = $(NF - 1)
@@ -258,7 +285,7 @@ timelines() { # TABLE: memory in use through a step, stacked by category, on one
       set key outside center bottom horizontal Left reverse samplen 0.6 width -1 font ',17'
       set xrange [0:$(($(wc -l < "line.$t") / 2))]; $(axis y 1 1.1 -1 - <<< "$top"); set style fill solid 1
       $(awk -F , -v t="$t" -v last="$last" -v top="$top" "$marks" "$table")
-      $([ -z "$base" ] || printf '%s\n' "line = $(peak "$base")" \
+      $([ -z "$base" ] || [ "$t" = "$base" ] || printf '%s\n' "line = $(peak "$base")" \
         "set arrow from graph 0, first line to graph 1, first line nohead front dt 3 lw 2" \
         "set label 'peak of $base' at graph 0.01, first line offset 0, 0.6")
       plot 'line.$t' using 1:10 with filledcurves y1=0 lc rgb '#e2e2e2' title (again ? 'recomputed' : ''), \\
@@ -268,14 +295,29 @@ timelines() { # TABLE: memory in use through a step, stacked by category, on one
           title (word(keys, k) eq '-' ? '' : word(keys, k))"
   done
 }
+caption() { # PLOT: a sentence
+  local words=${1//_vs_/ against }
+  words=${words//_/ }
+  case $1 in
+    all_techniques) echo "What each technique takes: memory, time, largest batch, perplexity.";;
+    largest_batch) echo "Each technique trains at its own largest batch.";;
+    lines_*) echo "All techniques in one figure: ${words#lines }.";;
+    loss_vs_*) echo "Training and validation loss of each technique, against ${1#loss_vs_}.";;
+    memory_saved) echo "Memory that each technique saves against the baseline.";;
+    memory_speed_tradeoff) echo "Memory against the time of a step: lower left is better.";;
+    timeline_*) echo "Memory through a step of ${1#timeline_}, operation by operation.";;
+    windows_compared) echo "Windows compared with full attention.";;
+    *) echo "${words^}, a panel for each technique.";;
+  esac
+}
 add_to_page() { # RESULTS: the plots belong to comparison.md
-  local file name
+  local file name words n=0
   {
-    grep -v '^!\[' "$1/comparison.md"
-    echo
+    sed '/^!\[/d; /^\*Figure [0-9]*\. /d' "$1/comparison.md"
     for file in "$plots"/*.png; do
       name=$(basename "$file" .png)
-      echo "![$name](plots/$name.png)"
+      words=$(caption "$name")
+      printf '\n![%s](plots/%s.png)\n*Figure %d. %s*\n' "$words" "$name" $((++n)) "$words"
     done
   } | cat -s > page
   rm -f "$1/comparison.md" && cp page "$1/comparison.md" || fail 3 "cannot write $1/comparison.md"
@@ -322,10 +364,13 @@ for results in "$@"; do
   rows "\$1 == \"$same\"" > same
   top=$(largest 3 same)
   rows "\$1 == \"$same\" && \$3 == ${top:-0}" > top
+  timed=1 # a CPU's times say nothing about techniques on a GPU; rounds at least compare them on this one
+  [ "$device" != cpu ] || [ -n "$(rows '$1 ~ /^round/')" ] || timed=
+  time=(7 'time of a step, ms' 'sprintf($7 < 1000 ? "%.1f" : "%.0f", $7)')
+  [ -n "$timed" ] || time=()
   if [ -s top ]; then
     panel=(6 'memory, MiB' 'sprintf("%.0f%s", $6, $9 > 0 && $9 != 100 ? sprintf(" (%.0f %%)", $9) : "")'
-      7 'time of a step, ms' 'sprintf($7 < 1000 ? "%.1f" : "%.0f", $7)'
-      12 "largest batch,\nplanned${budget:+ in $budget}" 'sprintf("%.0f", $12)')
+      "${time[@]}" 12 "largest batch,\nplanned${budget:+ in $budget}" 'sprintf("%.0f", $12)')
     [ $same != batch ] || # sweeps have too few steps for a quality
       panel+=(10 "perplexity after $(largest 15 top)\nsteps: early, no ranking"
         'sprintf($10 < 100 ? "%.2f" : "%.0f", $10)')
@@ -333,6 +378,21 @@ for results in "$@"; do
       "${panel[@]}"
     [ "$device" = cpu ] || tradeoff top # a CPU has no fast 16-bit arithmetic
     losses top
+    awk -F '\t' -v OFS='\t' '
+      $9 > 0 && $9 != 100 { $7 = $6 * (100 / $9 - 1); $6 = 100 - $9; print }' top > saved
+    bars memory_saved saved "Memory saved against the baseline\n$(place saved)" \
+      6 'saved, %' 'sprintf("%.0f %%", $6)' 7 'saved, MiB' 'sprintf("%.0f", $7)'
+    awk -F '\t' -v OFS='\t' '$2 ~ /_(flash|window[0-9]+)$/ && $2 !~ /^fp8/ {
+      window = $2 ~ /flash$/ ? $4 : substr($2, index($2, "window") + 6)
+      if (window + 0 >= $4) $2 = $2 " (all " $4 ")"; else some = 1
+      lines = lines $0 "\n" }
+      END { if (some) printf "%s", lines }' top > windows
+    flat=-1
+    bars windows_compared windows "Windows compared with full attention\n$(place windows)" \
+      6 'memory, MiB' 'sprintf("%.0f", $6)' "${time[@]}" \
+      10 "perplexity after $(largest 15 top)\nsteps: early, no ranking" \
+      'sprintf($10 < 100 ? "%.2f" : "%.0f", $10)'
+    flat=0.02
   fi
   for group in batch:3:'batch, sequences' length:4:'sequence length, tokens' depth:5:layers; do
     IFS=: read -r name column title <<< "$group"

@@ -4,7 +4,8 @@
 
    Reads what train and experiments.sh left: *_metrics.json, *_memory.json, the logs, and if there is one
    experiment_summary.json. A run that the summary does not name belongs to the group `batch`. Writes
-   comparison_report.txt and comparison.md, and for the plots results.csv and timeline.csv. --brief prints a
+   comparison_report.txt and comparison.md, a narrow table to paste into a report as table.md, table.csv and
+   table.tex, and for the plots results.csv and timeline.csv. --brief prints a
    table for a terminal and a few sentences instead of the report. Where a suite timed its techniques in
    rounds (groups round1, round2, ...), these show how much times differ by chance. Then no smaller difference
    is reported.
@@ -31,6 +32,8 @@
     X(WORDS, device, 8)                                                                                      \
     X(WORDS, budget, 32)                                                                                     \
     X(WORDS, baseline, 16)                                                                                   \
+    X(NUMBER, vocabulary, "")                                                                                \
+    X(NUMBER, original_vocabulary, "")                                                                       \
     X(NUMBER, largest_batch, "")                                                                             \
     X(WORDS, phase, 16)                                                                                      \
     X(NUMBER, layer, "")                                                                                     \
@@ -527,6 +530,7 @@ static const struct column {
     {"device", AT(device_bytes), 1, MIB, ""},
     {"largest batch", AT(largest_batch), 0, 1, ""},
     {"ms/step", AT(ms_median), 1, 1, ""},
+    {"total s", AT(training_time), 1, 1, ""},
     {"tokens/s", AT(tokens_per_s), 0, 1, ""},
     {"memory", AT(memory), 0, 0.01, " %"},
     {"speed", AT(speed), 2, 1, "x"},
@@ -558,10 +562,22 @@ static int is_in(const run *r, const group *g)
     return is_done(r) && !strcmp(r->group, g->name);
 }
 
+/* 1 = times are left out. A CPU's say nothing about techniques on a GPU; those of rounds at least compare the
+   techniques on this CPU. */
+static int hides_speed(void)
+{
+    if (strcmp(head.device, "cpu")) return 0;
+    EACH(r)
+        if (r->rounds) return 0;
+    return 1;
+}
+
 /* 1 = a column says something about a group. */
 static int is_shown(const struct column *c, const group *g)
 {
     double low = INFINITY, high = 0, gap = 0;
+    if (hides_speed() && (c->at == AT(ms_median) || c->at == AT(tokens_per_s) || c->at == AT(speed) ||
+                          c->at == AT(training_time))) return 0;
     EACH(r) {
         if (!is_in(r, g)) continue;
         low = fmin(low, *number_at(r, c->at));
@@ -642,10 +658,11 @@ static void print_best(const run *like, const group *g)
     if (r) fprintf(out, "- lowest perplexity: %s, %.2f\n", r->technique, r->perplexity);
     r = best(like, AT(device_bytes), -1);
     if (r) fprintf(out, "- least memory: %s, %.1f MiB\n", r->technique, r->device_bytes / MIB);
-    print_fastest(best(like, AT(tokens_per_s), 1));
+    if (!hides_speed()) print_fastest(best(like, AT(tokens_per_s), 1));
     r = best(like, AT(largest_batch), 1);
     if (r)
         fprintf(out, "- largest batch in %s: %s, %.0f sequences\n", budget, r->technique, r->largest_batch);
+    if (hides_speed()) return;
     fprintf(out, "- Pareto-optimal, nothing being both smaller and faster:");
     EACH(p)
         if (is_same(p, like) && p->pareto)
@@ -668,11 +685,11 @@ static void print_saved(const run *like)
     fprintf(out, "\n");
     EACH(r) {
         if (!is_same(r, like) || r == b) continue;
-        fprintf(out, "- %s: %.1f MiB or %.0f %% %s memory, ", r->technique,
+        fprintf(out, "- %s: %.1f MiB or %.0f %% %s memory", r->technique,
                 fabs(b->device_bytes - r->device_bytes) / MIB, 100 * fabs(1 - r->memory),
                 r->memory > 1 ? "more" : "less");
-        if (r->rounds && !compare_speed(r, b)) fprintf(out, "the same speed");
-        else fprintf(out, "%.2f times the speed", r->speed);
+        if (r->rounds && !compare_speed(r, b)) fprintf(out, ", the same speed");
+        else if (!hides_speed()) fprintf(out, ", %.2f times the speed", r->speed);
         for (k = some = 0; k < MTT_CATEGORY_COUNT; k++)
             if (fabs(r->bytes[k] - b->bytes[k]) > 0.01 * b->peak_bytes)
                 fprintf(out, "%s %s %+.1f", some++ ? "," : "; at the peak, in MiB:",
@@ -736,9 +753,11 @@ static void print_growth(const group *g)
         to = *number_at(high, g->axis);
         fprintf(out, "- %s: %s %.0f to %.0f (%s times): ", low->technique, g->axis_name, from, to,
                 digits(to / from));
-        fprintf(out, "memory %s times, a step's time %s times, tokens/s %s times\n",
-                digits(high->device_bytes / low->device_bytes), digits(high->ms_median / low->ms_median),
-                digits(high->tokens_per_s / low->tokens_per_s));
+        fprintf(out, "memory %s times", digits(high->device_bytes / low->device_bytes));
+        if (!hides_speed())
+            fprintf(out, ", a step's time %s times, tokens/s %s times",
+                    digits(high->ms_median / low->ms_median), digits(high->tokens_per_s / low->tokens_per_s));
+        fprintf(out, "\n");
     }
 }
 
@@ -795,10 +814,27 @@ static void print_window(const run *w, const run *full)
     double memory = w->device_bytes / full->device_bytes;
     if (!digits || digits[7 + strspn(digits + 7, "0123456789")]) return;
     if (!is_same(full, w) || strcmp(full->technique, "bf16_flash")) return;
-    fprintf(out, "- %s against full flash attention: %.2f of the memory%s, ", w->technique, memory,
+    fprintf(out, "- %s against full flash attention: %.2f of the memory%s", w->technique, memory,
             fabs(memory - 1) < 0.01 ? " (neither keeps T x T: a window saves only work)" : "");
-    if (w->rounds && !compare_speed(w, full)) fprintf(out, "the same time\n");
-    else fprintf(out, "%.2f of the time\n", w->ms_median / full->ms_median);
+    if (w->rounds && !compare_speed(w, full)) fprintf(out, ", the same time");
+    else if (!hides_speed()) fprintf(out, ", %.2f of the time", w->ms_median / full->ms_median);
+    fprintf(out, "\n");
+}
+
+/* Names techniques with a window as long as the sequences: two rows of the table are then one experiment. */
+static void print_equal(const run *like)
+{
+    EACH(r) {
+        const char *window = window_of(r);
+        char full[256];
+        size_t before = window ? (size_t)(window - r->technique) : 0;
+        if (!window || !is_same(r, like) || strtod(window + 7, NULL) < r->seq_len) continue;
+        window += 7 + strspn(window + 7, "0123456789");
+        snprintf(full, sizeof(full), "%.*s_flash%.200s", before < 40 ? (int)before : 40, r->technique,
+                 window);
+        fprintf(out, "- %s is full attention here: no sequence is longer than the window. It equals %s, but "
+                "for rounding and chance\n", r->technique, full);
+    }
 }
 
 static void print_vocabulary(const run *b)
@@ -857,10 +893,25 @@ static void print_group(const group *g)
         print_best(top, g);
         print_saved(top);
         print_exact(g);
+        print_equal(top);
     }
     if (g->sweep) print_growth(g);
     if (head.suite[0]) print_findings(top, g);
     fprintf(out, "\n");
+}
+
+/* What a suite at the size of a CPU hides. */
+static void print_small(void)
+{
+    const run *top = largest_of(&groups[0]);
+    if (!suite_letter() || !head.suite[1]) return;
+    if (head.vocabulary > 0 && head.vocabulary < head.original_vocabulary)
+        fprintf(out, "The vocabulary has %.0f ids here, %.0f in the original experiment. So logits are a "
+                "smaller part of the peak here, and the chunked loss saves less.\n", head.vocabulary,
+                head.original_vocabulary);
+    if (top && top->seq_len < 512)
+        fprintf(out, "Scores take T x T: to see what flash attention saves, train longer sequences. Add -- "
+                "--seq-len 512 to the command.\n");
 }
 
 static void print_report(void)
@@ -877,11 +928,16 @@ static void print_report(void)
     if (some) fprintf(out, "\n");
     fprintf(out, "Allocated: bytes in use at the peak. Reserved: the arena that holds them. ");
     if (head.budget[0]) fprintf(out, "Largest batch: in %s, by the plan. ", budget);
-    fprintf(out, "ms/step: the\nmedian. Memory and speed are relative to the baseline of the same work, "
-            "plain attention in FP32 or TF32.\n");
-    if (strcmp(head.device, "cuda"))
+    if (!hides_speed()) fprintf(out, "ms/step: the\nmedian. Total s: training without evaluation. ");
+    fprintf(out, "Memory and speed are relative to the baseline of the same work, plain attention in FP32 or "
+            "TF32.\n");
+    if (hides_speed())
+        fprintf(out, "Times are left out: a CPU has no fast 16-bit or 8-bit arithmetic, so they say nothing "
+                "about techniques on a GPU. results.csv has them.\n");
+    else if (strcmp(head.device, "cuda"))
         fprintf(out, "Ignore the speed columns on a CPU: it has no fast 16-bit or 8-bit arithmetic. A GPU "
                 "does.\n");
+    print_small();
 }
 
 /* ---- the brief report: a table and sentences of at most SCREEN columns ---- */
@@ -1108,6 +1164,77 @@ static int write_tables(void)
     return result_close(table) & result_close(lines);
 }
 
+/* ---- a narrow table, to paste into a report ---- */
+
+static const struct column narrow[] = {
+    {"batch", AT(batch_size), 0, 1, ""},         {"length", AT(seq_len), 0, 1, ""},
+    {"layers", AT(layers), 0, 1, ""},            {"peak MiB", AT(device_bytes), 0, MIB, ""},
+    {"s/step", AT(ms_median), 4, 1000, ""},      {"total s", AT(training_time), 1, 1, ""},
+    {"perplexity", AT(perplexity), 2, 1, ""},
+};
+
+/* How a format writes a table. %s: its title; n columns follow the technique's. */
+static const struct format {
+    const char *file, *begin, *end, *first, *between, *last;
+    int escapes; /* 1 = LaTeX's underscores */
+} formats[] = {
+    {"table.md", "\n## %s\n\n", "", "| ", " | ", " |\n", 0},
+    {"table.csv", "", "", "", ",", "\n", 0},
+    {"table.tex", "\\begin{table}\n\\caption{%s}\n\\begin{tabular}{lrrrrrrr}\n\\hline\n",
+     "\\hline\n\\end{tabular}\n\\end{table}\n\n", "", " & ", " \\\\\n", 1},
+};
+
+static int is_narrow(int column, const group *g)
+{
+    return narrow[column].at == AT(device_bytes) || is_shown(&narrow[column], g);
+}
+
+static void write_words(FILE *f, const struct format *to, const char *text)
+{
+    for (; *text; text++) fprintf(f, to->escapes && *text == '_' ? "\\%c" : "%c", *text);
+}
+
+/* A line of a table: a run, or for NULL the titles of the columns. CSV has all columns, and the group first. */
+static void write_line(FILE *f, const struct format *to, const group *g, const run *r)
+{
+    const int csv = to == &formats[1];
+    int k;
+    fputs(to->first, f);
+    if (csv) fprintf(f, "%s,", r ? r->group : "group");
+    write_words(f, to, r ? r->technique : "technique");
+    for (k = 0; k < LENGTH(narrow); k++) {
+        const double value = r ? *number_at(r, narrow[k].at) : 1;
+        if (!csv && !is_narrow(k, g)) continue;
+        fputs(to->between, f);
+        if (!r) write_words(f, to, narrow[k].title);
+        else if (value > 0) fprintf(f, "%.*f", narrow[k].digits, value / narrow[k].unit);
+        else if (!csv) fputc('-', f);
+    }
+    fputs(to->last, f);
+}
+
+/* Returns 1 if all is written. */
+static int write_narrow(const struct format *to)
+{
+    FILE *f = create(to->file);
+    const group *g;
+    int k, csv = to == &formats[1];
+    if (f && csv) write_line(f, to, NULL, NULL);
+    for (g = groups; f && g < groups + LENGTH(groups); g++) {
+        if (!largest_of(g)) continue;
+        fprintf(f, to->begin, g->title);
+        if (!csv) write_line(f, to, g, NULL);
+        if (to == &formats[0]) fprintf(f, "|:--|");
+        for (k = 0; to == &formats[0] && k < LENGTH(narrow); k++)
+            if (is_narrow(k, g)) fprintf(f, "--:|");
+        if (!csv) fprintf(f, to->escapes ? "\\hline\n" : "\n");
+        EACH(r)
+            if (is_in(r, g)) write_line(f, to, g, r);
+        fputs(to->end, f);
+    }
+    return result_close(f);
+}
+
 static int write_file(const char *name, const char *text)
 {
     FILE *f = create(name);
@@ -1121,7 +1248,7 @@ static int report(void)
     char *text = NULL, *unit;
     size_t size = 0;
     double bytes = strtod(head.budget, &unit);
-    int written;
+    int written, k;
     if (head.budget[0])
         snprintf(budget, sizeof(budget), *unit ? "%.0f %.1siB" : bytes < 1e13 ? "%.4g GB" : "%.0f GB",
                  *unit ? bytes : bytes * 1e-9, unit);
@@ -1135,7 +1262,9 @@ static int report(void)
     out = stdout;
     if (brief) print_brief();
     else fputs(text, out);
-    written = write_file("comparison_report.txt", text) & write_file("comparison.md", text) & write_tables();
+    written = write_file("comparison_report.txt", text) & write_file("comparison.md", text);
+    written &= write_tables();
+    for (k = 0; k < LENGTH(formats); k++) written &= write_narrow(&formats[k]);
     if (!written) fprintf(stderr, "report: cannot write to %s: check the folder and its disk\n", results);
     free(text);
     return written;
