@@ -1194,7 +1194,7 @@ static void write_words(FILE *f, const struct format *to, const char *text)
     for (; *text; text++) fprintf(f, to->escapes && *text == '_' ? "\\%c" : "%c", *text);
 }
 
-/* A line of a table: a run, or for NULL the titles of the columns. CSV has all columns, and the group first. */
+/* A line of a table: a run, or for NULL the columns' titles. CSV has all columns, and the group first. */
 static void write_line(FILE *f, const struct format *to, const group *g, const run *r)
 {
     const int csv = to == &formats[1];

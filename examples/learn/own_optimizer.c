@@ -1,6 +1,6 @@
 /* own_optimizer.c - an optimizer of your own on the public interface: Lion (arXiv 2302.06675) beside AdamW.
    cc -O3 -march=native -fopenmp examples/learn/own_optimizer.c -o own_optimizer -lm
-   ./own_optimizer my_text.txt      prints the losses of both, from the same weights and on the same batches */
+   ./own_optimizer my_text.txt    prints the losses of both, from the same weights and on the same batches */
 #define MTT_IMPLEMENTATION
 #include "../../mtt.h"
 #include <stdio.h>
