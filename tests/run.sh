@@ -34,7 +34,7 @@ show() { # prints what has ended since the last call
   done
 }
 all=(test_train.sh test_suites.sh test_tools_data.sh test_convert.sh "$@" test_golden.sh test_explorer.sh
-  test_generate.sh) # the longest first
+  test_learn.sh test_generate.sh) # the longest first
 for program in "${all[@]}"; do
   [ $program != test_cuda ] || wait # it has the machine for itself
   while [ "$(jobs -rp | wc -l)" -ge ${jobs:-1} ]; do wait -n; done
