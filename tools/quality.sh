@@ -78,11 +78,15 @@ cd "$results" && awk -v first="${techniques[0]}" '
     }
   }' "${logs[@]}" > quality.md && cat quality.md || exit 1
 for name; do gnuplot << PLOT || fail 1 "no curves: gnuplot is missing, or failed"; done
-    set terminal svg size 900,800 background 'white' noenhanced; set output '$name.svg'
-    last = ${#runs[@]} / $# - 1; seeds = (last + 1) / ${#techniques[@]}
-    set multiplot layout 2,1; set ylabel '$name: validation loss, nats'
-    plot for [i=0:last] '$name.dat' index i using 1:2 with lines lc i/seeds+1 \\
-      title (i % seeds ? '' : word('${techniques[*]}', i/seeds+1))
-    set ylabel 'perplexity above the first, %'; set xlabel 'step'; unset key
-    plot for [i=0:last] '$name.dat' index i using 1:3 with lines lc i/seeds+1
+    set terminal svg size 1000,760 font 'Sans,14' background 'white' noenhanced; set output '$name.svg'
+    last = ${#runs[@]} / $# - 1; seeds = (last + 1) / ${#techniques[@]}; names = '${techniques[*]}'
+    array ink[6] = [0x000000, 0xe69f00, 0x7b4fa3, 0x0072b2, 0xd55e00, 0x009e73] # those of plots.sh
+    set border 3; set tics nomirror; set grid lt 1 lc rgb '#c8c8c8'
+    set xrange [0:*] noextend; set lmargin 9; set rmargin 3
+    set multiplot layout 2,1 title '$name: a line for each of '.seeds.' seeds'
+    set ylabel 'validation loss, nats'; set key samplen 1.5
+    plot for [i=0:last] '$name.dat' index i using 1:2 with lines lw 1.5 lc rgb ink[int(i/seeds)%6+1] \\
+      title (i % seeds ? '' : word(names, int(i/seeds)+1))
+    set ylabel '% above the first perplexity'; set xlabel 'optimizer step'; unset key
+    plot for [i=0:last] '$name.dat' index i using 1:3 with lines lw 1.5 lc rgb ink[int(i/seeds)%6+1]
 PLOT
