@@ -87,6 +87,6 @@ for name; do gnuplot << PLOT || fail 1 "no curves: gnuplot is missing, or failed
     set ylabel 'validation loss, nats'; set key samplen 1.5
     plot for [i=0:last] '$name.dat' index i using 1:2 with lines lw 1.5 lc rgb ink[int(i/seeds)%6+1] \\
       title (i % seeds ? '' : word(names, int(i/seeds)+1))
-    set ylabel '% above the first perplexity'; set xlabel 'optimizer step'; unset key
+    set ylabel 'perplexity above the first, %'; set xlabel 'optimizer step'; unset key
     plot for [i=0:last] '$name.dat' index i using 1:3 with lines lw 1.5 lc rgb ink[int(i/seeds)%6+1]
 PLOT
