@@ -50,14 +50,16 @@ for ((ranks = 2; ranks <= most; ranks *= 2)); do
     done
   done
 done
-for first in $most $((most - 1)); do # a run goes on with another number of ranks
+other=$((most > 3 ? 3 : most - 1)) # a run goes on with another number of ranks, which divides few sizes
+for first in $most $other; do
+  next=$((most + other - first))
   rm -rf results/one_* results/moved_*
-  run --dataset one --technique bf16_flash --accumulate $((most * (most - 1)))
-  for ranks in $first $((2 * most - 1 - first)); do
+  run --dataset one --technique bf16_flash --accumulate $((most * other))
+  for ranks in $first $next; do
     run --dataset moved --technique bf16_flash --ranks $ranks --shard gradients \
-      --accumulate $((most * (most - 1) / ranks)) $([ $ranks = $first ] && echo --steps 25 || echo --resume)
+      --accumulate $((most * other / ranks)) $([ $ranks = $first ] && echo --steps 25 || echo --resume)
   done
-  same moved_bf16_flash "from $first to $((2 * most - 1 - first)) ranks"
+  same moved_bf16_flash "from $first to $next ranks"
 done
 
 last=$((most - 1))
