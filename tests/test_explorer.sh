@@ -67,6 +67,7 @@ if command -v python3 > /dev/null; then
     check "the snapshot of $technique" python3 "$tests/schedule_files.py" viz one.pickle json
     mv one.safetensors kept.safetensors
   done
+  expect 0 'wrote one.safetensors' --technique bf16_early --dump one.safetensors
   expect 0 '' --device cuda --technique bf16_flash_checkpointing --json
   mv out json
   expect 0 'pytorch.org/memory_viz' --device cuda --technique bf16_flash_checkpointing --memory-viz one.pickle

@@ -37,6 +37,7 @@ typedef struct dump_entry {
 typedef struct dump {
     mtt_env *env;
     mtt_trainer *trainer;
+    mtt_optim_desc optim;
     const mtt_op *ops;
     int op_count, next_op, count, capacity, next; /* `next` is the first entry that is not yet written */
     dump_entry *entries;
@@ -180,15 +181,15 @@ static void dump_line(void *user, const char *line, size_t bytes)
 
 static void dump_header(const dump *d, dump_text *t)
 {
-    mtt_optim_desc optim = {.lr = 0};
+    mtt_optim_desc optim;
     uint64_t begin = 0, size;
     int i, k;
-    mtt_optim_resolve(d->env, &optim, &optim);
+    mtt_optim_resolve(d->env, &d->optim, &optim);
     dump_put(t, "        ", 8); /* the size of the rest */
     dump_print(t, "{\"__metadata__\":{\"format\":\"pt\",\"optimizer\":\"AdamW: lr %g, beta1 %g, beta2 %g, "
-               "eps %g, weight decay %g of matrices, gradient clipped to a norm of %g\"", (double)optim.lr,
-               (double)optim.beta1, (double)optim.beta2, (double)optim.eps, (double)optim.weight_decay,
-               (double)optim.clip);
+               "eps %g, weight decay %g of matrices, gradient clipped to a norm of %g (0: it is not)\"",
+               (double)optim.lr, (double)optim.beta1, (double)optim.beta2, (double)optim.eps,
+               (double)optim.weight_decay, (double)optim.clip);
     mtt_schedule_print(mtt_trainer_schedule(d->trainer), dump_line, t);
     dump_print(t, "}");
     for (i = 0; i < d->count; begin += d->entries[i++].bytes) {
@@ -262,17 +263,18 @@ static mtt_status dump_save(mtt_env *env, const char *path, const mtt_schedule *
                             int seq_len, const mtt_backend *device, mtt_model *model, const int32_t *tokens,
                             const int32_t *targets)
 {
-    const mtt_optim_desc optim = {.lr = 0};
+    const mtt_policy *policy = mtt_schedule_policy(schedule);
     mtt_backend watched = *device;
     mtt_step_info info;
     dump d;
     mtt_status status;
     memset(&d, 0, sizeof(d));
     d.env = env, d.device = *device;
+    if (policy->early_update) d.optim.clip = -1; /* all gradients are never known at once */
     dump_now = &d;
     watched.run = dump_run;
-    status = mtt_trainer_create(env, mtt_schedule_model(schedule), mtt_schedule_policy(schedule), &optim,
-                                &watched, batch, seq_len, &d.trainer);
+    status = mtt_trainer_create(env, mtt_schedule_model(schedule), policy, &d.optim, &watched, batch, seq_len,
+                                &d.trainer);
     if (!status && model) status = mtt_trainer_load(d.trainer, model);
     if (!status) d.ops = mtt_schedule_ops(mtt_trainer_schedule(d.trainer), &d.op_count);
     if (!status) status = dump_open(&d, path);
