@@ -59,7 +59,7 @@ CALLS
   done
   for file in $(files here); do
     case $file in
-      ./out.train* | ./out.report | ./err | *.csv | */comparison*) ;; # they have times
+      ./out.train* | ./out.report | ./err | *.csv | */comparison* | */table.*) ;; # they have times
       *_metrics.json | *.jsonl)
         check "there is another $file" cmp <(timeless "$build/here/$file") <(timeless "$build/there/$file");;
       *)
