@@ -17,6 +17,15 @@ for link in $(grep -oE '\]\([^)#]+\)' $page | sed 's/^](//; s/)$//' | grep -v '^
   check "$page links to $link" [ -e "examples/learn/$link" ]
 done
 
+# Its lines of a listing are that of checkpointing.
+"$schedule" --recompute layer > "$work/list"
+lines=0
+while IFS= read -r line; do
+  lines=$((lines + 1))
+  check "the listing has: $line" grep -qF -- "${line%% ...*}" "$work/list"
+done < <(grep -E '^ +[0-9]+ (forward|backward) ' $page)
+check "$lines lines of it" [ "$lines" = 4 ]
+
 # The worked example of flash attention, for tiles of 1, 2 and 4 keys: exercise 12.
 flash() { # TILE: m, l and O after each tile, then the output and lse
   awk -v tile=$1 'BEGIN {
