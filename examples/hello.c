@@ -55,6 +55,6 @@ int main(int argc, char **argv)
         if (info.step % 20 == 0) fprintf(stderr, "step %d/%d, loss %.3f\n", (int)info.step, STEPS, info.loss);
     }
     check(mtt_generate(trainer, data.tokenizer, &sample));
-    mtt_trainer_destroy(trainer);
-    mtt_dataset_close(&data);
+    puts("");
+    mtt_trainer_destroy(trainer), mtt_dataset_close(&data);
 }

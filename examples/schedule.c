@@ -255,6 +255,7 @@ static mtt_status dump_step(mtt_env *env, const mtt_schedule *schedule, mtt_mode
     int32_t *tokens = malloc(((size_t)count + 1) * sizeof(*tokens));
     mtt_backend backend = *mtt_cpu_backend();
     uint64_t state = 1;
+    struct stat file;
     mtt_status status = MTT_OK;
     int64_t i;
     if (!tokens) return dump_fail(env);
@@ -265,7 +266,8 @@ static mtt_status dump_step(mtt_env *env, const mtt_schedule *schedule, mtt_mode
     if (p->device == MTT_DEVICE_CUDA) status = mtt_cuda_backend(env, 0, &backend);
     if (!status)
         status = dump_save(env, dump_path, schedule, batch, seq_len, &backend, weights, tokens, tokens + 1);
-    if (!status) printf("wrote %s\n", dump_path);
+    if (!status && !stat(dump_path, &file))
+        printf("wrote %s, %.1f MB\n", dump_path, (double)file.st_size / 1e6);
     free(tokens);
     return status;
 }
@@ -279,10 +281,10 @@ static mtt_status show(mtt_env *env, const explorer_plan *plan, mtt_model *weigh
     if (viz && !status) status = viz_save(env, viz, plan->schedule);
     if (viz && !status) printf("wrote %s: open it at https://pytorch.org/memory_viz\n", viz);
     if (dump_path && !status) status = dump_step(env, plan->schedule, weights);
-    if (status || html || viz || dump_path) return status;
+    if (kept && !status) kept_print(plan->schedule);
+    if (status || html || viz || dump_path || kept) return status;
     if (before || after) return print_lists(env, plan->schedule);
     if (json) return mtt_schedule_json(plan->schedule, print, stdout), MTT_OK;
-    if (kept) return kept_print(plan->schedule), MTT_OK;
     mtt_schedule_print(plan->schedule, print, stdout);
     mtt_schedule_report(plan->schedule, &report);
     mtt_plan_print(&report, print, stdout);
@@ -302,6 +304,7 @@ int main(int argc, char **argv)
     if (compare && !html) return option_fail("--compare needs a page: add --html memory.html");
     if (option_given("answer") && !question) return option_fail("--answer needs a question: add --quiz 1");
     if (question) return (status = ask(&env, &code)) ? option_tell(&env, status) : option_close_output(code);
+    if (json && kept) return option_fail("--json and --kept print different things: leave out one");
     if ((before || after) && (html || json || kept || dump_path || viz))
         return option_fail("--before and --after print lists: leave out the other outputs");
     if (init && !dump_path) return option_fail("--init is for --dump: add --dump step.safetensors");

@@ -26,6 +26,8 @@ while IFS= read -r line; do
 done < <(grep -E '^ +[0-9]+ (forward|backward) ' $page)
 check "$lines lines of it" [ "$lines" = 4 ]
 
+check "operation 25 changes logits in place" eval '"$schedule" | grep -q "^  25 .* -> logits "'
+
 # The worked example of flash attention, for tiles of 1, 2 and 4 keys: exercise 12.
 flash() { # TILE: m, l and O after each tile, then the output and lse
   awk -v tile=$1 'BEGIN {

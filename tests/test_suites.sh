@@ -54,6 +54,10 @@ check "18 runs, each with metrics, memory and log" \
   [ "$(ls whole/a/*_metrics.json whole/a/*_memory.json whole/a/*.jsonl | wc -l)" = 54 ]
 check "no checkpoint is left" [ -z "$(find whole -name '*.safetensors*')" ]
 check "the summary is JSON" is_json whole/a/experiment_summary.json
+suite $some --results-dir whole --batch-size 2 --only fp32 -- $tiny
+check "a part of it again leaves all 18 in summary and report" \
+  [ "$(grep -c '"name"' whole/a/experiment_summary.json) $(grep -c . whole/a/results.csv)" = "18 19" ]
+check "with their names" says whole/a/results.csv '_bs4,batch,bf16_flash_chunked_budget,'
 for key in $(sed -n 's/^    X([A-Z]*, \([a-z_]*\), .*/\1/p' "$root/tools/results.h"); do # one table of keys
   check "the trainer writes $key" says whole/a/text_fp32_bs2_metrics.json "\"$key\": "
   check "the report reads $key" eval "head -n 1 whole/a/results.csv | grep -qw $key || [ $key = dataset ]"
@@ -456,10 +460,11 @@ check "exact techniques, the window left out" \
   says out '1 of 2 runs within 0\.5 %.* farthest bf16_flash at batch 8, 2\.00 %'
 check "what was saved" says out 'bf16_flash: 60\.0 MiB or 60 % less memory, 1\.27 times the speed'
 check "the files" [ -s hand/comparison_report.txt -a -s hand/comparison.md -a -s hand/results.csv ]
-check "a narrow table" says hand/table.md '^\| bf16_flash \| 8 \| 40 \| 0\.0160 \| 102\.00 \|$'
-check "in CSV" says hand/table.csv '^batch,fp32,8,100,,100,0\.0203,,100\.00$'
-check "its titles" says hand/table.csv '^group,technique,.*,peak MiB,s/step,total s,perplexity$'
-check "in LaTeX" says hand/table.tex '^bf16\\_window4 & 8 & 40 & 0\.0080 & 120\.00 \\\\$'
+check "a narrow table" says hand/table.md '^\| bf16_flash \| 8 \| 40\.0 \| 40 \| 0\.0160 \| 102\.00 \|$'
+check "in CSV" says hand/table.csv '^batch,fp32,8,100,,3,100\.0,100,,0\.0203,,100\.00$'
+check "its titles" says hand/table.csv '^group,technique,.*,peak MiB,% of baseline,largest batch,s/step,total s,perplexity$'
+check "in LaTeX" says hand/table.tex '^bf16\\_window4 & 8 & 40\.0 & 40 & 0\.0080 & 120\.00 \\\\$'
+check "whose columns are counted" says hand/table.tex '^.begin.tabular..l\*\{5\}\{r\}\}$'
 cp -r hand cpu; sed -i 's/_bs8",/_bs8", "training_time": 7.5,/' cpu/*_metrics.json
 {
   printf '{"suite": "a, small", "device": "cpu", "vocabulary": 2000, "original_vocabulary": 50257, '
@@ -468,10 +473,13 @@ cp -r hand cpu; sed -i 's/_bs8",/_bs8", "training_time": 7.5,/' cpu/*_metrics.js
 "$report" --results-dir cpu > out
 check "a CPU's times are left out" not says out 'ms/step|total s|fastest|Pareto|the speed'
 check "which it says" says out '^Times are left out: a CPU .* results\.csv has them\.$'
-check "but CSV has them" says cpu/table.csv '^batch,bf16,8,100,,50,0\.0100,7\.5,100\.40$'
+check "but CSV has them" says cpu/table.csv '^batch,bf16,8,100,,3,50\.0,50,,0\.0100,7\.5,100\.40$'
 check "a small vocabulary is named" says out '^The vocabulary has 2000 ids here, 50257 in .* the chunked loss'
-check "longer sequences are suggested" says out '^Scores take T x T: .* -- --seq-len 512'
+check "longer sequences are suggested" says out '^Scores take T x T: .* --results-dir results512 -- --seq-len 512'
 check "equal rows are named" says out '^- bf16_window128 is full attention here: .* It equals bf16_flash,'
+sed -i 's/"seq_len": 100/"seq_len": 50/' cpu/x_bf16_bs8_metrics.json
+"$report" --results-dir cpu > out
+check "a run of other sequences has no baseline" says out '^\| bf16  .* \|        - \|$'
 sed -i 's/"cpu"/"cuda"/' cpu/experiment_summary.json
 "$report" --results-dir cpu > out
 check "on a GPU, times have their columns" says out 'ms/step \|  total s \| tokens/s'
@@ -682,7 +690,7 @@ if command -v gnuplot > /dev/null; then
     check "a technique has its colour in $plot" says $plots/$plot.svg 'rgb\( *204, *121, *167\)'
   done
   check "the page shows them" says whole/a/comparison.md '^!\[.*\]\(plots/loss_vs_steps.png\)$'
-  check "with captions" says whole/a/comparison.md '^\*Figure 1\. What each technique takes: .*\*$'
+  check "with captions" says whole/a/comparison.md '^\*Figure 1\. What each technique takes\.\*$'
   "$root/tools/plots.sh" whole/a 2> err
   check "drawn again, a plot is there once" \
     [ "$(grep -c '^\*Figure' whole/a/comparison.md)" = "$(ls $plots/*.png | wc -l)" ]
@@ -706,6 +714,15 @@ if command -v gnuplot > /dev/null; then
   at=$(grep -B1 ">$long<" wide/plots/all_techniques.svg | sed -n 's/.*translate(\([0-9]*\).*/\1/p')
   check "a name of ${#long} letters has $at pixels" [ "${at:-0}" -ge $((8 * ${#long})) ]
   drawn wide/plots/all_techniques 3500
+  cp -r wide few
+  for run in tf32 $long; do
+    sed 's/bs8/bs4/; s/"batch_size": 8/"batch_size": 4/' wide/x_${run}_bs8_metrics.json \
+      > few/x_${run}_bs4_metrics.json
+  done
+  rm few/x_${long}_bs8*
+  "$report" --results-dir few > out 2> err
+  check "a technique with one batch is drawn beside one with two" "$root/tools/plots.sh" few
+  check "in a figure of its own" [ -s few/plots/memory_vs_batch.png ]
   check "a panel of equal bars is left out" not says gpu/plots/all_techniques.svg 'perplexity|planned'
   echo tf32,forward,1e400,0,0,0,0,0,0,0,0,0 >> gpu/timeline.csv
   timeout 20 "$root/tools/plots.sh" gpu > out 2> err; check "endless memory ends" [ $? != 124 ]

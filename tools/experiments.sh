@@ -147,17 +147,21 @@ summary() {
     printf '{"suite": "%s", "dataset": "%s", "device": "%s", ' "$suite${small:+, small}" "$dataset" $device
     printf '"baseline": "%s", "budget": "%s", "vocabulary": %d, ' $base $cap "$vocab"
     printf '"original_vocabulary": %d, "experiments": [\n' ${vocabulary[$suite]}
-    printf '%s\n' "${lines[@]}" | sed '$!s/$/,/'
+    printf '%s\n' "${lines[@]}" "${others[@]}" | sed '$!s/$/,/'
     echo ']}'
   } > "$dir/summary.tmp" && mv "$dir/summary.tmp" "$dir/experiment_summary.json"
 }
-read_summary() { # sets old: lines by name
-  local line known
+read_summary() { # sets old: lines by name; and others: those of runs that this command does not have
+  local line known row
+  local -A mine=()
+  for row in "${rows[@]}"; do mine[${row##* }]=1; done
   [ -s "$dir/experiment_summary.json" ] || return 0
   while IFS= read -r line; do
     [[ $line == '{"name": "'* ]] || continue
     known=${line#*: \"}
-    old[${known%%\"*}]=${line%,}
+    known=${known%%\"*}
+    old[$known]=${line%,}
+    [ -n "${mine[$known]:-}" ] || [ ! -s "$dir/${known}_metrics.json" ] || others+=("${line%,}")
   done < "$dir/experiment_summary.json"
 }
 outcome() { # NAME: prints done or diverged if its metrics are there
@@ -179,7 +183,8 @@ show_plan() { # INDEX
   local index=$1 bytes
   eval "set -- ${args[index]}"
   bytes=$("$trainer" "$@" --dry-run --json --vocab-size $vocab 2> /dev/null | field arena_bytes /dev/stdin)
-  if [ -n "$bytes" ]; then bytes="$((bytes >> 20)) MiB planned"; else bytes="refused by the plan"; fi
+  if [ -z "$bytes" ]; then bytes="refused by the plan"
+  else bytes=$(awk "BEGIN { printf \"%.0f MiB planned\", $bytes / 1048576 }"); fi
   printf '%s: %s: %s %s\n' "${rows[index]##* }" "$bytes" "$trainer" "${args[index]}"
 }
 choose() { # fills queue with the experiments to run; prints them under --dry-run
@@ -242,8 +247,8 @@ finish() { # INDEX: records how the experiment ended; sets ending or trouble, fo
       mkdir -p "$dir/checkpoints" && mv --backup=numbered "${found[@]}" "$dir/checkpoints"
     fi
     [[ ${args[$1]} != *' --sample '* ]] || sed 1d "$dir/out" > "${files}_sample.txt" # after the metrics
-    ending=$(printf 'perplexity %s, %d MiB; ' $(field perplexity "${files}_metrics.json") \
-      $(($(field arena_bytes "${files}_metrics.json") >> 20)))
+    ending=$(awk "BEGIN { printf \"perplexity %s, %.0f MiB; \", $(field perplexity "${files}_metrics.json"),
+      $(field arena_bytes "${files}_metrics.json") / 1048576 }")
     [[ $group != round* ]] || ending=
   elif [ "$status" = diverged ]; then
     entry $1 diverged $code "$message"
@@ -328,7 +333,7 @@ trap 'stopped=1; [ -z "$child" ] || kill -TERM $child 2> /dev/null' INT TERM
 for suite in "${suites[@]}"; do
   dir=$results/${suite/demo/$device} enforce=$budget short=
   ours="${half}_flash_chunked ${half}_flash_selective_chunked fp8_flash"
-  rows=() args=() work=() lines=() old=() limits=() queue=()
+  rows=() args=() work=() lines=() old=() others=() limits=() queue=()
   case $suite in c | d) enforce=1;; esac
   limit
   base=fp32
@@ -349,8 +354,8 @@ for suite in "${suites[@]}"; do
   rm -f "$dir/out" "$dir/err"
   brief=
   [ $suite != demo ] || brief=--brief
-  if "$root/build/report" --results-dir "$dir" $brief; then "$root/tools/plots.sh" "$dir"
-  else failures=$((failures + 1)); fi
+  "$root/build/report" --results-dir "$dir" $brief || { failures=$((failures + 1)); continue; }
+  "$root/tools/plots.sh" "$dir" || [ $? = 3 ] || failures=$((failures + 1)) # 3: there is no gnuplot
 done
 [ $failures = 0 ] || echo "experiments: $failures failed or diverged: see experiment_summary.json" >&2
 [ $failures = 0 ]

@@ -78,6 +78,8 @@ static void kept_print(const mtt_schedule *schedule)
     printf("  outside of layers:");
     all += kept_bytes(schedule, -1, 1);
     printf("  in all %.2f\n", (double)all / 1048576);
+    if (mtt_schedule_policy(schedule)->recompute > MTT_RECOMPUTE_SELECTIVE)
+        puts("the last layers keep more if that does not raise the peak: they are needed first");
     forward = kept_forward(schedule, &weights);
     printf("a forward pass alone, which keeps nothing: at most %.2f at once, of them weights %.2f\n",
            (double)forward / 1048576, (double)weights / 1048576);

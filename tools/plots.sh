@@ -128,18 +128,17 @@ curves() { # NAME ROWS AXIS_COLUMN AXIS_TITLE COLUMN TITLE UNIT
   [ "$(values "$3" "$2" | wc -l)" -gt 1 ] || return 0
   for t in $(values 2 "$2"); do
     awk -F '\t' -v t="$t" '$2 == t' "$2" | sort -t "$(printf '\t')" -n -k "$3" > "$1.$t"
-  done
+    tail -n 1 "$1.$t" > "$1.$t.end" # gnuplot 5.4 crashes where a list of boxed labels is empty
+    awk -F '\t' -v OFS='\t' -v x="$3" -v y="$5" '{ a = $x; $6 = $y; $7 = a; $11 = 0; print }' "$1.$t.end"
+  done > ends
   top=$(largest "$3" "$2")
   panels "$1" "$2" "$6 over ${1##*_}\n$(place "$2"); dotted: the baseline" "$4" "$7" "
     set xrange [0:$top * 1.06]; $(axis y "$5" 1.2 -1 "$2")
     set xtics ($(values "$3" "$2" | sort -rg | awk -v top="$top" "$spaced" | paste -sd, -))" \
     "base using $3:$5 with lines lw 2 dt 3 lc rgb 'black', \\
       name using $3:$5 with linespoints lw 2 pt 7 ps 0.8 lc rgb ink, \\
-      name using $3:(\$$3 == $top ? \$$5 : NaN):(sprintf('%.0f', \$$5)) with labels boxed right \
-        offset 0.5, 0.8"
-  awk -F '\t' -v OFS='\t' -v x="$3" -v y="$5" -v top="$top" \
-    '$x == top { a = $x; $6 = $y; $7 = a; $11 = 0; print }' "$2" > "$1"
-  lines "$1" "$1" "$6 over ${1##*_}, all techniques\n$(place "$2")" "$4" "$7" 0 \
+      name.'.end' using $3:$5:(sprintf('%.0f', \$$5)) with labels boxed right offset 0.5, 0.8"
+  lines "$1" ends "$6 over ${1##*_}, all techniques\n$(place "$2")" "$4" "$7" 0 \
     "$(largest "$5" "$2")" "using $3:$5"
 }
 
@@ -183,7 +182,7 @@ losses() { # ROWS: loss against steps and against time
       "base using $column:3 with lines lw 2 dt 3 lc rgb 'black', \\
         name using $column:3 with lines lw 1.5 lc rgb ink, \\
         name using $column:4 with points pt 6 ps 0.9 lw 1.5 lc rgb 'black', \\
-        name using $column:5:(sprintf('%.2f', \$5)) with labels boxed right offset 0.5, 0.9"
+        name using $column:5:(sprintf('%.2f', \$5)) with labels right offset 0.5, 1.8"
   done
   while IFS=$'\t' read -r t run; do # where each line of training losses ends
     awk -F '\t' -v OFS='\t' -v row="$(awk -F '\t' -v t="$t" '$2 == t { print; exit }' losses)" '
@@ -191,7 +190,8 @@ losses() { # ROWS: loss against steps and against time
       END { $0 = row; $6 = y; $7 = x; $11 = 0; print }' "loss_vs_steps.$t"
   done < <(cut -f 2,14 losses) > ends
   lines loss_vs_steps ends "Training loss, all techniques\n$(place losses)" 'optimizer step' 'loss, nats' \
-    $(awk '$3 != "-" { print $3 }' every | sort -g | sed -n '1p; $p' | paste -sd ' ' -) 'using 1:3'
+    $(awk '$3 != "-" { print $3 }' every | sort -g | awk 'NR == 1 { low = $1 }
+      END { print low - ($1 - low) / 12, $1 }') 'using 1:3'
 }
 
 # The margin that the longest name needs, as a part of the width.
@@ -299,7 +299,7 @@ caption() { # PLOT: a sentence
   local words=${1//_vs_/ against }
   words=${words//_/ }
   case $1 in
-    all_techniques) echo "What each technique takes: memory, time, largest batch, perplexity.";;
+    all_techniques) echo "What each technique takes.";;
     largest_batch) echo "Each technique trains at its own largest batch.";;
     lines_*) echo "All techniques in one figure: ${words#lines }.";;
     loss_vs_*) echo "Training and validation loss of each technique, against ${1#loss_vs_}.";;

@@ -301,6 +301,7 @@ static int64_t width_read(const mtt_op *op)
 static void print_lines(void)
 {
     double total = 0, floor_total = 0;
+    const int known = set.policy.device == MTT_DEVICE_CUDA || option_given("peak-tflops"); /* rates of a GPU */
     const line *l;
     printf("| operation | widths | times | ms | TFLOP/s | GB/s | share of the peak |\n");
     printf("|:--|:--|--:|--:|--:|--:|--:|\n");
@@ -312,10 +313,13 @@ static void print_lines(void)
         floor_total += floor_ms;
         printf("| %s | %lld > %lld | %d | %.3f |", mtt_op_name(op->kind),
                (long long)width_read(op), (long long)width(op->operands[op->inputs]), l->count, l->ms);
-        printf(" %.1f | %.0f | %.0f %% |\n", flops / l->ms * 1e-9, bytes / l->ms * 1e-6,
-               100 * floor_ms / l->ms);
+        printf(" %.2f | %.1f |", flops / l->ms * 1e-9, bytes / l->ms * 1e-6);
+        if (known) printf(" %.0f %% |\n", 100 * floor_ms / l->ms);
+        else printf(" - |\n");
     }
-    printf("\noperations %.3f ms, at peak rates %.3f ms; ", total, floor_total);
+    printf("\noperations %.3f ms", total);
+    if (known) printf(", at peak rates %.3f ms", floor_total);
+    printf("; ");
 }
 
 /* ms of all operations whose names begin with --only. */

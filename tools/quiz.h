@@ -39,8 +39,8 @@ static const quiz quizzes[] = {
     {"Flash attention does not store the T x T scores. How many MiB does it take off the arena (fp32_flash)?",
      "MiB", "Two layers of 32 x 4 x 128 x 128 probabilities, 8 MiB each, less one number a row and head.",
      QUIZ_ARENA, 1048576, QUIZ_SMALL("fp32"), QUIZ_SMALL("fp32_flash"), 0, .02},
-    {"Checkpointing keeps the input of each layer alone. How many operations does the backward pass repeat "
-     "(fp32_checkpointing)?", "",
+    {"Checkpointing keeps the input of each layer alone, and more of the last layers where that does not "
+     "raise the peak. How many operations does the backward pass repeat (fp32_checkpointing)?", "",
      "The first layer's, and of the last layer, whose backward pass comes first, those that save memory.",
      QUIZ_AGAIN, 1, QUIZ_SMALL("fp32_checkpointing"), QUIZ_NONE, 0, 0},
     {"With checkpointing, how many MiB does one more layer cost (take 16 layers and 8)?", "MiB",
@@ -132,7 +132,10 @@ static mtt_status quiz_grade(mtt_env *env, const quiz *q, double given, int *rig
         snprintf(text, capacity, "Right: %.*f%s%s. %s", q->margin > 0 ? 2 : 0, answer, *q->unit ? " " : "",
                  q->unit, q->why);
     else
-        snprintf(text, capacity, "The plan says %s. Open it and look.", given < answer ? "more" : "less");
+        snprintf(text, capacity, "The plan says %s. Look at it: build/schedule --layers %d --heads %d "
+                 "--d-model %d --vocab-size %d --batch-size %d --seq-len %d --technique %s",
+                 given < answer ? "more" : "less", q->of.layers, q->of.heads, q->of.width, q->of.vocab,
+                 q->of.batch, q->of.seq_len, q->of.technique);
     return MTT_OK;
 }
 #endif

@@ -486,7 +486,7 @@ static int beats(const run *a, const run *b)
 }
 
 /* The baseline has plain attention in FP32 or TF32 and recomputes nothing. It is the one of the same work, or
-   else the first one of the group with the same model. */
+   else the first one of the group with the same model and length of sequences. */
 static void compare(void)
 {
     EACH(r)
@@ -496,6 +496,7 @@ static void compare(void)
         r->pareto = 1;
         EACH(b) {
             if (!is_done(b) || strcmp(b->group, r->group) || b->parameters != r->parameters) continue;
+            if (b->seq_len != r->seq_len) continue;
             if (is_plain(b) && (!r->base || (is_same(b, r) && !is_same(r->base, r)))) r->base = b;
             if (is_same(b, r) && beats(b, r)) r->pareto = 0;
         }
@@ -520,6 +521,7 @@ static const struct column {
     {"batch", AT(batch_size), 0, 1, ""},
     {"length", AT(seq_len), 0, 1, ""},
     {"layers", AT(layers), 0, 1, ""},
+    {"steps", AT(steps), 0, 1, ""},
     {"perplexity", AT(perplexity), 2, 1, ""},
     {"bits/byte", AT(bits_per_byte), 4, 1, ""},
     {"accuracy", AT(accuracy), 2, 0.01, " %"},
@@ -585,7 +587,7 @@ static int is_shown(const struct column *c, const group *g)
         gap = fmax(gap, fabs(r->device_bytes - r->arena_bytes));
     }
     if (c->at == AT(device_bytes)) return gap > 0;
-    if (c->at == AT(seq_len) || c->at == AT(layers)) return high > low;
+    if (c->at == AT(seq_len) || c->at == AT(layers) || c->at == AT(steps)) return high > low;
     if (c->at == AT(perplexity) || c->at == AT(bits_per_byte) || c->at == AT(accuracy))
         return high > 0 && !g->sweep;
     return high > 0;
@@ -655,7 +657,9 @@ static void print_best(const run *like, const group *g)
 {
     const run *r = g->sweep ? NULL : best(like, AT(perplexity), -1);
     int some = 0;
-    if (r) fprintf(out, "- lowest perplexity: %s, %.2f\n", r->technique, r->perplexity);
+    if (r)
+        fprintf(out, "- lowest perplexity after %.0f steps: %s, %.2f\n", r->steps, r->technique,
+                r->perplexity);
     r = best(like, AT(device_bytes), -1);
     if (r) fprintf(out, "- least memory: %s, %.1f MiB\n", r->technique, r->device_bytes / MIB);
     if (!hides_speed()) print_fastest(best(like, AT(tokens_per_s), 1));
@@ -910,8 +914,10 @@ static void print_small(void)
                 "smaller part of the peak here, and the chunked loss saves less.\n", head.vocabulary,
                 head.original_vocabulary);
     if (top && top->seq_len < 512)
-        fprintf(out, "Scores take T x T: to see what flash attention saves, train longer sequences. Add -- "
-                "--seq-len 512 to the command.\n");
+        fprintf(out, "Scores take T x T: to see what flash attention saves, train longer sequences. Add "
+                "--results-dir results512 -- --seq-len 512 to the command.\n");
+    if (top && top->batch_size * top->seq_len < 4096)
+        fprintf(out, "A chunk of the loss has 1,024 tokens: with no more in a batch it saves nothing.\n");
 }
 
 static void print_report(void)
@@ -1152,6 +1158,7 @@ static int write_tables(void)
         while (strcmp(g->name, suite_letter() == 'e' ? "optimizations" : "batch")) g++;
         EACH(r) {
             if (!is_done(r)) continue;
+            r->vocabulary = head.vocabulary, r->original_vocabulary = head.original_vocabulary;
             fprintf(table, "\n%s,%s,%s", r->name, r->group, r->technique);
             for (key = keys; key < keys + LENGTH(keys); key++)
                 if (!key->size) fprintf(table, ",%.12g", *number_at(r, key->at));
@@ -1168,19 +1175,21 @@ static int write_tables(void)
 
 static const struct column narrow[] = {
     {"batch", AT(batch_size), 0, 1, ""},         {"length", AT(seq_len), 0, 1, ""},
-    {"layers", AT(layers), 0, 1, ""},            {"peak MiB", AT(device_bytes), 0, MIB, ""},
+    {"layers", AT(layers), 0, 1, ""},            {"steps", AT(steps), 0, 1, ""},
+    {"peak MiB", AT(device_bytes), 1, MIB, ""},  {"% of baseline", AT(memory), 0, 0.01, ""},
+    {"largest batch", AT(largest_batch), 0, 1, ""},
     {"s/step", AT(ms_median), 4, 1000, ""},      {"total s", AT(training_time), 1, 1, ""},
     {"perplexity", AT(perplexity), 2, 1, ""},
 };
 
-/* How a format writes a table. %s: its title; n columns follow the technique's. */
+/* How a format writes a table. %s: its title; %d: how many columns follow the technique's. */
 static const struct format {
     const char *file, *begin, *end, *first, *between, *last;
-    int escapes; /* 1 = LaTeX's underscores */
+    int escapes; /* 1 = LaTeX's underscores and per cents */
 } formats[] = {
     {"table.md", "\n## %s\n\n", "", "| ", " | ", " |\n", 0},
     {"table.csv", "", "", "", ",", "\n", 0},
-    {"table.tex", "\\begin{table}\n\\caption{%s}\n\\begin{tabular}{lrrrrrrr}\n\\hline\n",
+    {"table.tex", "\\begin{table}\n\\caption{%s}\n\\begin{tabular}{l*{%d}{r}}\n\\hline\n",
      "\\hline\n\\end{tabular}\n\\end{table}\n\n", "", " & ", " \\\\\n", 1},
 };
 
@@ -1191,7 +1200,7 @@ static int is_narrow(int column, const group *g)
 
 static void write_words(FILE *f, const struct format *to, const char *text)
 {
-    for (; *text; text++) fprintf(f, to->escapes && *text == '_' ? "\\%c" : "%c", *text);
+    for (; *text; text++) fprintf(f, to->escapes && strchr("_%", *text) ? "\\%c" : "%c", *text);
 }
 
 /* A line of a table: a run, or for NULL the columns' titles. CSV has all columns, and the group first. */
@@ -1218,11 +1227,12 @@ static int write_narrow(const struct format *to)
 {
     FILE *f = create(to->file);
     const group *g;
-    int k, csv = to == &formats[1];
+    int k, shown, csv = to == &formats[1];
     if (f && csv) write_line(f, to, NULL, NULL);
     for (g = groups; f && g < groups + LENGTH(groups); g++) {
         if (!largest_of(g)) continue;
-        fprintf(f, to->begin, g->title);
+        for (k = shown = 0; k < LENGTH(narrow); k++) shown += is_narrow(k, g);
+        fprintf(f, to->begin, g->title, shown);
         if (!csv) write_line(f, to, g, NULL);
         if (to == &formats[0]) fprintf(f, "|:--|");
         for (k = 0; to == &formats[0] && k < LENGTH(narrow); k++)
