@@ -301,7 +301,7 @@ static int64_t width_read(const mtt_op *op)
 static void print_lines(void)
 {
     double total = 0, floor_total = 0;
-    const int known = set.policy.device == MTT_DEVICE_CUDA || option_given("peak-tflops"); /* rates of a GPU */
+    const int known = set.policy.device == MTT_DEVICE_CUDA || option_given("peak-tflops"); /* peak rates */
     const line *l;
     printf("| operation | widths | times | ms | TFLOP/s | GB/s | share of the peak |\n");
     printf("|:--|:--|--:|--:|--:|--:|--:|\n");
