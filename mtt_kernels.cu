@@ -2958,7 +2958,7 @@ static __global__ void __launch_bounds__(MTT__BOUNDS(256, WIDTH == 64 ? 5 : 1))
             for (int r = 0; r < R; r++)
                 for (int c = 0; c < R; c++)
                     s[r][c] += q_smem[(y + 16 * r) * (D + 1) + d] * kv_smem[(x + 16 * c) * (D + 1) + d];
-        /* the online softmax: P = e^(S - maximum) */
+        /* the online softmax: P = e^(S - maximum), in powers of 2 (see "Numerics" above) */
         MTT__UNROLL for (int r = 0; r < R; r++) {
             const int query = q0 + y + 16 * r;
             float most = row_max[r], base, rescale;
@@ -3006,11 +3006,11 @@ static __global__ void __launch_bounds__(MTT__BOUNDS(256, WIDTH == 64 ? 5 : 1))
 
 /* The backward pass. From O_i = sum_j P_ij Z_ij V_j:
        dV_j = sum_i P_ij Z_ij dO_i,  dP_ij = Z_ij (dO_i . V_j).
-   The softmax has dP_ij / dS_ik = P_ij ([j = k] - P_ik), so
+   Z is dropout's factor, 1 without it. The softmax has dP_ij / dS_ik = P_ij ([j = k] - P_ik), so
        dS_ik = sum_j dP_ij P_ij ([j = k] - P_ik) = P_ik (dP_ik - sum_j P_ij dP_ij).
    That sum needs no pass over the keys: sum_j P_ij Z_ij (dO_i . V_j) = dO_i . O_i = delta_i. So
        dS = P o (dP - delta),  dQ = scale dS K,  dK = scale dS^T Q.
-   P is not kept: P_ij = e^(S_ij - lse_i), from Q, K and one number a row. With dropout the factor 1 / (1 - p)
+   P is not kept: P_ij = e^(S_ij - lse_i), from Q, K and one number a row. With dropout Z's factor 1 / (1 - p)
    is applied to the sums at the end: in the loops Z is 0 or 1, and delta is multiplied by 1 - p. */
 
 /* Math:        stats_i = {lse_i log2(e), delta_i = (1 - p) sum_d dO_id O_id}

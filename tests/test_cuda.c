@@ -2851,6 +2851,7 @@ static setup option_setup(int number)
     s.policy.precision = taken(number / 3 % 4);
     s.policy.window = below(3) ? 0 : 1 + below(s.seq_len);
     s.policy.recompute = (mtt_recompute)below(4);
+    if (number % 5 == 4) s.policy.recompute = MTT_RECOMPUTE_RECURSIVE;
     return s;
 }
 
@@ -4259,10 +4260,11 @@ static void recomputation(mtt_precision from)
                 s.policy.window = attention ? 50 : 0;
                 s.policy.fp8_products = loss ? MTT_FP8_ALL : MTT_FP8_LAYERS;
                 first = trained(&s, 3, 0);
-                for (way = MTT_RECOMPUTE_NONE; way <= MTT_RECOMPUTE_SEGMENTS; way++) {
+                for (way = 0; way < 5; way++) {
                     static const char *const WAYS[] = {"a second time", "with recompute selective",
-                                                       "with recompute layer", "with recompute segments"};
-                    s.policy.recompute = (mtt_recompute)way;
+                                                       "with recompute layer", "with recompute segments",
+                                                       "with recompute recursive"};
+                    s.policy.recompute = way == 4 ? MTT_RECOMPUTE_RECURSIVE : (mtt_recompute)way;
                     same_history(&first, trained(&s, 3, 0), WAYS[way], &s);
                 }
                 free(first.weights);

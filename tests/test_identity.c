@@ -144,6 +144,7 @@ static mtt_policy draw_policy(void)
     p.window = one_in(4) ? 1 + below(20) : 0;
     p.recompute = (mtt_recompute)(one_in(8) ? MTT_RECOMPUTE_BUDGET : below(4));
     p.segment = below(3);
+    if (p.recompute == MTT_RECOMPUTE_LAYER) p.segment = 0;
     if (p.recompute == MTT_RECOMPUTE_BUDGET) {
         p.budget_bytes = (size_t)(4 + below(8)) << 18;
         p.workspace_bytes = 1 << 16;

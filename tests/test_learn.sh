@@ -153,13 +153,32 @@ check "exercise 14: a larger move disagrees: $far" \
   awk -v g="$gradient" -v s="$far" 'BEGIN {exit !((s / g - 1) ^ 2 > 0.03 ^ 2)}'
 
 # Exercise 15: a layer's bytes, and those of its weight and moments.
-arena() { "$schedule" --layers $1 --recompute layer | sed -n 's/.*arena \([0-9]*\).*/\1/p'; }
+peak() { "$schedule" --layers $1 --recompute layer --json | sed -n 's/.*"peak_bytes": \([0-9]*\).*/\1/p'; }
 parameters() { "$schedule" --layers $1 | sed -n 's/^parameters \([0-9]*\),.*/\1/p'; }
-layer=$(awk "BEGIN { printf \"%.2f\", ($(arena 16) - $(arena 8)) / 8 / 1048576 }")
+layer=$(awk "BEGIN { printf \"%.2f\", ($(peak 16) - $(peak 8)) / 8 / 1048576 }")
 state=$(awk "BEGIN { printf \"%.2f\", 12 * ($(parameters 16) - $(parameters 8)) / 8 / 1048576 }")
 check "exercise 15: $layer MiB, of which $state" \
   grep -q "15: $layer MiB, of which" "$root/$page"
 check "exercise 15: $state" grep -q "$state are weight and moments" "$root/$page"
+
+# Exercise 16: what recursion and segments add when layers double.
+added() { "$schedule" --flash --early-update --layers $1 --recompute $2 --json | python3 -c '
+import json, sys
+p = json.load(sys.stdin)["plan"]
+print("%.1f" % ((p["arena_bytes"] - p["state_bytes"]) / 2**20))'; }
+if command -v python3 > /dev/null; then
+  sizes=($(for layers in 16 32 64; do added $layers recursive; done))
+  check "exercise 16: recursion takes ${sizes[*]}" \
+    awk -v a=${sizes[0]} -v b=${sizes[1]} -v c=${sizes[2]} 'BEGIN {exit !(b - a == 2 && c - b == 2)}'
+  check "exercise 16: segments" \
+    grep -q "Segments take $(added 16 segments), $(added 32 segments) and $(added 64 segments):" "$root/$page"
+fi
+
+# Exercise 17: how long ranks wait for each other.
+waits() { "$schedule" --model gpt2 --batch-size 16 --technique bf16_flash_chunked --device cuda --ranks 4 \
+  --bandwidth 100 --exchange $1 | sed -nE 's/.* and ([0-9.]+) ms$/\1/p'; }
+check "exercise 17" grep -q \
+  "17: $(waits overlapped) ms, $(waits naive) and $(waits flat) of $(waits flat)\." "$root/$page"
 
 # The guide, followed on a copy: an activation is four lines, and its gradient is the slope, too.
 before='/,/^}/s/^    case MTT_MLP_SWIGLU:/    case MTT_MLP_RELU:\n        for (k = 0; k < n; k++) '

@@ -38,6 +38,7 @@ static const struct {
     {"bf16_flash_chunked", "2", NULL, NULL},
     {"bf16_flash_segments_chunked_compact", "2", NULL, NULL},
     {"bf16_flash_segments_compact_early", "2", NULL, NULL},
+    {"bf16_flash_recursive_compact_early", "2", NULL, NULL},
     {"bf16_window16_selective", "2", NULL, NULL},
     {"fp32", "8", NULL, NULL},
     {"fp32_flash", "8", NULL, NULL},

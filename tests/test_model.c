@@ -266,6 +266,7 @@ static void activate(const mtt_model_desc *m, const double *f, double *y)
         case MTT_MLP_SWIGLU: y[i] = silu * f[F + i]; break;
         case MTT_MLP_RELU2: y[i] = x > 0 ? x * x : 0; break;
         case MTT_MLP_SILU: y[i] = silu; break;
+        default: y[i] = NAN; /* a form without a case must not pass for another */
         }
     }
 }
@@ -721,8 +722,9 @@ static mtt_step_info one_step(const setup *s, const float *w, const int32_t *tok
 
 static const char *const PRECISIONS[] = {"FP32", "TF32", "BF16", "FP16", "FP8"};
 static const char *const RECOMPUTES[] = {"none",          "selective",     "layer",
-                                         "segments of 1", "segments of 2", "budget"};
-enum { WAYS = 6 };
+                                         "segments of 1", "segments of 2", "budget",
+                                         "recursive",     "every 2nd layer"};
+enum { WAYS = 8 };
 
 static size_t arena_of(const setup *s)
 {
@@ -736,10 +738,11 @@ static size_t arena_of(const setup *s)
 /* The ways to recompute; the budget lies between what layer and none need. */
 static void set_recompute(setup *s, int way)
 {
-    s->policy.recompute = way == 5   ? MTT_RECOMPUTE_BUDGET
-                          : way >= 3 ? MTT_RECOMPUTE_SEGMENTS
-                                     : (mtt_recompute)way;
-    s->policy.segment = way == 3 ? 1 : way == 4 ? 2 : 0;
+    static const mtt_recompute HOW[WAYS] = {
+        MTT_RECOMPUTE_NONE,     MTT_RECOMPUTE_SELECTIVE, MTT_RECOMPUTE_LAYER,     MTT_RECOMPUTE_SEGMENTS,
+        MTT_RECOMPUTE_SEGMENTS, MTT_RECOMPUTE_BUDGET,    MTT_RECOMPUTE_RECURSIVE, MTT_RECOMPUTE_LAYER};
+    s->policy.recompute = HOW[way];
+    s->policy.segment = way == 3 ? 1 : way == 4 || way == 7 ? 2 : 0;
     if (way == 5) {
         setup none = *s, layer = *s;
         none.policy.recompute = MTT_RECOMPUTE_NONE;
@@ -920,6 +923,14 @@ static void gradients(void)
 
 /* ---- norms, MLPs and biases ---- */
 
+/* How many there are, so that one which is new is drawn, too. */
+static int mlp_forms(void)
+{
+    const mtt_field *f = mtt_model_fields();
+    while (strcmp(f->name, "mlp")) f++;
+    return (int)f->high + 1;
+}
+
 /* The first cases have one option each, or the defaults; the others are drawn. */
 static void draw_options(mtt_model_desc *m, int number)
 {
@@ -927,7 +938,7 @@ static void draw_options(mtt_model_desc *m, int number)
     m->norm = (mtt_norm_form)(drawn ? below(2) : number == 1 || number == 2);
     m->norm_eps = number == 2 || (drawn && below(3) == 0) ? 0.05f : 0;
     m->norm_place = (mtt_norm_place)(drawn ? below(3) : number == 3 || number == 4 ? number - 2 : 0);
-    m->mlp = (mtt_mlp)(drawn ? below(4) : number >= 5 && number <= 7 ? number - 4 : 0);
+    m->mlp = (mtt_mlp)(drawn ? below(mlp_forms()) : number >= 5 && number <= 7 ? number - 4 : 0);
     m->no_biases = drawn ? below(2) : number == 8;
     if (!drawn) return;
     m->tied_head = below(2);
@@ -1460,7 +1471,7 @@ static void odd_patterns(void)
 /* An activation that has no code must not pass for another one. */
 static void forgotten_activation(void)
 {
-    const mtt_mlp after = (mtt_mlp)(MTT_MLP_SILU + 1);
+    const mtt_mlp after = (mtt_mlp)mlp_forms();
     float x[3] = {-1, 0.5f, 2}, up[3] = {1, 1, 1}, y[3] = {0}, g[3] = {1, 1, 1};
     mtt__activation_block(after, x, up, y, 3);
     mtt__slope_block(after, x, up, g, 3);
@@ -1948,8 +1959,8 @@ static void recompute_bits(void)
     }
     check(fabs(last[0][0] - last[0][1]) < 1e-4, "after %d steps plain's loss is %.9g, flash's %.9g",
           steps, last[0][0], last[0][1]);
-    check(again[2] && again[3] && again[4], "layers recomputed whole by layer and segments: %d, %d, %d",
-          again[2], again[3], again[4]);
+    for (int way = 2; way < WAYS; way++)
+        check(way == 5 || again[way], "recompute %s recomputes no layer whole", RECOMPUTES[way]);
     printf("recompute: after %d steps flash's loss differs from plain's by %.1e\n", steps,
            fabs(last[0][0] - last[0][1]));
     free(first);

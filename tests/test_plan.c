@@ -17,7 +17,7 @@ typedef struct configuration {
     char text[220];
 } configuration;
 
-static const char *const RECOMPUTES[] = {"none", "selective", "layer", "segments", "budget"};
+static const char *const RECOMPUTES[] = {"none", "selective", "layer", "segments", "budget", "recursive"};
 
 static int plan(const configuration *c, mtt_plan_report *report)
 {
@@ -79,6 +79,8 @@ static configuration random_configuration(void)
     c.policy.attention = (mtt_attention)below(2);
     c.policy.window = below(2) ? 0 : 1 + below(40);
     c.policy.recompute = (mtt_recompute)below(5);
+    if (c.policy.recompute == MTT_RECOMPUTE_SEGMENTS && c.model.layers % 2)
+        c.policy.recompute = MTT_RECOMPUTE_RECURSIVE;
     c.policy.segment = below(2) ? 0 : 1 + below(6);
     c.policy.loss = (mtt_loss)below(2);
     c.policy.loss_chunk_rows = below(2) ? 0 : 1 + below(50);
@@ -258,13 +260,13 @@ static void packing(void)
     double worst = 0;
     char worst_text[sizeof(((configuration *)0)->text)] = "";
     for (size_t i = 0; i < MTT__LENGTH(CASES); i++)
-        for (int kind = 0; kind < 5 * 2 * 2 * 5; kind += each()) {
+        for (int kind = 0; kind < 6 * 2 * 2 * 5; kind += each()) {
             configuration c = known(CASES[i].name, CASES[i].batch);
             mtt_plan_report report;
-            c.policy.recompute = (mtt_recompute)(kind % 5);
-            c.policy.attention = (mtt_attention)(kind / 5 % 2);
-            c.policy.loss = (mtt_loss)(kind / 10 % 2);
-            c.policy.precision = (mtt_precision)(kind / 20);
+            c.policy.recompute = (mtt_recompute)(kind % 6);
+            c.policy.attention = (mtt_attention)(kind / 6 % 2);
+            c.policy.loss = (mtt_loss)(kind / 12 % 2);
+            c.policy.precision = (mtt_precision)(kind / 24);
             describe(&c);
             if (c.policy.recompute == MTT_RECOMPUTE_BUDGET) {
                 if (c.policy.precision == MTT_TF32 || c.policy.precision == MTT_FP16)
@@ -333,11 +335,13 @@ static void segments(void)
         c.policy.loss = (mtt_loss)(kind / 144 % 2);
         c.policy.precision = kind / 288 % 2 ? MTT_BF16 : MTT_FP32;
         c.policy.window = c.model.tied_head ? 32 : 0;
-        for (int way = 0; way < 5; way++) { /* layer, then segments: the default, 1, 2, all layers */
+        for (int way = 0; way < 6; way++) { /* layer, segments of default, 1, 2, all layers, recursive */
             mtt_schedule *s = NULL;
             mtt_plan_report chosen, whole;
-            c.policy.recompute = way ? MTT_RECOMPUTE_SEGMENTS : MTT_RECOMPUTE_LAYER;
-            c.policy.segment = way < 2 ? 0 : way == 4 ? c.model.layers : way - 1;
+            c.policy.recompute = way == 5 ? MTT_RECOMPUTE_RECURSIVE
+                                 : way    ? MTT_RECOMPUTE_SEGMENTS
+                                          : MTT_RECOMPUTE_LAYER;
+            c.policy.segment = way < 2 || way == 5 ? 0 : way == 4 ? c.model.layers : way - 1;
             describe(&c);
             if (mtt_schedule_create(&env, &c.model, &c.policy, c.batch, c.seq_len, &s)) {
                 check(0, "%s: %s", c.text, env.error);
@@ -350,9 +354,53 @@ static void segments(void)
             check(chosen.arena_bytes <= whole.arena_bytes + whole.arena_bytes / 1024,
                   "%s: %zu bytes, all recomputed %zu", c.text, chosen.arena_bytes, whole.arena_bytes);
             if (!way) least = chosen.peak_bytes;
-            check(chosen.peak_bytes <= least, "%s, segments of %d: a peak of %zu bytes, layers' is %zu",
-                  c.text, c.policy.segment, chosen.peak_bytes, least);
+            check(chosen.peak_bytes <= least, "%s, %s of %d: a peak of %zu bytes, layers' is %zu", c.text,
+                  RECOMPUTES[c.policy.recompute], c.policy.segment, chosen.peak_bytes, least);
         }
+    }
+}
+
+/* What recursion takes beside weights and state grows by the logarithm of the depth, and with it how often a
+   layer is computed. Segments take its square root, whatever their length. Layers' inputs of every k-th layer
+   take as much, and k whole layers besides. */
+static void deep_recursion(void)
+{
+    double before = 0;
+    for (int layers = 8; layers <= (quick ? 32 : 256); layers *= 2) {
+        configuration c = known('A', 64);
+        mtt_plan_report none, recursive, other;
+        int k, halvings = 0;
+        c.model = (mtt_model_desc){.layers = layers, .heads = 4, .d_model = 64, .vocab = 256};
+        c.policy.precision = MTT_BF16;
+        c.policy.attention = MTT_ATTENTION_FLASH;
+        c.policy.state = MTT_STATE_COMPACT;
+        c.policy.early_update = 1;
+        describe(&c);
+        if (!plan(&c, &none)) continue;
+        c.policy.recompute = MTT_RECOMPUTE_RECURSIVE;
+        if (!plan(&c, &recursive)) continue;
+        while (1 << halvings < layers) halvings++;
+        for (k = 1; k <= layers; k = k < 4 ? k + 1 : 2 * k) {
+            for (int how = MTT_RECOMPUTE_LAYER; how <= MTT_RECOMPUTE_SEGMENTS; how++) {
+                c.policy.recompute = (mtt_recompute)how;
+                c.policy.segment = k;
+                if (plan(&c, &other))
+                    check(recursive.arena_bytes <= other.arena_bytes && (layers < 16 || k == layers ||
+                          recursive.arena_bytes < 0.95 * (double)other.arena_bytes),
+                          "%d layers: recursion takes %zu bytes, %s of %d %zu", layers, recursive.arena_bytes,
+                          RECOMPUTES[how], k, other.arena_bytes);
+            }
+        }
+        /* an input for each halving, and what half a layer needs, each 2 MiB */
+        double inputs = (double)(recursive.arena_bytes - recursive.state_bytes) / (64 * 256 * 64 * 2);
+        check(layers < 16 || (inputs > before && inputs < before + 1.6),
+              "%d layers: activations of %.2f inputs, %.2f with half the layers", layers, inputs, before);
+        before = inputs;
+        double times = (recursive.flops - none.flops) / (none.flops / 3);
+        check(times > 1 && times < 1 + 0.6 * halvings, "%d layers: recursion costs %.2f forward passes",
+              layers, times);
+        printf("recursion: %d layers %.1f MiB, none %.1f; %.2f forward passes more\n", layers,
+               (double)recursive.arena_bytes / 1048576, (double)none.arena_bytes / 1048576, times);
     }
 }
 
@@ -867,7 +915,8 @@ static void check_ranks(const configuration *c, mtt_shard shard, int ranks)
         mtt_schedule_destroy(s);
     }
     check(kept == (shard ? P : ranks * P), "%s: %d ranks update %g of %g elements", c->text, ranks, kept, P);
-    sums = shard == MTT_SHARD_GRADIENTS ? all * gradients : all == 1 ? gradients : 4 * P;
+    if (c->policy.exchange == MTT_EXCHANGE_FLAT) sums = 4 * P;
+    else sums = shard == MTT_SHARD_GRADIENTS ? all * gradients : all == 1 ? gradients : 4 * P;
     wanted = others * (sums + (shard ? E * P + 8 * blocks : 4 * P) + ranks * all * 16.0);
     if (c->policy.precision == MTT_FP8) wanted += others * ranks * 16 * (8.0 * c->model.layers + 3);
     check(sent == wanted, "%s, shard %d: %d ranks send %.17g bytes, wanted %.17g", c->text, (int)shard, ranks,
@@ -881,6 +930,7 @@ static void ranks(void)
         configuration c = random_configuration();
         c.policy.split = 0;
         c.policy.state = (mtt_state)below(2);
+        c.policy.exchange = (mtt_exchange)below(3);
         if (c.policy.recompute == MTT_RECOMPUTE_BUDGET) c.policy.recompute = MTT_RECOMPUTE_LAYER;
         if (i % 4 == 0) c.model.d_model = c.model.heads * 64, c.model.d_ff = 512; /* more than a block each */
         describe(&c);
@@ -1284,6 +1334,7 @@ static void techniques(void)
         {"selective", "fp32_selective", {.recompute = MTT_RECOMPUTE_SELECTIVE}, 7},
         {"checkpointing", "fp32_checkpointing", {.recompute = MTT_RECOMPUTE_LAYER}, 7},
         {"segments", "fp32_segments", {.recompute = MTT_RECOMPUTE_SEGMENTS}, 7},
+        {"recursive", "fp32_recursive", {.recompute = MTT_RECOMPUTE_RECURSIVE}, 7},
         {"budget", "fp32_budget", {.recompute = MTT_RECOMPUTE_BUDGET}, 7},
         {"chunked", "fp32_chunked", {.loss = MTT_LOSS_CHUNKED}, 7},
         {"compact", "fp32_compact", {.state = MTT_STATE_COMPACT}, 7},
@@ -1493,7 +1544,7 @@ static void validation(void)
     REFUSED((c.policy.precision = MTT_FP8, c.model.heads = 3, c.model.d_model = 264), "fp8", "d_model 264",
             "multiples of 16");
     REFUSED(c.policy.attention = (mtt_attention)2, "attention");
-    REFUSED(c.policy.recompute = (mtt_recompute)5, "recompute");
+    REFUSED(c.policy.recompute = (mtt_recompute)6, "recompute");
     REFUSED(c.policy.recompute = MTT_RECOMPUTE_BUDGET, "budget_bytes");
     REFUSED(c.policy.loss = (mtt_loss)-1, "loss");
     REFUSED(c.policy.state = (mtt_state)2, "state");
@@ -1527,9 +1578,12 @@ static void validation(void)
               resolved.max_seq == 1024,
           "the model's defaults are not the manual's");
     mtt_policy policy = {.window = 0}, p;
-    check(!mtt_policy_resolve(NULL, &policy, &resolved, 1, 8, &p) && p.segment == 2 &&
+    check(!mtt_policy_resolve(NULL, &policy, &resolved, 1, 8, &p) && p.segment == 1 &&
               p.loss_chunk_rows == 1024 && p.accumulate == 1,
           "the policy's defaults are not the manual's");
+    policy.recompute = MTT_RECOMPUTE_SEGMENTS;
+    check(!mtt_policy_resolve(NULL, &policy, &resolved, 1, 8, &p) && p.segment == 2,
+          "segments of %d of 4 layers", p.segment);
     for (int products = MTT_FP8_ALL; products <= MTT_FP8_LAYERS; products++) {
         mtt_policy eight = {.precision = MTT_FP8, .fp8_products = (mtt_fp8_products)products,
                             .loss_chunk_rows = 17};
@@ -2180,6 +2234,7 @@ int main(int argc, char **argv)
     packing_without_gaps();
     packing_deep_models();
     segments();
+    deep_recursion();
     nothing_overlaps();
     reports_add_up();
     costs();

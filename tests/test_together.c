@@ -360,7 +360,7 @@ static void same_bits(void)
         j.model.no_biases = kind / 7 % 2;
         j.policy.precision = (mtt_precision)(kind % 5);
         j.policy.attention = (mtt_attention)(kind / 3 % 2);
-        j.policy.recompute = (mtt_recompute)(kind % 4);
+        j.policy.recompute = kind % 5 == 4 ? MTT_RECOMPUTE_RECURSIVE : (mtt_recompute)(kind % 4);
         j.policy.loss = (mtt_loss)(kind / 5 % 2);
         j.policy.loss_chunk_rows = 48;
         j.policy.state = (mtt_state)(kind / 4 % 3 == 2);
@@ -386,6 +386,9 @@ static void same_bits(void)
             many.policy.accumulate = SAME[i].accumulate;
             many.policy.shard = SAME[i].shard;
             many.policy.nccl = i % 3 == 1; /* on GPUs; the others copy */
+            many.policy.exchange = (mtt_exchange)((i + (size_t)kind) % 3);
+            if (many.policy.accumulate > 1 && many.policy.exchange == MTT_EXCHANGE_FLAT)
+                many.policy.exchange = MTT_EXCHANGE_NAIVE; /* a flat one adds up micro-batches first */
             many.poisoned = emulated && kind == 9 && many.policy.nccl;
             save_to(&many, "many.safetensors");
             uint64_t hash = succeeded(&many);
@@ -426,6 +429,7 @@ static void many_ranks(void)
                 many.policy.accumulate = 1;
                 many.policy.shard = (mtt_shard)shard;
                 many.policy.nccl = shard == 1;
+                many.policy.exchange = (mtt_exchange)((shard + kind) % 3);
                 save_to(&many, "many.safetensors");
                 check(succeeded(&many) == hash, "%s: other bits than those of one rank", described(&many));
                 check(file_hash(many.save) == file, "%s: another checkpoint than that of one rank",

@@ -188,8 +188,8 @@ for name in $(fields); do # each field of the library is an option, under its na
   check "--help lists --${name//_/-}" says out "^  --${name//_/-}( |\$)"
 done
 check "there are fields" [ "$(fields | wc -l)" -gt 30 ]
-for word in fp32 tf32 bf16 fp16 fp8 layers8 flash window16 selective checkpointing segments chunked \
-  compact early; do
+for word in fp32 tf32 bf16 fp16 fp8 layers8 flash window16 selective checkpointing segments \
+  recursive chunked compact early; do
   expect 0 arena --$word --dry-run --vocab-size 300
 done
 
@@ -766,7 +766,8 @@ check "the log is that of an uninterrupted run" same_log results/calm_fp32.jsonl
 check "an evaluation for each step" [ "$(grep -c val_loss results/hasty_fp32.jsonl)" = 4 ]
 "$train" $long --steps 100000 --dataset slow > out 2> err < /dev/null & id=$!
 for _ in $(seq 3000); do grep -q '^step 2/' err && break; sleep 0.02; done
-kill -STOP $id; sleep 10.5; kill -CONT $id; sleep 0.5
+kill -STOP $id; sleep 10.5; kill -CONT $id
+for _ in $(seq 250); do [ "$(grep -c '^step ' err)" = 3 ] && break; sleep 0.02; done
 check "a line after 10 s" [ "$(grep -c '^step ' err)" = 3 ]
 kill -INT $id; wait $id
 

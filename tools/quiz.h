@@ -29,7 +29,7 @@ typedef struct quiz {
 #define QUIZ_NONE {0, 0, 0, 0, 0, 0, NULL}
 static const quiz quizzes[] = {
     {"Two layers of width 128 with 4 heads, 1,000 ids, 32 sequences of 128 tokens; FP32, all is kept "
-     "(fp32). Which operation has the most memory in use? Give its number.", "",
+     "(fp32). Which operation is the first with the most memory in use? Give its number.", "",
      "It makes the gradient of the head's weight: logits and all activations are still there.",
      QUIZ_PEAK_OP, 1, QUIZ_SMALL("fp32"), QUIZ_NONE, 0, 0},
     {"How many MiB of that arena stay from step to step? The model has 653,800 parameters, and 24 ids that "

@@ -962,7 +962,7 @@ static const struct {
     {"window", "attention to near tokens"},  {"chunked", "loss piece by piece"},
     {"selective", "recomputes cheap steps"}, {"checkpointing", "recomputes layers"},
     {"segments", "recomputes half layers"},  {"budget", "recomputes what it must"},
-    {"compact", "optimizer state in 8 bits"},
+    {"compact", "optimizer state in 8 bits"}, {"recursive", "recomputes by halves"},
 };
 
 /* What the last word of a technique does, the digits of a window left out; of fp8_flash, what FP8 does. */
