@@ -2940,7 +2940,7 @@ static void *mtt__alloc(mtt_env *env, size_t count, size_t size)
 {
     size_t bytes = mtt__mul(count, size);
     void *block = mtt__alloc_raw(env, bytes ? bytes : 1);
-    if (block) memset(block, 0, bytes);
+    if (block && bytes <= SIZE_MAX / 2) memset(block, 0, bytes); /* which GCC would not know */
     return block;
 }
 
@@ -7504,7 +7504,7 @@ static int mtt__blas_gemm(mtt__view a, mtt__view b, mtt__view c, const mtt_tenso
                     const float *of_row = x + r * ldx + p * terms;                                           \
                     memcpy(&total, sum + r * n + j, sizeof(total));                                          \
                     MTT__UNROLL_VECTORS                                                                      \
-                    for (i = 0; i < wide; i++) total = add_terms(total, of_row + i * terms, t[i]);           \
+                    for (i = 0; i < wide; i++) add_terms(total, of_row + i * terms, t[i]);                   \
                     memcpy(sum + r * n + j, &total, sizeof(total));                                          \
                 }                                                                                            \
             }                                                                                                \
@@ -7595,26 +7595,23 @@ typedef uint16_t mtt__halves __attribute__((vector_size(sizeof(mtt__vector) / 2)
 #else
 #define MTT__TO_WORDS(halves) __builtin_convertvector(halves, mtt__words)
 #endif
-MTT__INLINE mtt__vector mtt__vector_of_bf16(const uint16_t *from)
+MTT__INLINE void mtt__load_bf16(mtt__vector *v, const uint16_t *from)
 {
     mtt__halves halves;
     memcpy(&halves, from, sizeof(halves));
-    return (mtt__vector)(MTT__TO_WORDS(halves) << 16);
+    *v = (mtt__vector)(MTT__TO_WORDS(halves) << 16);
 }
 
 /* The terms of the lower, then of the upper halves of words. */
-MTT__INLINE mtt__vector mtt__add_two(mtt__vector sum, const float *x, mtt__vector y)
-{
-    sum = MTT__MULTIPLY_ADD(sum, x[0], (mtt__vector)((mtt__words)y << 16));
-    return MTT__MULTIPLY_ADD(sum, x[1], (mtt__vector)((mtt__words)y & 0xffff0000u));
-}
-
-#define MTT__ADD_ONE(sum, x, y) MTT__MULTIPLY_ADD(sum, *(x), y)
+#define MTT__ADD_TWO(sum, x, y)                                                                              \
+    ((sum) = MTT__MULTIPLY_ADD(sum, (x)[0], (mtt__vector)((mtt__words)(y) << 16)),                           \
+     (sum) = MTT__MULTIPLY_ADD(sum, (x)[1], (mtt__vector)((mtt__words)(y) & 0xffff0000u)))
+#define MTT__ADD_ONE(sum, x, y) ((sum) = MTT__MULTIPLY_ADD(sum, *(x), y))
 #define MTT__LOAD(v, from) memcpy(&(v), from, sizeof(v))
-#define MTT__LOAD_BF16(v, from) ((v) = mtt__vector_of_bf16(from))
+#define MTT__LOAD_BF16(v, from) mtt__load_bf16(&(v), from)
 #define MTT__FLOAT(x) (x)
 MTT__FEW_ACROSS(mtt__few_across, mtt__vector, MTT__LOW, MTT__HIGH, 1, MTT__ADD_ONE)
-MTT__FEW_ACROSS(mtt__few_across_bf16, mtt__vector, MTT__LOW, MTT__HIGH, 2, mtt__add_two)
+MTT__FEW_ACROSS(mtt__few_across_bf16, mtt__vector, MTT__LOW, MTT__HIGH, 2, MTT__ADD_TWO)
 MTT__FEW_ALONG(mtt__few_along, float, MTT__LOAD, MTT__FLOAT)
 MTT__FEW_ALONG(mtt__few_along_bf16, uint16_t, MTT__LOAD_BF16, mtt__from_bf16)
 MTT__FEW_TOGETHER(mtt__few_together, float, MTT__LOAD)
@@ -7631,7 +7628,7 @@ enum { MTT__ACROSS = 0 }; /* no vectors */
 
 /* Of words: x has k words, B rows of BF16, of which two make words. */
 #ifdef MTT__PAIRS_CODE
-#define MTT__ADD_PAIR(sum, x, y) MTT__PAIRS_ADD(sum, *(x), y)
+#define MTT__ADD_PAIR(sum, x, y) ((sum) = MTT__PAIRS_ADD(sum, *(x), y))
 MTT__PAIRS_CODE
 MTT__FEW_ACROSS(mtt__few_across_pairs, mtt__pairs_vector, MTT__PAIRS_WORDS(LOW), MTT__PAIRS_WORDS(HIGH), 1,
                 MTT__ADD_PAIR)
