@@ -7463,8 +7463,8 @@ static int mtt__blas_gemm(mtt__view a, mtt__view b, mtt__view c, const mtt_tenso
    memory is read up to twice as fast as many short ones. Of parts of rows it adds 16 at a time.
 
    MTT__FEW_TOGETHER: the same for several rows of C, whose sums are in registers. Up to 512 columns are taken
-   at a time, and prefetched two vectors ahead: a step of 8 sequences of GPT-2 takes 1.6 times as long as of
-   one, instead of 2.8 times with 192 columns and no prefetch.
+   at a time, and prefetched two vectors ahead: a step of 8 sequences of GPT-2 takes 1.5 times as long as of
+   one, instead of 2.7 times with 192 columns and no prefetch.
 
    MTT__FEW_ACROSS: B's columns are contiguous. W of them and W rows are transposed in registers: log2 W
    rounds, each of which interleaves the first half of the vectors with the second, bring the bits of the
