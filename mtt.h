@@ -1451,7 +1451,7 @@ typedef struct mtt_shape {
     X(gather, 2, MTT_OPERANDS(*x, *index, *y),                                                               \
       mtt__count(o->y), 2 * (double)o->y->bytes, 0)                                                          \
     X(cached_attention, 3, MTT_OPERANDS(*qkv, *sequences, *places, *keys, *values, *out),                    \
-      4 * mtt__count(o->out) * (double)o->keys->shape[1], moved, 0)                                          \
+      4 * mtt__count(o->out) * (double)o->keys->shape[1], moved, mtt__cached_scratch(d, o->keys->shape[1]))  \
     X(choose_id, 2, MTT_OPERANDS(*logits, *choices, *chosen),                                                \
       mtt__count(o->logits), moved, 0)                                                                       \
     X(cross_entropy, 2, MTT_OPERANDS(*logits, *targets, *losses),                                            \
@@ -2151,6 +2151,23 @@ MTT__BOTH size_t mtt__rotary_scratch(const mtt_shape *d)
 {
     int64_t blocks = mtt__min(mtt__ceil_div(d->rows, MTT__ROTARY_ROWS), MTT__ROTARY_BLOCKS);
     return 8 * (size_t)(blocks * d->d_head);
+}
+
+/* Parts into which a row and head of cached_attention divides its places, at most: of 128 places or more
+   each, if so few rows and heads leave a GPU empty. The number does not depend on how few, so that a row has
+   the same bits among up to 256 / heads rows. Scratch: from each part its largest score, a sum and D columns;
+   and a count of the parts of each row and head that are done. */
+enum { MTT__CACHED_HEADS = 256, MTT__CACHED_PARTS = 16, MTT__CACHED_PLACES = 128 };
+MTT__BOTH int mtt__cached_parts(const mtt_shape *d, int64_t context)
+{
+    if ((int64_t)d->rows * d->heads > MTT__CACHED_HEADS) return 1;
+    return (int)mtt__min(MTT__CACHED_PARTS, mtt__ceil_div(context, MTT__CACHED_PLACES));
+}
+
+MTT__BOTH size_t mtt__cached_scratch(const mtt_shape *d, int64_t context)
+{
+    size_t parts = (size_t)mtt__cached_parts(d, context);
+    return parts < 2 ? 0 : 4 * (size_t)(d->rows * d->heads) * (parts * (size_t)(d->d_head + 2) + 1);
 }
 
 /* The gradient of the embedding sorts the tokens of a slab of rows. Scratch: keys and values before and

@@ -2336,7 +2336,7 @@ static void compare_output(lock_step *l, const mtt_op *op, int operand, const mt
 {
     const mtt_tensor *host = op->operands[operand];
     mtt_tensor copy = downloaded(l, device);
-    if (host->dtype == MTT_U8)
+    if (host->dtype == MTT_U8 && op->kind != MTT_OP_choose_id)
         compare_counters(&l->s, op, (const mtt_counters *)copy.data, (const mtt_counters *)host->data,
                          exact->gradients);
     else if (TEXTBOOK[op->kind])
@@ -3448,6 +3448,33 @@ static void eight_operations(int setups)
 
 /* ---- generation ---- */
 
+/* Choices of every kind, from all ids or some of them. */
+static void fill_choices(const mtt_schedule *s, const mtt__program *p)
+{
+    int i;
+    for (i = 0; i < s->batch; i++) {
+        mtt_sampling sampling = {.temperature = below(4) ? 0.1f + 0.01f * (float)below(300) : 0,
+                                 .top_k = below(2) ? below(s->model.vocab + 9) : 0,
+                                 .top_p = below(2) ? 0.01f * (float)below(101) : 0,
+                                 .min_p = below(2) ? 0.01f * (float)below(101) : 0, .seed = random_bits()};
+        int count = below(8) ? s->model.vocab : below(s->model.vocab + 1);
+        if (!below(20)) sampling.temperature = below(2) ? 1e-30f : 1e30f;
+        ((mtt_choice *)p->choices->data)[i] = mtt__choice(&sampling, count, (uint64_t)i);
+    }
+}
+
+/* Logits some of which are equal, zeros of both signs, infinite or NaN. */
+static void roughen(const mtt_tensor *logits)
+{
+    static const float special[] = {0, -0.0f, INFINITY, -INFINITY, NAN, -NAN};
+    int64_t count = mtt__elements(logits), i;
+    int most = below(3) ? 2 : 6, one_in = 1 + below(below(2) ? 5 : 1000);
+    for (i = 0; i < count; i++) {
+        float value = below(2) ? (float)(below(9) - 4) : special[below(most)];
+        if (!below(one_in)) mtt__store(logits, i, 1, &value);
+    }
+}
+
 /* Rows of one sequence after the other, at places from any one up, and rows without a place between them. */
 static void fill_rows(const mtt_schedule *s, mtt__program *p)
 {
@@ -3474,7 +3501,7 @@ static void generation(int setups)
     static const int GROUPS[] = {1, 2, 3, 8};
     for (int number = 0; number < setups; number++) {
         setup s = random_setup(number);
-        mtt_generator_desc desc = {number % 3 && !turing ? MTT_BF16 : MTT_FP32, .batch = 1 + below(4),
+        mtt_generator_desc desc = {number % 3 && !turing ? MTT_BF16 : MTT_FP32, .batch = 1 + below(9),
                                    .chunk = 1 + below(40), .context = 1 + below(number % 5 ? 150 : 700)};
         mtt_schedule *both[2];
         lock_step l;
@@ -3515,7 +3542,11 @@ static void generation(int setups)
                         fill_tensor(t, 0.3f, t->dims > 1 ? 0 : 0.7f);
                 }
             fill_rows(l.host, p);
-            for (i = 0; i < p->op_count; i++) step_op(&l, which, i, 0);
+            fill_choices(l.host, p);
+            for (i = 0; i < p->op_count; i++) {
+                if (p->ops[i].kind == MTT_OP_choose_id && below(2)) roughen(p->output);
+                step_op(&l, which, i, 0);
+            }
         }
         close_lock_step(&l);
     }
@@ -3553,6 +3584,7 @@ static mtt_status run_in_double(void *context, const mtt_op *ops, int count)
         const mtt_op_gather *gather = MTT_OPERANDS_OF(gather, &op);
         textbook t = {.op = &op, .exact = 1};
         int operands = op.inputs + op.outputs;
+        if (op.kind == MTT_OP_choose_id) continue; /* the test reads the logits before it */
         t.values = widen_all(op.operands, 0, operands);
         t.magnitudes = widen_all(op.operands, op.inputs, operands);
         for (int o = 0; o < operands; o++) { /* an output, too: the cache is added to */
@@ -3584,7 +3616,7 @@ static mtt_status run_in_double(void *context, const mtt_op *ops, int count)
     return MTT_OK;
 }
 
-/* Of the logits, which the last operation makes. */
+/* Of the logits, which the last operation in double makes. */
 static mtt_status download_of_double(void *context, void *to, const void *from, size_t bytes)
 {
     const wide_tensor *w = last_wide;
