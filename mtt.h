@@ -6753,7 +6753,8 @@ enum {
     MTT__STRIPE = 32,      /* rows of A or columns of B that are packed together */
     MTT__DEPTH = 64,       /* terms of a product that are packed and summed at a time, before C adds them */
     MTT__SIDE = 128,       /* rows and columns of a tile of a product, at most */
-    MTT__FEW_ROWS = 4,     /* up to so many rows, a product takes as long as reading its matrix once */
+    MTT__FEW_ROWS = 16,    /* up to so many rows, a product reads its matrix once and packs nothing */
+    MTT__FEW_QUERIES = 4,  /* the same in attention to a cache */
     MTT__FEW_COLUMNS = 4096, /* of C that a thread then computes at a time, at most */
     MTT__LANES = 16,       /* partial sums of a long sum */
     MTT__MAX_WIDTH = 16384,
@@ -7471,18 +7472,18 @@ static int mtt__blas_gemm(mtt__view a, mtt__view b, mtt__view c, const mtt_tenso
    columns, 28 GB/s instead of 18; else the next terms of these, so that with AVX2 GPT-2's head takes 2.5 ms
    in BF16 instead of 4. */
 #define MTT__FEW_ACROSS(name, vector, low, high, terms, add_terms)                                           \
-    static void name(int64_t n, int64_t k, const float *x, const float *b, int64_t ldb, float *sum)          \
+    static void name(int64_t m, int64_t n, int64_t k, const float *x, const float *b, int64_t ldb,           \
+                     float *sum)                                                                             \
     {                                                                                                        \
         enum { wide = sizeof(vector) / sizeof(float) };                                                      \
         typedef int32_t lanes __attribute__((vector_size(sizeof(vector)), unused));                          \
         const int64_t next = wide == 16 ? wide * ldb : k;                                                    \
-        int64_t j, p;                                                                                        \
+        int64_t j, p, r;                                                                                     \
         int i, round;                                                                                        \
         for (p = 0; p < k; p += wide)                                                                        \
             for (j = 0; j < n; j += wide) {                                                                  \
                 const float *at = b + j * ldb + p;                                                           \
                 vector total, t[wide], u[wide];                                                              \
-                memcpy(&total, sum + j, sizeof(total));                                                      \
                 MTT__UNROLL_VECTORS                                                                          \
                 for (i = 0; i < wide; i++, at += ldb) {                                                      \
                     MTT__PREFETCH(at + next);                                                                \
@@ -7498,44 +7499,56 @@ static int mtt__blas_gemm(mtt__view a, mtt__view b, mtt__view c, const mtt_tenso
                     MTT__UNROLL_VECTORS                                                                      \
                     for (i = 0; i < wide; i++) t[i] = u[i];                                                  \
                 }                                                                                            \
-                MTT__UNROLL_VECTORS                                                                          \
-                for (i = 0; i < wide; i++) total = add_terms(total, x + (p + i) * terms, t[i]);              \
-                memcpy(sum + j, &total, sizeof(total));                                                      \
+                for (r = 0; r < m; r++) {                                                                    \
+                    memcpy(&total, sum + r * n + j, sizeof(total));                                          \
+                    MTT__UNROLL_VECTORS                                                                      \
+                    for (i = 0; i < wide; i++)                                                               \
+                        total = add_terms(total, x + r * MTT__DEPTH + (p + i) * terms, t[i]);                \
+                    memcpy(sum + r * n + j, &total, sizeof(total));                                          \
+                }                                                                                            \
             }                                                                                                \
     }
 #define MTT__FEW_ALONG(name, element, load, value)                                                           \
-    static void name(int64_t n, int64_t k, const float *x, const element *b, int64_t ldb, float *sum)        \
+    static void name(int64_t m, int64_t n, int64_t k, const float *x, const element *b, int64_t ldb,         \
+                     float *sum)                                                                             \
     {                                                                                                        \
-        enum { run = 16, wide = sizeof(mtt__vector) / sizeof(float) };                                       \
+        enum { run = MTT__ROWS == 8 ? 16 : 8, wide = sizeof(mtt__vector) / sizeof(float) };                  \
         const int whole = n == ldb, even = n % wide == 0;                                                    \
-        int64_t p, j;                                                                                        \
-        mtt__vector v, row;                                                                                  \
+        int64_t p, j, r;                                                                                     \
+        mtt__vector v, rows[run];                                                                            \
         int i;                                                                                               \
         for (p = 0; p < k && whole && even; p++, b += ldb)                                                   \
-            for (j = 0; j < n; j += wide) {                                                                  \
-                memcpy(&v, sum + j, sizeof(v));                                                              \
-                load(row, b + j);                                                                            \
-                v = MTT__MULTIPLY_ADD(v, x[p], row);                                                         \
-                memcpy(sum + j, &v, sizeof(v));                                                              \
+            for (r = 0; r < m; r++) {                                                                        \
+                float *to = sum + r * n;                                                                     \
+                for (j = 0; j < n; j += wide) {                                                              \
+                    memcpy(&v, to + j, sizeof(v));                                                           \
+                    load(rows[0], b + j);                                                                    \
+                    v = MTT__MULTIPLY_ADD(v, x[r * MTT__DEPTH + p], rows[0]);                                \
+                    memcpy(to + j, &v, sizeof(v));                                                           \
+                }                                                                                            \
             }                                                                                                \
-        for (; p < k && (whole || !even || k % run); p++, b += ldb) {                                        \
-            for (j = 0; j + wide <= n; j += wide) {                                                          \
-                memcpy(&v, sum + j, sizeof(v));                                                              \
-                load(row, b + j);                                                                            \
-                v = MTT__MULTIPLY_ADD(v, x[p], row);                                                         \
-                memcpy(sum + j, &v, sizeof(v));                                                              \
+        for (; p < k && (!even || k % run); p++, b += ldb)                                                   \
+            for (r = 0; r < m; r++) {                                                                        \
+                float *to = sum + r * n;                                                                     \
+                for (j = 0; j + wide <= n; j += wide) {                                                      \
+                    memcpy(&v, to + j, sizeof(v));                                                           \
+                    load(rows[0], b + j);                                                                    \
+                    v = MTT__MULTIPLY_ADD(v, x[r * MTT__DEPTH + p], rows[0]);                                \
+                    memcpy(to + j, &v, sizeof(v));                                                           \
+                }                                                                                            \
+                for (; j < n; j++)                                                                           \
+                    to[j] = MTT__ADD_PRODUCT(to[j], x[r * MTT__DEPTH + p], value(b[j]));                     \
             }                                                                                                \
-            for (; j < n; j++) sum[j] = MTT__ADD_PRODUCT(sum[j], x[p], value(b[j]));                         \
-        }                                                                                                    \
         for (; p < k; p += run, b += run * ldb)                                                              \
             for (j = 0; j < n; j += wide) {                                                                  \
-                memcpy(&v, sum + j, sizeof(v));                                                              \
                 MTT__UNROLL_VECTORS                                                                          \
-                for (i = 0; i < run; i++) {                                                                  \
-                    load(row, b + i * ldb + j);                                                              \
-                    v = MTT__MULTIPLY_ADD(v, x[p + i], row);                                                 \
+                for (i = 0; i < run; i++) load(rows[i], b + i * ldb + j);                                    \
+                for (r = 0; r < m; r++) {                                                                    \
+                    memcpy(&v, sum + r * n + j, sizeof(v));                                                  \
+                    MTT__UNROLL_VECTORS                                                                      \
+                    for (i = 0; i < run; i++) v = MTT__MULTIPLY_ADD(v, x[r * MTT__DEPTH + p + i], rows[i]);  \
+                    memcpy(sum + r * n + j, &v, sizeof(v));                                                  \
                 }                                                                                            \
-                memcpy(sum + j, &v, sizeof(v));                                                              \
             }                                                                                                \
     }
 
@@ -7590,10 +7603,10 @@ MTT__FEW_ALONG(mtt__few_along, float, MTT__LOAD, MTT__FLOAT)
 MTT__FEW_ALONG(mtt__few_along_bf16, uint16_t, MTT__LOAD_BF16, mtt__from_bf16)
 #else
 enum { MTT__ACROSS = 0 }; /* no vectors */
-#define mtt__few_across(n, k, x, b, ldb, sum) ((void)(b))
-#define mtt__few_across_bf16(n, k, x, b, ldb, sum) ((void)(b))
-#define mtt__few_along(n, k, x, b, ldb, sum) ((void)(b))
-#define mtt__few_along_bf16(n, k, x, b, ldb, sum) ((void)(b))
+#define mtt__few_across(m, n, k, x, b, ldb, sum) ((void)(b))
+#define mtt__few_across_bf16(m, n, k, x, b, ldb, sum) ((void)(b))
+#define mtt__few_along(m, n, k, x, b, ldb, sum) ((void)(b))
+#define mtt__few_along_bf16(m, n, k, x, b, ldb, sum) ((void)(b))
 #endif
 
 /* Of words: x has k words, B rows of BF16, of which two make words. */
@@ -7603,77 +7616,90 @@ MTT__PAIRS_CODE
 MTT__FEW_ACROSS(mtt__few_across_pairs, mtt__pairs_vector, MTT__PAIRS_WORDS(LOW), MTT__PAIRS_WORDS(HIGH), 1,
                 MTT__ADD_PAIR)
 __attribute__((always_inline)) MTT__PAIRS_CODE
-MTT__INLINE void mtt__few_along_words(int64_t n, int64_t k, const float *x, const uint16_t *b, int64_t ldb,
-                                      float *sum, int words)
+MTT__INLINE void mtt__few_along_words(int64_t m, int64_t n, int64_t k, const float *x, const uint16_t *b,
+                                      int64_t ldb, float *sum, int words)
 {
     enum { wide = sizeof(mtt__pairs_vector) / 2 };
     typedef uint16_t row __attribute__((vector_size(2 * wide)));
-    int64_t p, j;
+    mtt__pairs_vector lower[8], upper[8];
+    int64_t p, j, r;
     row even, odd;
     int i;
     for (p = 0; p < k; p += words, b += 2 * words * ldb, x += words)
         for (j = 0; j < n; j += wide) {
-            mtt__pairs_vector left, right;
-            memcpy(&left, sum + j, sizeof(left));
-            memcpy(&right, sum + j + wide / 2, sizeof(right));
             MTT__UNROLL_ROWS
             for (i = 0; i < words; i++) {
                 if (words == 1) MTT__PREFETCH(b + 2 * (ldb + j)), MTT__PREFETCH(b + 2 * (ldb + j) + wide);
                 memcpy(&even, b + 2 * i * ldb + j, sizeof(even));
                 memcpy(&odd, b + (2 * i + 1) * ldb + j, sizeof(odd));
-                left = MTT__PAIRS_ADD(left, x[i], MTT__SHUFFLE(even, odd, row, MTT__PAIRS_HALVES(LOW)));
-                right = MTT__PAIRS_ADD(right, x[i], MTT__SHUFFLE(even, odd, row, MTT__PAIRS_HALVES(HIGH)));
+                lower[i] = (mtt__pairs_vector)MTT__SHUFFLE(even, odd, row, MTT__PAIRS_HALVES(LOW));
+                upper[i] = (mtt__pairs_vector)MTT__SHUFFLE(even, odd, row, MTT__PAIRS_HALVES(HIGH));
             }
-            memcpy(sum + j, &left, sizeof(left));
-            memcpy(sum + j + wide / 2, &right, sizeof(right));
+            for (r = 0; r < m; r++) {
+                float *to = sum + r * n + j;
+                mtt__pairs_vector left, right;
+                memcpy(&left, to, sizeof(left));
+                memcpy(&right, to + wide / 2, sizeof(right));
+                MTT__UNROLL_ROWS
+                for (i = 0; i < words; i++) {
+                    left = MTT__PAIRS_ADD(left, x[r * MTT__DEPTH + i], lower[i]);
+                    right = MTT__PAIRS_ADD(right, x[r * MTT__DEPTH + i], upper[i]);
+                }
+                memcpy(to, &left, sizeof(left));
+                memcpy(to + wide / 2, &right, sizeof(right));
+            }
         }
 }
 
 MTT__PAIRS_CODE
-static void mtt__few_along_pairs(int64_t n, int64_t k, const float *x, const uint16_t *b, int64_t ldb,
-                                 float *sum)
+static void mtt__few_along_pairs(int64_t m, int64_t n, int64_t k, const float *x, const uint16_t *b,
+                                 int64_t ldb, float *sum)
 {
-    if (n == ldb || k % 8) mtt__few_along_words(n, k, x, b, ldb, sum, 1);
-    else mtt__few_along_words(n, k, x, b, ldb, sum, 8);
+    if (n == ldb || k % 8) mtt__few_along_words(m, n, k, x, b, ldb, sum, 1);
+    else mtt__few_along_words(m, n, k, x, b, ldb, sum, 8);
 }
 #else
-#define mtt__few_across_pairs(n, k, x, b, ldb, sum) ((void)(b))
-#define mtt__few_along_pairs(n, k, x, b, ldb, sum) ((void)(b))
+#define mtt__few_across_pairs(m, n, k, x, b, ldb, sum) ((void)(b))
+#define mtt__few_along_pairs(m, n, k, x, b, ldb, sum) ((void)(b))
 #endif
 
-/* Adds up to DEPTH terms, from p up, for n columns of C's row i, from j0 up. */
-static void mtt__few_terms(const mtt__product *g, int64_t i, int64_t p, int64_t j0, int64_t n, float *sum)
+/* Adds up to DEPTH terms, from p up, for n columns of all rows of C, from j0 up. */
+static void mtt__few_terms(const mtt__product *g, int64_t p, int64_t j0, int64_t n, float *sum)
 {
     int64_t k = mtt__min(MTT__DEPTH, g->a.m - p), at = g->b.first + p * g->b.row + j0 * g->b.column;
-    int64_t ldb = g->b.row * g->b.column, first = g->a.first + i * g->a.column + p;
+    int64_t ldb = g->b.row * g->b.column, m = g->c.m, i;
     int across = g->b.column != 1, half = g->b.t->dtype == MTT_BF16_BITS;
-    float terms[MTT__DEPTH];
-    const float *x = g->pairs ? (const float *)g->a.t->data + first : mtt__read(g->a.t, first, k, terms);
+    float x[MTT__FEW_ROWS * MTT__DEPTH];
     const float *b = (const float *)g->b.t->data + at;
     const uint16_t *halves = (const uint16_t *)g->b.t->data + at;
     const float *words = (const float *)(const void *)halves;
-    memset(sum, 0, (size_t)n * sizeof(float));
-    if (g->pairs && across) mtt__few_across_pairs(n, k, x, b, ldb, sum);
-    else if (g->pairs) mtt__few_along_pairs(n, k, x, halves + p * ldb, ldb, sum);
-    else if (half && across) mtt__few_across_bf16(n, k / 2, x, words, ldb / 2, sum);
-    else if (half) mtt__few_along_bf16(n, k, x, halves, ldb, sum);
-    else if (across) mtt__few_across(n, k, x, b, ldb, sum);
-    else mtt__few_along(n, k, x, b, ldb, sum);
+    for (i = 0; i < m; i++) {
+        int64_t first = g->a.first + i * g->a.column + p;
+        float *to = x + i * MTT__DEPTH;
+        if (g->pairs) memcpy(to, (const float *)g->a.t->data + first, (size_t)k * sizeof(*to));
+        else mtt__load(g->a.t, first, k, to);
+    }
+    memset(sum, 0, (size_t)(m * n) * sizeof(float));
+    if (g->pairs && across) mtt__few_across_pairs(m, n, k, x, b, ldb, sum);
+    else if (g->pairs) mtt__few_along_pairs(m, n, k, x, halves + p * ldb, ldb, sum);
+    else if (half && across) mtt__few_across_bf16(m, n, k / 2, x, words, ldb / 2, sum);
+    else if (half) mtt__few_along_bf16(m, n, k, x, halves, ldb, sum);
+    else if (across) mtt__few_across(m, n, k, x, b, ldb, sum);
+    else mtt__few_along(m, n, k, x, b, ldb, sum);
 }
 
 /* n columns of C, from j0 up. */
 static void mtt__few_columns(const mtt__product *g, int64_t j0, int64_t n)
 {
-    int64_t p, i, j;
-    float *sum = mtt__tiles(g->op), *c = sum + n;
-    memset(c, 0, (size_t)(g->c.m * n) * sizeof(float));
-    for (i = 0; i < g->c.m && g->bias; i++) mtt__load(g->bias, j0, n, c + i * n);
-    for (p = 0; p < g->a.m; p += MTT__DEPTH)
-        for (i = 0; i < g->c.m; i++) {
-            mtt__few_terms(g, i, p, j0, n, sum);
-            for (j = 0; j < n; j++) c[i * n + j] += sum[j];
-        }
-    for (i = 0; i < g->c.m; i++) mtt__store(g->c.t, g->c.first + i * g->c.row + j0, n, c + i * n);
+    int64_t m = g->c.m, p, i;
+    float *sum = mtt__tiles(g->op), *c = sum + m * n;
+    memset(c, 0, (size_t)(m * n) * sizeof(float));
+    for (i = 0; i < m && g->bias; i++) mtt__load(g->bias, j0, n, c + i * n);
+    for (p = 0; p < g->a.m; p += MTT__DEPTH) {
+        mtt__few_terms(g, p, j0, n, sum);
+        for (i = 0; i < m * n; i++) c[i] += sum[i];
+    }
+    for (i = 0; i < m; i++) mtt__store(g->c.t, g->c.first + i * g->c.row + j0, n, c + i * n);
 }
 
 /* Computes C's only row. Threads share B's rows, DEPTH at a time, so each reads long runs of memory: up to
@@ -7686,7 +7712,7 @@ static int mtt__few_panels(const mtt__product *g)
     int64_t n = g->c.n, threads = mtt__threads(), panels = mtt__ceil_div(g->a.m, depth), p, j;
     if (threads == 1 || panels < threads || (panels + 1) * n > space || n * g->a.m <= MTT__ALONE) return 0;
     MTT__OMP(omp parallel for schedule(dynamic, 1))
-    for (p = 0; p < panels; p++) mtt__few_terms(g, 0, p * depth, 0, n, sums + p * n);
+    for (p = 0; p < panels; p++) mtt__few_terms(g, p * depth, 0, n, sums + p * n);
     memset(c, 0, (size_t)n * sizeof(float));
     if (g->bias) mtt__load(g->bias, 0, n, c);
     for (p = 0; p < panels; p++)
@@ -8194,7 +8220,7 @@ static void mtt__attend(const mtt_op *op, const mtt__attention_tile *t)
     float *q = tiles[0], *k = tiles[1], *v = tiles[2], *o = tiles[3], *s = tiles[4];
     float row_max[side], row_sum[side], sum[stride], scale = mtt__score_scale(op);
     int64_t dim = op->shape->d_head, m = t->m, rows = mtt__round_up(m, 8), across = MTT__ACROSS, j0, i, j;
-    int few = m <= MTT__FEW_ROWS && across && dim % across == 0 && t->v.row == dim;
+    int few = m <= MTT__FEW_QUERIES && across && dim % across == 0 && t->v.row == dim;
     mtt__load_block(t->q, t->i0, m, 0, dim, q, stride);
     memset(o, 0, (size_t)(rows * stride) * sizeof(float));
     for (i = 0; i < side; i++) row_max[i] = -3.4e38f, row_sum[i] = 0;
@@ -8205,7 +8231,7 @@ static void mtt__attend(const mtt_op *op, const mtt__attention_tile *t)
             mtt__load(t->k_t.t, t->k_t.first + j0 * dim, n * dim, k);
             mtt__load(t->v.t, t->v.first + j0 * dim, n * dim, v);
             for (i = 0; i < m; i++)
-                mtt__few_across(mtt__round_up(n, across), dim, q + i * stride, k, dim, s + i * side);
+                mtt__few_across(1, mtt__round_up(n, across), dim, q + i * stride, k, dim, s + i * side);
         } else {
             mtt__load_block(t->k_t, 0, dim, j0, n, k, side);
             mtt__load_block(t->v, j0, n, 0, dim, v, stride);
@@ -8223,7 +8249,7 @@ static void mtt__attend(const mtt_op *op, const mtt__attention_tile *t)
             row_max[i] = most;
             if (t->control) mtt__drop(op, t->control, t->element + i * t->keys + j0, n, p);
             memset(sum, 0, sizeof(sum));
-            if (few) mtt__few_along(dim, n, p, v, dim, sum);
+            if (few) mtt__few_along(1, dim, n, p, v, dim, sum);
             for (j = 0; j < dim && few; j++) out[j] += sum[j];
         }
         if (!few) mtt__multiply_block(m, dim, n, s, side, 1, v, stride, o, stride);

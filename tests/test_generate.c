@@ -410,12 +410,12 @@ static const mtt_tensor *tiles(void)
     return &cpu.tiles;
 }
 
-/* One to four rows of a product have the bits that they have among more rows, of which tiles are made. */
+/* One to 16 rows of a product have the bits that they have among more rows, of which tiles are made. */
 static void test_few_rows(int number)
 {
-    enum { ROWS = 7 };
+    enum { ROWS = MTT__FEW_ROWS + 3 };
     mtt_dtype dtype = number % 2 ? MTT_BF16_BITS : MTT_F32;
-    int transposed = number / 2 % 2, few = 1 + below(4), first = below(ROWS - few + 1);
+    int transposed = number / 2 % 2, few = 1 + below(MTT__FEW_ROWS), first = below(ROWS - few + 1);
     mtt_op op = {.workspace = tiles()};
     int64_t k = 8 * (1 + below(50)), n = transposed ? 128 * (1 + below(4)) : 8 * (1 + below(70));
     mtt_tensor x = {.dtype = dtype, .dims = 2, .shape = {ROWS, k}}, y = x, w = x, b = x, part;
