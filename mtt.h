@@ -1152,7 +1152,8 @@ MTTDEF mtt_status mtt_generator_append(mtt_generator *generator, const int32_t *
 /* Forgets all but the first `length` tokens of a sequence. */
 MTTDEF mtt_status mtt_generator_cut(mtt_generator *generator, int sequence, int length);
 
-/* As mtt_generate, by the cache. Forgets what it had. */
+/* As mtt_generate, by the cache. Forgets what it had. The device draws the ids. A repetition penalty takes
+   longer: it brings the logits of all sequences to the host. */
 MTTDEF mtt_status mtt_generator_run(mtt_generator *generator, mtt_tokenizer *tokenizer,
                                     const mtt_generation *generation);
 

@@ -3734,12 +3734,14 @@ static __global__ void __launch_bounds__(1024)
     const int first = (int)mtt__min((int64_t)warp * length, c.count);
     const mtt__stretch<T> own = {logits + blockIdx.x * width, first, (int)mtt__min(first + length, c.count)};
     mtt_chosen result = {-1, 0};
-    unsigned long long best = 0, mass;
+    unsigned long long best, mass;
     if (c.count > 0) {
-        own.each([&](int id, float x) {
-            best = mtt__later::join(best, (unsigned long long)mtt__order(x) << 32 | (0xffffffffu - id));
+        uint32_t top = 0, top_id = 0;
+        own.each([&](int id, float x) { /* ids ascend: the first of equal ones stays */
+            const uint32_t order = mtt__order(x);
+            if (order > top) top = order, top_id = id;
         });
-        best = mtt__reduce<mtt__later, 1024>(best, slots);
+        best = mtt__reduce<mtt__later, 1024>((unsigned long long)top << 32 | (0xffffffffu - top_id), slots);
         result.id = (int)(0xffffffffu - (uint32_t)best);
         if (!mtt__order(mtt__to_float(own.row[0]))) result.id = 0; /* a NaN that comes first is noticed */
         result.logit = mtt__to_float(own.row[result.id]);

@@ -3628,6 +3628,43 @@ static mtt_status download_of_double(void *context, void *to, const void *from, 
     return MTT_OK;
 }
 
+enum { DRAWN = 6 };
+
+static int keep_id(void *user, int prompt, int32_t id, const char *text, size_t bytes)
+{
+    int32_t *kept = (int32_t *)user + prompt * (DRAWN + 1);
+    (void)text, (void)bytes;
+    if (id >= 0 && kept[0] < DRAWN) kept[1 + kept[0]++] = id;
+    return 0;
+}
+
+/* Of two sequences, the ids that the device draws are those that mtt_sample draws from its logits. */
+static void chosen_ids(mtt_generator *g, int vocab, int number)
+{
+    int32_t first[2][3] = {{1, 2, 3}, {4}}, kept[2][DRAWN + 1] = {{0}}, next[2];
+    const int32_t *tokens[2] = {first[0], first[1]};
+    int counts[2] = {3, 1}, step, i;
+    mtt_generation job = {.prompts = tokens, .sizes = counts, .prompt_count = 2, .count = DRAWN,
+                          .sampling = {.temperature = number % 4 ? 0.9f : 0, .top_k = number % 3 ? 20 : 0,
+                                       .top_p = number % 2 ? 0.9f : 0, .seed = (uint64_t)number},
+                          .write = keep_id, .user = kept};
+    float *logits = malloc(2 * (size_t)vocab * sizeof(float));
+    check(!mtt_generator_run(g, NULL, &job), "generator %d: %s", number, env.error);
+    for (i = 0; i < 2; i++) check(!mtt_generator_cut(g, i, 0), "%s", env.error);
+    for (step = 0; step < DRAWN; step++) {
+        check(!mtt_generator_append(g, tokens, counts, logits), "generator %d: %s", number, env.error);
+        for (i = 0; i < 2; i++) {
+            mtt_sampling s = job.sampling;
+            s.seed += (uint64_t)i;
+            next[i] = mtt_sample(logits + i * vocab, vocab, &s, (uint64_t)step);
+            check(next[i] == kept[i][1 + step], "generator %d: sequence %d, step %d: id %d, not %d", number,
+                  i, step, (int)kept[i][1 + step], (int)next[i]);
+            tokens[i] = &next[i], counts[i] = 1;
+        }
+    }
+    free(logits);
+}
+
 /* A whole generator beside the CPU's: prompts in chunks, then steps, which replay a graph from the second one
    on. Its logits may have twice the error of the CPU's, and SLACK units of FP32. The same tokens once more
    give the same bits. */
@@ -3692,6 +3729,7 @@ static void generators(int count)
         check(error <= 2 * fair + SLACK * 0x1p-23, "generator %d: error %g, the CPU's %g", number, error,
               fair);
         check(!memcmp(logits[1], logits[2], sizeof(logits[1])), "generator %d: other bits again", number);
+        chosen_ids(g[1], VOCAB, number);
         for (int i = 0; i < 3; i++) mtt_generator_destroy(g[i]);
         for (wide_tensor *w = wide_tensors; w->values; w++) free(w->values), w->values = NULL;
     }
