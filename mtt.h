@@ -1165,7 +1165,8 @@ MTTDEF mtt_status mtt_generator_append(mtt_generator *generator, const int32_t *
 /* Forgets all but the first `length` tokens of a sequence. */
 MTTDEF mtt_status mtt_generator_cut(mtt_generator *generator, int sequence, int length);
 
-/* As mtt_generate, by the cache. Forgets what it had. */
+/* As mtt_generate, by the cache. Forgets what it had. The device draws the ids. A repetition penalty takes
+   longer: it brings the logits of all sequences to the host. */
 MTTDEF mtt_status mtt_generator_run(mtt_generator *generator, mtt_tokenizer *tokenizer,
                                     const mtt_generation *generation);
 
@@ -1418,7 +1419,8 @@ typedef struct mtt_shape {
    cached_attention takes rows of any sequences: row i is the token of sequence sequences[i] at place
    places[i], or none if that is negative; its output is then zeros. It writes k and v of its rows to the
    cache, [batch * heads_kv, context, d_head], and then attends to places up to each row's own. To all other
-   operations of such a program, its rows are one sequence. */
+   operations of such a program, its rows are one sequence. choose_id takes an id from each row of logits, as
+   that row's mtt_choice says, and makes an mtt_chosen. */
 #define MTT_OPERANDS(...) mtt_tensor __VA_ARGS__;
 #define MTT_LOCAL_OPS(X)                                                                                     \
     X(embed, 4, MTT_OPERANDS(*tokens, *wte, *positions, *control, *x),                                       \
@@ -1463,7 +1465,9 @@ typedef struct mtt_shape {
     X(gather, 2, MTT_OPERANDS(*x, *index, *y),                                                               \
       mtt__count(o->y), 2 * (double)o->y->bytes, 0)                                                          \
     X(cached_attention, 3, MTT_OPERANDS(*qkv, *sequences, *places, *keys, *values, *out),                    \
-      4 * mtt__count(o->out) * (double)o->keys->shape[1], moved, 0)                                          \
+      4 * mtt__count(o->out) * (double)o->keys->shape[1], moved, mtt__cached_scratch(d, o->keys->shape[1]))  \
+    X(choose_id, 2, MTT_OPERANDS(*logits, *choices, *chosen),                                                \
+      mtt__count(o->logits), moved, 0)                                                                       \
     X(cross_entropy, 2, MTT_OPERANDS(*logits, *targets, *losses),                                            \
       4 * mtt__count(o->logits), moved, 0)                                                                   \
     X(chunked_loss, 8, MTT_OPERANDS(*x, *x_t, *weight, *weight_t, *bias, *targets, *control, *counters,      \
@@ -1619,6 +1623,26 @@ typedef struct mtt_counters {
                                               precision, until the host resets it */
 } mtt_counters;
 
+/* How choose_id takes an id from a row of logits. The ids in question are the top_k largest of the first
+   `count`; of these the fewest of the largest that have a share top_p of all weights; of these those whose
+   logit is the largest one minus `below`, or more. Equal logits are in or out together. */
+typedef struct mtt_choice {
+    double place;  /* in [0, 1): the id is the one at this part of the weights, laid side by side */
+    float scale;   /* units of a logit, of which 2^24 halve a weight. 0 = take the largest logit, of equal
+                      ones the first */
+    float top_p;   /* 0, 1 = all */
+    float below;
+    int32_t top_k; /* 0 = all */
+    int32_t count; /* 0 = take none */
+    int32_t unused;
+} mtt_choice;
+
+/* What choose_id has taken. An id whose logit is not finite says that logits are wrong. */
+typedef struct mtt_chosen {
+    int32_t id; /* -1 = none */
+    float logit;
+} mtt_chosen;
+
 /* ---- numbers that every backend computes alike: compiled for host and device ---- */
 
 #ifdef __CUDACC__
@@ -1675,6 +1699,31 @@ MTT__BOTH uint32_t mtt__multiply_high(uint32_t a, uint32_t b)
 #else
     return (uint32_t)((uint64_t)a * b >> 32);
 #endif
+}
+
+/* A number in the order of floats, above 0. 0 and -0 have the same; a NaN has 0. */
+MTT__BOTH uint32_t mtt__order(float x)
+{
+    uint32_t bits = mtt__float_bits(x), size = bits & 0x7fffffffu;
+    uint32_t order = bits >> 31 && size ? ~bits : size | 0x80000000u;
+    return size > 0x7f800000u ? 0 : order;
+}
+
+/* The weight of a logit x for choose_id: 2^31 for the largest one, halved for each 2^24 units below it.
+   Weights are integers, so their sum is the same in any order, on every backend: threads may share it. The
+   polynomial is within 7e-9 of 2^f, f in [0, 1), by the Chebyshev nodes of (2^f - 1) / f. */
+MTT__BOTH uint32_t mtt__choice_weight(float most, float x, float scale)
+{
+    float distance = (most - x) * scale; /* no addition follows: a fused one would round otherwise */
+    uint32_t units = distance < 536870912.0f ? (uint32_t)(int32_t)distance : 536870912u;
+    uint32_t halvings = (units + 0xffffffu) >> 24, f = (0u - units) << 8, sum;
+    sum = 2725622u + mtt__multiply_high(447061u, f);
+    sum = 20727931u + mtt__multiply_high(sum, f);
+    sum = 119176803u + mtt__multiply_high(sum, f);
+    sum = 515883993u + mtt__multiply_high(sum, f);
+    sum = 1488522215u + mtt__multiply_high(sum, f);
+    sum = 2147483648u + mtt__multiply_high(sum, f);
+    return halvings < 32 ? sum >> halvings : 0;
 }
 
 /* 128 random bits, returned as a value: a kernel keeps them in registers. */
@@ -2116,6 +2165,23 @@ MTT__BOTH size_t mtt__rotary_scratch(const mtt_shape *d)
 {
     int64_t blocks = mtt__min(mtt__ceil_div(d->rows, MTT__ROTARY_ROWS), MTT__ROTARY_BLOCKS);
     return 8 * (size_t)(blocks * d->d_head);
+}
+
+/* Parts into which a row and head of cached_attention divides its places, at most: of 128 places or more
+   each, if so few rows and heads leave a GPU empty. The number does not depend on how few, so that a row has
+   the same bits among up to 256 / heads rows. Scratch: from each part its largest score, a sum and D columns;
+   and a count of the parts of each row and head that are done. */
+enum { MTT__CACHED_HEADS = 256, MTT__CACHED_PARTS = 16, MTT__CACHED_PLACES = 128 };
+MTT__BOTH int mtt__cached_parts(const mtt_shape *d, int64_t context)
+{
+    if ((int64_t)d->rows * d->heads > MTT__CACHED_HEADS) return 1;
+    return (int)mtt__min(MTT__CACHED_PARTS, mtt__ceil_div(context, MTT__CACHED_PLACES));
+}
+
+MTT__BOTH size_t mtt__cached_scratch(const mtt_shape *d, int64_t context)
+{
+    size_t parts = (size_t)mtt__cached_parts(d, context);
+    return parts < 2 ? 0 : 4 * (size_t)(d->rows * d->heads) * (parts * (size_t)(d->d_head + 2) + 1);
 }
 
 /* The gradient of the embedding sorts the tokens of a slab of rows. Scratch: keys and values before and
@@ -3943,7 +4009,7 @@ typedef struct mtt__program {
     int step_begin; /* the forward and backward pass end here */
     mtt_tensor *optim[MTT__OPTIM_KINDS]; /* what the optimizer keeps */
     mtt_tensor *positions, *angles; /* NULL: none */
-    mtt_tensor *sequences, *places, *last, **cache; /* of generation: see mtt_generator */
+    mtt_tensor *sequences, *places, *last, *choices, *chosen, **cache; /* of generation: see mtt_generator */
     mtt_tensor *tokens, *targets, *control, *counters, *ranges, *scales, *workspace, *output;
     size_t arena_bytes;
 } mtt__program;
@@ -4603,6 +4669,7 @@ static void mtt__emit_forward(mtt__builder *b)
     x = mtt__product_input(b, layers, MTT__FINAL_NORM, x);
     if (generates || which == MTT__NEXT) p->output = mtt__emit_logits(b, x);
     else mtt__emit_loss(b, x);
+    if (generates) MTT__EMIT(b, -1, 0, choose_id, p->output, p->choices, p->chosen);
 }
 
 /* ---- the linear layers of a layer, for passes that change them ---- */
@@ -5675,6 +5742,8 @@ static void mtt__add_cache(mtt__builder *b)
     p->sequences = mtt__add_state(b, MTT_I32, MTT_DATA, "sequences", rows, 0);
     p->places = mtt__add_state(b, MTT_I32, MTT_DATA, "places", rows, 0);
     p->last = mtt__add_state(b, MTT_I32, MTT_DATA, "last", s->batch, 0);
+    p->choices = mtt__add_state(b, MTT_U8, MTT_DATA, "choices", s->batch, (int64_t)sizeof(mtt_choice));
+    p->chosen = mtt__add_state(b, MTT_U8, MTT_DATA, "chosen", s->batch, (int64_t)sizeof(mtt_chosen));
     p->cache = (mtt_tensor **)mtt__take(b, 2 * (size_t)m->layers * sizeof(*p->cache));
     for (i = 0; i < 2 * m->layers && !b->status; i++) {
         p->cache[i] = mtt__add_tensor(b, mtt__dtype(b), MTT_ACTIVATIONS, i / 2, "attn.",
@@ -5715,9 +5784,9 @@ static void mtt__add_all_state(mtt__builder *b)
         p->angles = mtt__add_state(b, MTT_F32, MTT_DATA, "angles", b->schedule->seq_len, p->shape.d_head);
     b->positions = p->positions, b->angles = p->angles;
     p->tokens = mtt__add_state(b, MTT_I32, MTT_DATA, "tokens", first->rows, 0);
+    if (b->schedule->chunk) mtt__add_cache(b); /* beside the tokens: a pass uploads all in one copy */
     p->control = mtt__add_state(b, MTT_U8, MTT_DATA, "control", (int64_t)sizeof(mtt_control), 0);
-    if (b->schedule->chunk) mtt__add_cache(b);
-    else {
+    if (!b->schedule->chunk) {
         p->targets = mtt__add_state(b, MTT_I32, MTT_DATA, "targets", first->rows, 0);
         p->counters = mtt__add_state(b, MTT_U8, MTT_DATA, "counters", (int64_t)sizeof(mtt_counters), 0);
     }
@@ -8512,6 +8581,104 @@ static void mtt__cpu_cached_attention(const mtt_op *op, const mtt_op_cached_atte
                                  NULL, 0, NULL};
         if (m) mtt__attend(op, &t);
     }
+}
+
+/* ---- the choice of an id ---- */
+
+/* Returns the weight of a row's first `count` ids, or without a scale their number, of those whose logits are
+   not before `least` in order. */
+static uint64_t mtt__choice_mass(const mtt_tensor *logits, int64_t first, int64_t count, uint32_t least,
+                                 float most, float scale)
+{
+    float buffer[MTT__BLOCK];
+    uint64_t mass = 0;
+    int64_t at, n, k;
+    MTT__BLOCKS(at, n, first, first + count) {
+        const float *x = mtt__read(logits, at, n, buffer);
+        if (scale > 0)
+            for (k = 0; k < n; k++)
+                mass += mtt__order(x[k]) >= least ? mtt__choice_weight(most, x[k], scale) : 0;
+        else
+            for (k = 0; k < n; k++) mass += mtt__order(x[k]) >= least;
+    }
+    return mass;
+}
+
+/* Finds the last place in order, from `least` up, that leaves a mass of `wanted`. Bisection needs no
+   memory. */
+static uint32_t mtt__choice_least(const mtt_tensor *logits, int64_t first, int64_t count, uint32_t least,
+                                  float most, float scale, double wanted)
+{
+    uint32_t end = mtt__order(most) + 1;
+    while (end - least > 1) {
+        uint32_t middle = least + (end - least) / 2;
+        double mass = (double)mtt__choice_mass(logits, first, count, middle, most, scale);
+        if (mass < wanted) end = middle;
+        else least = middle;
+        if (mass >= wanted && mass <= wanted) break;
+    }
+    return least;
+}
+
+/* Takes an id from the row of logits that begins at element `first`. */
+static mtt_chosen mtt__choose_in_row(const mtt_tensor *logits, int64_t first, const mtt_choice *c)
+{
+    mtt_chosen chosen = {-1, 0};
+    float buffer[MTT__BLOCK], most;
+    uint32_t top = 0, least = 1, floor_order;
+    uint64_t mass, target;
+    int64_t end = first + c->count, at, n, k;
+    if (c->count < 1) return chosen;
+    MTT__BLOCKS(at, n, first, end) {
+        const float *x = mtt__read(logits, at, n, buffer);
+        for (k = 0; k < n; k++) top = mtt__order(x[k]) > top ? mtt__order(x[k]) : top;
+    }
+    mtt__load(logits, first, 1, &most);
+    if (!mtt__order(most)) top = 0; /* a NaN is taken if it comes first, and so noticed */
+    MTT__BLOCKS(at, n, first, end) {
+        const float *x = mtt__read(logits, at, n, buffer);
+        for (k = 0; k < n && mtt__order(x[k]) != top; k++) {}
+        if (k < n) break;
+    }
+    most = chosen.logit = mtt__read(logits, at, n, buffer)[k];
+    chosen.id = (int32_t)(at + k - first);
+    if (!(c->scale > 0) || !mtt__finite((double)most)) return chosen;
+    if (c->top_k > 0 && c->top_k < c->count)
+        least = mtt__choice_least(logits, first, c->count, least, most, 0, c->top_k);
+    mass = mtt__choice_mass(logits, first, c->count, least, most, c->scale);
+    if (c->top_p > 0 && c->top_p < 1) {
+        least = mtt__choice_least(logits, first, c->count, least, most, c->scale,
+                                  (double)c->top_p * (double)mass);
+        mass = mtt__choice_mass(logits, first, c->count, least, most, c->scale);
+    }
+    floor_order = mtt__order(most - c->below);
+    if (floor_order > least) {
+        least = floor_order;
+        mass = mtt__choice_mass(logits, first, c->count, least, most, c->scale);
+    }
+    target = (uint64_t)((double)mass * c->place);
+    if (target >= mass) target = mass - 1; /* the product was rounded up */
+    MTT__BLOCKS(at, n, first, end) {
+        const float *x = mtt__read(logits, at, n, buffer);
+        for (k = 0; k < n; k++) {
+            uint32_t weight = mtt__order(x[k]) < least ? 0 : mtt__choice_weight(most, x[k], c->scale);
+            chosen.id = (int32_t)(at + k - first);
+            chosen.logit = x[k];
+            if (target < weight) return chosen;
+            target -= weight;
+        }
+    }
+    return chosen;
+}
+
+static void mtt__cpu_choose_id(const mtt_op *op, const mtt_op_choose_id *o)
+{
+    int64_t rows = mtt__rows(o->logits), width = mtt__width(o->logits), row;
+    (void)op;
+    MTT__THREADS(rows * width)
+    for (row = 0; row < rows; row++)
+        ((mtt_chosen *)o->chosen->data)[row] =
+            mtt__choose_in_row(o->logits, row * width, (const mtt_choice *)o->choices->data + row);
 }
 
 /* ---- loss ---- */
@@ -15022,63 +15189,34 @@ MTTDEF mtt_status mtt_trainer_load(mtt_trainer *t, mtt_model *m)
 
 /* ---- drawing ids, and the text of a sequence ---- */
 
-/* Returns the sum over the logits from `least` up of exp((x - most) / temperature); their number if that is
-   0. */
-static double mtt__sample_mass(const float *x, int n, float least, float most, float temperature)
+/* How to draw an id from the first `count`. */
+static mtt_choice mtt__choice(const mtt_sampling *s, int count, uint64_t index)
 {
-    double sum = 0;
-    int i, count = 0;
-    for (i = 0; i < n && !(temperature > 0); i++) count += x[i] >= least;
-    for (i = 0; i < n && temperature > 0; i++)
-        if (x[i] >= least) sum += exp((double)(x[i] - most) / (double)temperature);
-    return temperature > 0 ? sum : count;
+    double temperature = (double)s->temperature, halving = 24204406.3231; /* 2^24 / ln 2 */
+    mtt_choice c = {0, 0, 0, 3e38f, 0, 0, 0};
+    c.count = count;
+    if (!(temperature > 0)) return c;
+    c.place = mtt__random_uniform(s->seed, mtt__stream(MTT__SITE_SAMPLE, 0, 0), index);
+    c.scale = (float)fmin(halving / temperature, 3e38);
+    c.top_p = s->top_p;
+    c.top_k = s->top_k;
+    if (s->min_p > 0) c.below = (float)(-temperature * log((double)s->min_p));
+    return c;
 }
 
-/* Finds the largest threshold from `low` up that leaves that mass, by bisection, which needs no memory. */
-static float mtt__sample_least(const float *x, int n, float low, float most, float temperature, double mass)
+static mtt_chosen mtt__choose_from(const float *logits, const mtt_choice *choice)
 {
-    float high = most;
-    int round;
-    for (round = 0; round < 64 && low < high; round++) {
-        float middle = low + (high - low) * 0.5f;
-        if (mtt__sample_mass(x, n, middle, most, temperature) < mass) high = middle;
-        else if (low >= middle) break;
-        else low = middle;
-    }
-    return low;
+    mtt_tensor row;
+    memset(&row, 0, sizeof(row));
+    row.dtype = MTT_F32;
+    row.data = (void *)(uintptr_t)logits;
+    return mtt__choose_in_row(&row, 0, choice);
 }
 
 MTTDEF int32_t mtt_sample(const float *logits, int vocab, const mtt_sampling *s, uint64_t index)
 {
-    float temperature = s->temperature, most, least;
-    double sum, left;
-    int32_t i, best = 0, worst = 0, last = 0;
-    for (i = 1; i < vocab; i++) {
-        if (logits[i] > logits[best]) best = i;
-        if (logits[i] < logits[worst]) worst = i;
-    }
-    if (!(temperature > 0)) return best;
-    most = logits[best];
-    least = logits[worst];
-    if (s->top_k > 0 && s->top_k < vocab)
-        least = mtt__sample_least(logits, vocab, least, most, 0, s->top_k);
-    sum = mtt__sample_mass(logits, vocab, least, most, temperature);
-    if (s->top_p > 0 && s->top_p < 1) {
-        least = mtt__sample_least(logits, vocab, least, most, temperature, (double)s->top_p * sum);
-        sum = mtt__sample_mass(logits, vocab, least, most, temperature);
-    }
-    if (s->min_p > 0) {
-        float share = (float)((double)most + (double)temperature * log((double)s->min_p));
-        least = fmaxf(least, fminf(most, share)); /* the largest logit stays */
-        sum = mtt__sample_mass(logits, vocab, least, most, temperature);
-    }
-    left = sum * mtt__random_uniform(s->seed, mtt__stream(MTT__SITE_SAMPLE, 0, 0), index);
-    for (i = 0; i < vocab && left >= 0; i++)
-        if (logits[i] >= least) {
-            left -= exp((double)(logits[i] - most) / (double)temperature);
-            last = i;
-        }
-    return last;
+    mtt_choice choice = mtt__choice(s, vocab, index);
+    return mtt__choose_from(logits, &choice).id;
 }
 
 /* A sequence while its text is generated: `place` ids from `first` up are in the cache. */
@@ -15205,25 +15343,38 @@ static mtt_status mtt__hand_out(const mtt_generation *g, mtt__sequence *q, int32
     return ends ? MTT_END : MTT_OK;
 }
 
-/* Draws the next id of a sequence, and hands it out. At the end of the sequence its number becomes -1. */
-static mtt_status mtt__draw_id(mtt_env *env, const mtt_tokenizer *tokenizer, const mtt_generation *g,
-                               int vocab, float *logits, mtt__sequence *q)
+/* How to draw the next id of a sequence. A padded model has ids that have no text: those are not drawn. */
+static mtt_choice mtt__next_choice(const mtt_tokenizer *tokenizer, const mtt_generation *g, int vocab,
+                                   const mtt__sequence *q)
 {
     mtt_sampling sampling = g->sampling;
-    float penalty = sampling.repetition_penalty;
+    sampling.seed += (uint64_t)q->number;
+    return mtt__choice(&sampling, tokenizer ? mtt_tokenizer_vocab(tokenizer) : vocab, (uint64_t)q->drawn);
+}
+
+/* Draws from logits on the host, which the repetition penalty changes before. */
+static mtt_chosen mtt__draw_id(const mtt_choice *choice, const mtt_generation *g, int vocab, float *logits,
+                               const mtt__sequence *q)
+{
+    float penalty = g->sampling.repetition_penalty;
+    int i;
+    for (i = 0; i < vocab && q->seen; i++)
+        if (q->seen[i]) logits[i] = logits[i] > 0 ? logits[i] / penalty : logits[i] * penalty;
+    return mtt__choose_from(logits, choice);
+}
+
+/* Adds a drawn id to its sequence, and hands it out. At the end of the sequence its number becomes -1. */
+static mtt_status mtt__take_id(mtt_env *env, const mtt_tokenizer *tokenizer, const mtt_generation *g,
+                               const mtt_chosen *chosen, mtt__sequence *q)
+{
     const char *text;
     size_t bytes = 0;
     mtt_status status;
-    int32_t id;
+    int32_t id = chosen->id;
     int i, ends;
-    for (i = 0; i < vocab && q->seen; i++)
-        if (q->seen[i]) logits[i] = logits[i] > 0 ? logits[i] / penalty : logits[i] * penalty;
-    sampling.seed += (uint64_t)q->number;
-    if (tokenizer) vocab = mtt_tokenizer_vocab(tokenizer); /* a padded model has ids that have no text */
-    id = mtt_sample(logits, vocab, &sampling, (uint64_t)q->drawn);
-    if (!mtt__finite((double)logits[id]))
+    if (!mtt__finite((double)chosen->logit))
         return mtt__fail(env, MTT_E_NUMBERS, "the logit of id %d is %g: take weights that are finite, not "
-                         "too large for their precision", (int)id, (double)logits[id]);
+                         "too large for their precision", (int)id, (double)chosen->logit);
     ends = tokenizer && id == mtt_tokenizer_end_of_text(tokenizer);
     for (i = 0; i < g->stop_id_count; i++) ends |= id == g->stop_ids[i];
     if (!ends) {
@@ -15285,8 +15436,11 @@ MTTDEF mtt_status mtt_generate(mtt_trainer *trainer, mtt_tokenizer *tokenizer,
     for (next = 0; !status && next < g.prompt_count && g.count > 0; next++) {
         status = mtt__begin_sequence(env, tokenizer, &g, vocab, next, &q);
         while (!status && q.number >= 0) {
+            mtt_choice choice = mtt__next_choice(tokenizer, &g, vocab, &q);
+            mtt_chosen chosen = {-1, 0};
             status = mtt_next_logits(trainer, q.ids, q.known, logits);
-            if (!status) status = mtt__draw_id(env, tokenizer, &g, vocab, logits, &q);
+            if (!status) chosen = mtt__draw_id(&choice, &g, vocab, logits, &q);
+            if (!status) status = mtt__take_id(env, tokenizer, &g, &chosen, &q);
             if (!status && q.number >= 0 && stops && q.known > seq_len) status = mtt__end_sequence(&g, &q);
         }
     }
@@ -15346,13 +15500,27 @@ MTTDEF mtt_status mtt_generator_plan(mtt_env *env, const mtt_model_desc *model,
 /* A generator is a trainer whose schedule has no backward pass, no optimizer and no counters: its first
    program passes over a chunk of prompts, its second one computes a token of each sequence. Rows of a program
    are tokens of any sequences, at any places. The cache has `context` places for each sequence, of which the
-   first `lengths` are in use; what is behind them is never read. */
+   first `lengths` are in use; what is behind them is never read. The device chooses the next ids, so that a
+   step brings a few bytes of each sequence to the host. Only a repetition penalty needs the logits there. */
 struct mtt_generator {
     mtt_trainer trainer;
     mtt_schedule schedule;
     int *lengths;
-    int32_t *tokens, *sequences, *places, *last; /* of a pass; last: the row of each sequence's last token */
+    char *feed; /* what a pass reads, as it lies in the arena: the next five */
+    int32_t *tokens, *sequences, *places, *last; /* last: the row of each sequence's last token */
+    mtt_choice *choices;
+    mtt_chosen *chosen, *arrived; /* of the last pass of each sequence; of a pass */
+    void *logits;                 /* all of a pass, in the device's type */
 };
+
+/* The tensors that a pass reads. */
+enum { MTT__FEEDS = 5 };
+
+static void mtt__list_feeds(const mtt__program *p, const mtt_tensor *feeds[MTT__FEEDS])
+{
+    feeds[0] = p->tokens, feeds[1] = p->sequences, feeds[2] = p->places, feeds[3] = p->last;
+    feeds[4] = p->choices;
+}
 
 MTTDEF void mtt_generator_destroy(mtt_generator *g)
 {
@@ -15363,9 +15531,37 @@ MTTDEF void mtt_generator_destroy(mtt_generator *g)
     }
     mtt__release_programs(&g->schedule);
     mtt__free(g->trainer.env, g->trainer.staging);
-    mtt__free(g->trainer.env, g->tokens);
+    mtt__free(g->trainer.env, g->logits);
+    mtt__free(g->trainer.env, g->chosen);
+    mtt__free(g->trainer.env, g->feed);
     mtt__free(g->trainer.env, g->lengths);
     mtt__free(g->trainer.env, g);
+}
+
+/* Takes the host's memory of a generator. */
+static mtt_status mtt__generator_memory(mtt_generator *g)
+{
+    const mtt__program *p = &g->schedule.programs[MTT__CHUNK];
+    const mtt_tensor *feeds[MTT__FEEDS];
+    mtt_trainer *t = &g->trainer;
+    size_t batch = (size_t)g->schedule.batch, at[MTT__FEEDS], all = 0;
+    int i;
+    mtt__list_feeds(p, feeds);
+    for (i = 0; i < MTT__FEEDS; i++) at[i] = all, all = mtt__add(all, mtt__slot_bytes(feeds[i]));
+    if (!(t->staging = (float *)mtt__alloc(t->env, 2 * MTT__STAGING, sizeof(float))) ||
+        !(g->lengths = (int *)mtt__alloc(t->env, batch, sizeof(int))) ||
+        !(g->chosen = (mtt_chosen *)mtt__alloc(t->env, 2 * batch, sizeof(mtt_chosen))) ||
+        !(g->logits = mtt__alloc(t->env, p->output->bytes, 1)) ||
+        !(g->feed = (char *)mtt__alloc(t->env, all, 1)))
+        return MTT_E_MEMORY;
+    t->values = t->staging + MTT__STAGING;
+    g->arrived = g->chosen + batch;
+    g->tokens = (int32_t *)(void *)(g->feed + at[0]);
+    g->sequences = (int32_t *)(void *)(g->feed + at[1]);
+    g->places = (int32_t *)(void *)(g->feed + at[2]);
+    g->last = (int32_t *)(void *)(g->feed + at[3]);
+    g->choices = (mtt_choice *)(void *)(g->feed + at[4]);
+    return MTT_OK;
 }
 
 MTTDEF mtt_status mtt_generator_create(mtt_env *env, const mtt_model_desc *model,
@@ -15374,7 +15570,7 @@ MTTDEF mtt_status mtt_generator_create(mtt_env *env, const mtt_model_desc *model
 {
     mtt_generator *g = (mtt_generator *)mtt__alloc(env, 1, sizeof(*g));
     mtt_trainer *t;
-    size_t all_bytes, rows;
+    size_t all_bytes;
     mtt_status status;
     *out = NULL;
     if (!g) return MTT_E_MEMORY;
@@ -15384,14 +15580,7 @@ MTTDEF mtt_status mtt_generator_create(mtt_env *env, const mtt_model_desc *model
     t->backend.ranks = NULL;
     t->schedule = &g->schedule;
     status = mtt__generation_init(&g->schedule, env, model, desc, backend->device);
-    rows = (size_t)g->schedule.chunk;
-    if (!status && !(t->staging = (float *)mtt__alloc(env, 2 * MTT__STAGING, sizeof(float))))
-        status = MTT_E_MEMORY;
-    if (!status) t->values = t->staging + MTT__STAGING;
-    if (!status) g->lengths = (int *)mtt__alloc(env, (size_t)g->schedule.batch, sizeof(int));
-    if (!status) g->tokens = (int32_t *)mtt__alloc(env, 3 * rows + (size_t)g->schedule.batch, sizeof(int));
-    if (!status && (!g->lengths || !g->tokens)) status = MTT_E_MEMORY;
-    if (!status) g->sequences = g->tokens + rows, g->places = g->sequences + rows, g->last = g->places + rows;
+    if (!status) status = mtt__generator_memory(g);
     if (!status) status = backend->open(env, &t->backend, &g->schedule.policy, &t->context);
     t->opened = !status;
     if (!status) status = backend->memory(t->context, &t->free_before, &all_bytes);
@@ -15438,30 +15627,70 @@ MTTDEF mtt_status mtt_generator_cut(mtt_generator *g, int sequence, int length)
     return MTT_OK;
 }
 
-/* Runs a program over the first rows of the pass, and fetches the logits of sequences that end in it. */
-static mtt_status mtt__pass(mtt_generator *g, int which, int rows, float *logits)
+/* Uploads what a pass reads. Neighbours go in one copy, which is all of it where the arena is one block. */
+static mtt_status mtt__feed(mtt_generator *g, const mtt__program *p)
 {
-    const mtt__program *p = &g->schedule.programs[which];
-    const mtt_tensor *to[] = {p->tokens, p->sequences, p->places, p->last};
-    int32_t *from[] = {g->tokens, g->sequences, g->places, g->last};
-    int64_t vocab = g->schedule.model.vocab;
-    mtt_trainer *t = &g->trainer;
+    const mtt_tensor *feeds[MTT__FEEDS];
+    const char *from = g->feed;
     mtt_status status = MTT_OK;
-    int i;
-    for (; rows < p->shape.rows; rows++) g->tokens[rows] = g->sequences[rows] = 0, g->places[rows] = -1;
-    for (i = 0; i < (which == MTT__CHUNK ? 4 : 3) && !status; i++)
-        status = t->backend.upload(t->context, to[i]->data, from[i],
-                                   sizeof(int32_t) * (size_t)(i < 3 ? p->shape.rows : g->schedule.batch));
-    if (!status) status = t->backend.run(t->context, p->ops, p->op_count);
-    for (i = 0; i < g->schedule.batch && !status; i++)
-        if (g->last[i] >= 0)
-            status = mtt__move(t, MTT__GET, p->output, i * (int64_t)p->shape.vocab_padded, vocab,
-                               logits + i * vocab);
+    int i, next;
+    mtt__list_feeds(p, feeds);
+    for (i = 0; i < MTT__FEEDS && !status; i = next) {
+        size_t bytes = 0;
+        next = i;
+        do bytes += mtt__slot_bytes(feeds[next++]);
+        while (next < MTT__FEEDS && (char *)feeds[i]->data + bytes == (char *)feeds[next]->data);
+        status = mtt__copy(&g->trainer, MTT__PUT, feeds[i]->data, (void *)(uintptr_t)from,
+                           bytes - mtt__slot_bytes(feeds[next - 1]) + feeds[next - 1]->bytes);
+        from += bytes;
+    }
     return status;
 }
 
-MTTDEF mtt_status mtt_generator_append(mtt_generator *g, const int32_t *const *tokens, const int *counts,
-                                       float *logits)
+/* Fetches the logits of the sequences from `first` to before `end` in one copy, and widens those that end in
+   the pass. */
+static mtt_status mtt__fetch_logits(mtt_generator *g, const mtt__program *p, int first, int end,
+                                    float *logits)
+{
+    mtt_tensor all = *p->output, some = mtt__row_range(p->output, first, end - first);
+    int64_t vocab = g->schedule.model.vocab, width = p->shape.vocab_padded, i;
+    mtt_status status;
+    all.data = g->logits;
+    status = mtt__copy(&g->trainer, MTT__GET, some.data, mtt__row_range(&all, first, end - first).data,
+                       some.bytes);
+    if (status) return status;
+    MTT__THREADS((end - first) * vocab)
+    for (i = first; i < end; i++)
+        if (g->last[i] >= 0) mtt__load(&all, i * width, vocab, logits + i * vocab);
+    return MTT_OK;
+}
+
+/* Runs a program over the first rows of the pass. Of the sequences that end in it, fetches the logits, or
+   without room for these the chosen ids. */
+static mtt_status mtt__pass(mtt_generator *g, int which, int rows, float *logits)
+{
+    const mtt__program *p = &g->schedule.programs[which];
+    mtt_trainer *t = &g->trainer;
+    mtt_status status;
+    int first = g->schedule.batch, end = 0, i;
+    for (; rows < p->shape.rows; rows++) g->tokens[rows] = g->sequences[rows] = 0, g->places[rows] = -1;
+    for (i = 0; i < g->schedule.batch; i++)
+        if (g->last[i] < 0) g->choices[i].count = 0;
+        else first = i < first ? i : first, end = i + 1;
+    status = mtt__feed(g, p);
+    if (!status) status = mtt__told(t, t->backend.run(t->context, p->ops, p->op_count));
+    if (status || first >= end) return status;
+    if (logits) return mtt__fetch_logits(g, p, first, end, logits);
+    status = mtt__copy(t, MTT__GET, p->chosen->data, g->arrived, p->chosen->bytes);
+    for (i = first; i < end && !status; i++)
+        if (g->last[i] >= 0) g->chosen[i] = g->arrived[i];
+    return status;
+}
+
+/* Appends tokens to sequences. Then `logits` has those of the next token, or if it is NULL g->chosen has the
+   next ids, as `choices` say. */
+static mtt_status mtt__append_tokens(mtt_generator *g, const int32_t *const *tokens, const int *counts,
+                                     const mtt_choice *choices, float *logits)
 {
     int batch = g->schedule.batch, context = g->schedule.seq_len, most = 0, rows = 0, i, k;
     mtt_status status = MTT_OK;
@@ -15478,7 +15707,11 @@ MTTDEF mtt_status mtt_generator_append(mtt_generator *g, const int32_t *const *t
             g->tokens[rows] = counts[i] ? tokens[i][k] : 0;
             g->sequences[rows] = i;
             g->places[rows] = counts[i] ? g->lengths[i] + k : -1;
-            if (k == counts[i] - 1) g->last[i] = rows;
+            if (k == counts[i] - 1) {
+                g->last[i] = rows;
+                if (choices) g->choices[i] = choices[i];
+                else g->choices[i].count = 0;
+            }
             if (++rows < g->schedule.chunk || most < 2) continue;
             status = mtt__pass(g, MTT__CHUNK, rows, logits);
             for (rows = 0; rows < batch; rows++) g->last[rows] = -1;
@@ -15487,6 +15720,12 @@ MTTDEF mtt_status mtt_generator_append(mtt_generator *g, const int32_t *const *t
     if (!status && most && rows) status = mtt__pass(g, most > 1 ? MTT__CHUNK : MTT__TOKEN, rows, logits);
     for (i = 0; i < batch && !status; i++) g->lengths[i] += counts[i];
     return status;
+}
+
+MTTDEF mtt_status mtt_generator_append(mtt_generator *g, const int32_t *const *tokens, const int *counts,
+                                       float *logits)
+{
+    return mtt__append_tokens(g, tokens, counts, NULL, logits);
 }
 
 /* Makes room in the context for the ids of a sequence that are not in the cache. */
@@ -15500,26 +15739,74 @@ static mtt_status mtt__make_room(mtt_generator *g, int slot, const mtt_generatio
     return mtt_generator_cut(g, slot, 0);
 }
 
+/* A generation by a generator: a sequence of it in each place of the batch. */
+typedef struct mtt__run {
+    mtt__sequence *all;
+    const int32_t **tokens; /* of a step, as mtt__append_tokens takes them, */
+    int *counts;
+    mtt_choice *choices;
+    float *logits;          /* for a repetition penalty; NULL: none */
+} mtt__run;
+
+static mtt_status mtt__run_init(mtt_env *env, mtt__run *r, size_t batch, size_t vocab, float penalty)
+{
+    size_t i;
+    memset(r, 0, sizeof(*r));
+    if (!(r->all = (mtt__sequence *)mtt__alloc(env, batch, sizeof(*r->all)))) return MTT_E_MEMORY;
+    for (i = 0; i < batch; i++) r->all[i].number = -1;
+    r->tokens = (const int32_t **)mtt__alloc(env, batch, sizeof(*r->tokens));
+    r->counts = (int *)mtt__alloc(env, batch, sizeof(*r->counts));
+    r->choices = (mtt_choice *)mtt__alloc(env, batch, sizeof(*r->choices));
+    if (penalty > 0) r->logits = (float *)mtt__alloc(env, mtt__mul(batch, vocab), sizeof(float));
+    return r->tokens && r->counts && r->choices && (r->logits || !(penalty > 0)) ? MTT_OK : MTT_E_MEMORY;
+}
+
+static void mtt__run_free(mtt_env *env, mtt__run *r, int batch)
+{
+    int i;
+    for (i = 0; i < batch && r->all; i++) mtt__free_sequence(env, &r->all[i]);
+    mtt__free(env, r->logits);
+    mtt__free(env, r->choices);
+    mtt__free(env, r->counts);
+    mtt__free(env, (void *)r->tokens);
+    mtt__free(env, r->all);
+}
+
+/* Makes the next id of all sequences, and hands them out in order. */
+static mtt_status mtt__run_step(mtt_generator *g, const mtt_tokenizer *tokenizer, const mtt_generation *o,
+                                mtt__run *r)
+{
+    int64_t vocab = g->schedule.model.vocab, batch = g->schedule.batch, i;
+    mtt_status status = mtt__append_tokens(g, r->tokens, r->counts, r->logits ? NULL : r->choices, r->logits);
+    if (status) return status;
+    MTT__OMP(omp parallel for schedule(dynamic, 1) if (r->logits && batch > 1))
+    for (i = 0; i < batch; i++)
+        if (r->logits && r->counts[i])
+            g->chosen[i] = mtt__draw_id(&r->choices[i], o, (int)vocab, r->logits + i * vocab, &r->all[i]);
+    for (i = 0; i < batch && !status; i++)
+        if (r->counts[i]) status = mtt__take_id(g->trainer.env, tokenizer, o, &g->chosen[i], &r->all[i]);
+    return status;
+}
+
 MTTDEF mtt_status mtt_generator_run(mtt_generator *g, mtt_tokenizer *tokenizer,
                                     const mtt_generation *generation)
 {
     mtt_env *env = g->trainer.env;
     mtt_generation copy = *generation, *o = &copy;
     mtt__pool pool = {NULL};
+    mtt__run r;
+    float penalty = o->sampling.repetition_penalty;
     int batch = g->schedule.batch, vocab = g->schedule.model.vocab, next = 0, busy = 1, i;
-    float *logits = (float *)mtt__alloc(env, (size_t)batch * (size_t)vocab, sizeof(*logits));
-    mtt__sequence *all = (mtt__sequence *)mtt__alloc(env, (size_t)batch, sizeof(*all));
-    const int32_t **tokens = (const int32_t **)mtt__alloc(env, (size_t)batch, sizeof(*tokens));
-    int *counts = (int *)mtt__alloc(env, (size_t)batch, sizeof(*counts));
-    mtt_status status = logits && all && tokens && counts ? MTT_OK : MTT_E_MEMORY;
+    mtt_status status;
+    if (penalty >= 1 && penalty <= 1) o->sampling.repetition_penalty = penalty = 0;
+    status = mtt__run_init(env, &r, (size_t)batch, (size_t)vocab, penalty);
     if (!status) status = mtt__encode_texts(env, tokenizer, o, &pool);
     if (!status)
         status = mtt__generation_check(env, tokenizer, o, vocab,
                                        o->full_context == MTT_CONTEXT_STOP ? g->schedule.seq_len : INT_MAX);
-    for (i = 0; i < batch && all; i++) all[i].number = -1;
     while (!status && busy && o->count > 0) {
         for (i = busy = 0; i < batch && !status; i++) {
-            mtt__sequence *q = &all[i];
+            mtt__sequence *q = &r.all[i];
             if (q->number >= 0) status = mtt__make_room(g, i, o, q);
             while (!status && q->number < 0 && next < o->prompt_count) {
                 status = mtt__begin_sequence(env, tokenizer, o, vocab, next++, q);
@@ -15527,22 +15814,16 @@ MTTDEF mtt_status mtt_generator_run(mtt_generator *g, mtt_tokenizer *tokenizer,
                 if (!status) status = mtt__make_room(g, i, o, q);
             }
             if (status) break;
-            counts[i] = q->number < 0 ? 0 : q->known - q->first - q->place;
-            tokens[i] = counts[i] ? q->ids + q->first + q->place : NULL;
-            q->place += counts[i];
-            busy |= counts[i];
+            r.counts[i] = q->number < 0 ? 0 : q->known - q->first - q->place;
+            r.tokens[i] = r.counts[i] ? q->ids + q->first + q->place : NULL;
+            r.choices[i] = mtt__next_choice(tokenizer, o, vocab, q);
+            q->place += r.counts[i];
+            busy |= r.counts[i];
         }
-        if (!status && busy) status = mtt_generator_append(g, tokens, counts, logits);
-        for (i = 0; i < batch && !status; i++)
-            if (counts[i])
-                status = mtt__draw_id(env, tokenizer, o, vocab, logits + (size_t)i * (size_t)vocab, &all[i]);
+        if (!status && busy) status = mtt__run_step(g, tokenizer, o, &r);
     }
-    for (i = 0; i < batch && all; i++) mtt__free_sequence(env, &all[i]);
+    mtt__run_free(env, &r, batch);
     mtt__pool_free(env, &pool);
-    mtt__free(env, counts);
-    mtt__free(env, (void *)tokens);
-    mtt__free(env, all);
-    mtt__free(env, logits);
     return status;
 }
 #endif /* MTT_NO_GENERATOR */

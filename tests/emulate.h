@@ -744,6 +744,7 @@ static inline size_t __cvta_generic_to_shared(const void *p)
     return at;
 }
 
+static inline void __threadfence() {} /* threads of all blocks take turns */
 template <class T> T atomicAdd(T *at, std::common_type_t<T> x)
 {
     const T before = *at;

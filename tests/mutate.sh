@@ -45,12 +45,12 @@ part.group = q->weight->dims == 1 => part.group = 0
 3 * (double)o->x->bytes, 0) => 2 * (double)o->x->bytes, 0)
       21 * mtt__count(o->dx), moved, 0) =>       20 * mtt__count(o->dx), moved, 0)
 2 + (seq - window) * window) => 2 + (seq - window))
-if (!(temperature > 0)) return best; => if (!(temperature > 0)) return worst;
-least, most, 0, s->top_k) => least, most, 0, s->top_k + 1)
-sum += exp((double)(x[i] - most) / (double)temperature) => sum += exp((double)(x[i] - most))
-&sampling, (uint64_t)q->drawn) => &sampling, 0)
+if (!(c->scale > 0) || !mtt__finite( => if (!mtt__finite(
+least, most, 0, c->top_k) => least, most, 0, c->top_k + 1)
+fmin(halving / temperature, => fmin(halving,
+: vocab, (uint64_t)q->drawn) => : vocab, 0)
 ends = tokenizer && id == => ends = 0 && id ==
-q->place += counts[i] => q->place += counts[i] + 1
+q->place += r.counts[i] => q->place += r.counts[i] + 1
 CHANGES
 }
 

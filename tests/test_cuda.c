@@ -2336,7 +2336,7 @@ static void compare_output(lock_step *l, const mtt_op *op, int operand, const mt
 {
     const mtt_tensor *host = op->operands[operand];
     mtt_tensor copy = downloaded(l, device);
-    if (host->dtype == MTT_U8)
+    if (host->dtype == MTT_U8 && op->kind != MTT_OP_choose_id)
         compare_counters(&l->s, op, (const mtt_counters *)copy.data, (const mtt_counters *)host->data,
                          exact->gradients);
     else if (TEXTBOOK[op->kind])
@@ -3449,6 +3449,33 @@ static void eight_operations(int setups)
 
 /* ---- generation ---- */
 
+/* Choices of every kind, from all ids or some of them. */
+static void fill_choices(const mtt_schedule *s, const mtt__program *p)
+{
+    int i;
+    for (i = 0; i < s->batch; i++) {
+        mtt_sampling sampling = {.temperature = below(4) ? 0.1f + 0.01f * (float)below(300) : 0,
+                                 .top_k = below(2) ? below(s->model.vocab + 9) : 0,
+                                 .top_p = below(2) ? 0.01f * (float)below(101) : 0,
+                                 .min_p = below(2) ? 0.01f * (float)below(101) : 0, .seed = random_bits()};
+        int count = below(8) ? s->model.vocab : below(s->model.vocab + 1);
+        if (!below(20)) sampling.temperature = below(2) ? 1e-30f : 1e30f;
+        ((mtt_choice *)p->choices->data)[i] = mtt__choice(&sampling, count, (uint64_t)i);
+    }
+}
+
+/* Logits some of which are equal, zeros of both signs, infinite or NaN. */
+static void roughen(const mtt_tensor *logits)
+{
+    static const float special[] = {0, -0.0f, INFINITY, -INFINITY, NAN, -NAN};
+    int64_t count = mtt__elements(logits), i;
+    int most = below(3) ? 2 : 6, one_in = 1 + below(below(2) ? 5 : 1000);
+    for (i = 0; i < count; i++) {
+        float value = below(2) ? (float)(below(9) - 4) : special[below(most)];
+        if (!below(one_in)) mtt__store(logits, i, 1, &value);
+    }
+}
+
 /* Rows of one sequence after the other, at places from any one up, and rows without a place between them. */
 static void fill_rows(const mtt_schedule *s, mtt__program *p)
 {
@@ -3475,7 +3502,7 @@ static void generation(int setups)
     static const int GROUPS[] = {1, 2, 3, 8};
     for (int number = 0; number < setups; number++) {
         setup s = random_setup(number);
-        mtt_generator_desc desc = {number % 3 && !turing ? MTT_BF16 : MTT_FP32, .batch = 1 + below(4),
+        mtt_generator_desc desc = {number % 3 && !turing ? MTT_BF16 : MTT_FP32, .batch = 1 + below(9),
                                    .chunk = 1 + below(40), .context = 1 + below(number % 5 ? 150 : 700)};
         mtt_schedule *both[2];
         lock_step l;
@@ -3516,7 +3543,11 @@ static void generation(int setups)
                         fill_tensor(t, 0.3f, t->dims > 1 ? 0 : 0.7f);
                 }
             fill_rows(l.host, p);
-            for (i = 0; i < p->op_count; i++) step_op(&l, which, i, 0);
+            fill_choices(l.host, p);
+            for (i = 0; i < p->op_count; i++) {
+                if (p->ops[i].kind == MTT_OP_choose_id && below(2)) roughen(p->output);
+                step_op(&l, which, i, 0);
+            }
         }
         close_lock_step(&l);
     }
@@ -3554,6 +3585,7 @@ static mtt_status run_in_double(void *context, const mtt_op *ops, int count)
         const mtt_op_gather *gather = MTT_OPERANDS_OF(gather, &op);
         textbook t = {.op = &op, .exact = 1};
         int operands = op.inputs + op.outputs;
+        if (op.kind == MTT_OP_choose_id) continue; /* the test reads the logits before it */
         t.values = widen_all(op.operands, 0, operands);
         t.magnitudes = widen_all(op.operands, op.inputs, operands);
         for (int o = 0; o < operands; o++) { /* an output, too: the cache is added to */
@@ -3585,7 +3617,7 @@ static mtt_status run_in_double(void *context, const mtt_op *ops, int count)
     return MTT_OK;
 }
 
-/* Of the logits, which the last operation makes. */
+/* Of the logits, which the last operation in double makes. */
 static mtt_status download_of_double(void *context, void *to, const void *from, size_t bytes)
 {
     const wide_tensor *w = last_wide;
@@ -3595,6 +3627,43 @@ static mtt_status download_of_double(void *context, void *to, const void *from, 
     for (size_t i = 0; first >= 0 && i < bytes / sizeof(float); i++)
         ((float *)to)[i] = (float)w->values[(size_t)first + i];
     return MTT_OK;
+}
+
+enum { DRAWN = 6 };
+
+static int keep_id(void *user, int prompt, int32_t id, const char *text, size_t bytes)
+{
+    int32_t *kept = (int32_t *)user + prompt * (DRAWN + 1);
+    (void)text, (void)bytes;
+    if (id >= 0 && kept[0] < DRAWN) kept[1 + kept[0]++] = id;
+    return 0;
+}
+
+/* Of two sequences, the ids that the device draws are those that mtt_sample draws from its logits. */
+static void chosen_ids(mtt_generator *g, int vocab, int number)
+{
+    int32_t first[2][3] = {{1, 2, 3}, {4}}, kept[2][DRAWN + 1] = {{0}}, next[2];
+    const int32_t *tokens[2] = {first[0], first[1]};
+    int counts[2] = {3, 1}, step, i;
+    mtt_generation job = {.prompts = tokens, .sizes = counts, .prompt_count = 2, .count = DRAWN,
+                          .sampling = {.temperature = number % 4 ? 0.9f : 0, .top_k = number % 3 ? 20 : 0,
+                                       .top_p = number % 2 ? 0.9f : 0, .seed = (uint64_t)number},
+                          .write = keep_id, .user = kept};
+    float *logits = malloc(2 * (size_t)vocab * sizeof(float));
+    check(!mtt_generator_run(g, NULL, &job), "generator %d: %s", number, env.error);
+    for (i = 0; i < 2; i++) check(!mtt_generator_cut(g, i, 0), "%s", env.error);
+    for (step = 0; step < DRAWN; step++) {
+        check(!mtt_generator_append(g, tokens, counts, logits), "generator %d: %s", number, env.error);
+        for (i = 0; i < 2; i++) {
+            mtt_sampling s = job.sampling;
+            s.seed += (uint64_t)i;
+            next[i] = mtt_sample(logits + i * vocab, vocab, &s, (uint64_t)step);
+            check(next[i] == kept[i][1 + step], "generator %d: sequence %d, step %d: id %d, not %d", number,
+                  i, step, (int)kept[i][1 + step], (int)next[i]);
+            tokens[i] = &next[i], counts[i] = 1;
+        }
+    }
+    free(logits);
 }
 
 /* A whole generator beside the CPU's: prompts in chunks, then steps, which replay a graph from the second one
@@ -3661,6 +3730,7 @@ static void generators(int count)
         check(error <= 2 * fair + SLACK * 0x1p-23, "generator %d: error %g, the CPU's %g", number, error,
               fair);
         check(!memcmp(logits[1], logits[2], sizeof(logits[1])), "generator %d: other bits again", number);
+        chosen_ids(g[1], VOCAB, number);
         for (int i = 0; i < 3; i++) mtt_generator_destroy(g[i]);
         for (wide_tensor *w = wide_tensors; w->values; w++) free(w->values), w->values = NULL;
     }

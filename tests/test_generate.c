@@ -410,12 +410,12 @@ static const mtt_tensor *tiles(void)
     return &cpu.tiles;
 }
 
-/* One to four rows of a product have the bits that they have among more rows, of which tiles are made. */
+/* One to 16 rows of a product have the bits that they have among more rows, of which tiles are made. */
 static void test_few_rows(int number)
 {
-    enum { ROWS = 7 };
+    enum { ROWS = MTT__FEW_ROWS + 3 };
     mtt_dtype dtype = number % 2 ? MTT_BF16_BITS : MTT_F32;
-    int transposed = number / 2 % 2, few = 1 + below(4), first = below(ROWS - few + 1);
+    int transposed = number / 2 % 2, few = 1 + below(MTT__FEW_ROWS), first = below(ROWS - few + 1);
     mtt_op op = {.workspace = tiles()};
     int64_t k = 8 * (1 + below(50)), n = transposed ? 128 * (1 + below(4)) : 8 * (1 + below(70));
     mtt_tensor x = {.dtype = dtype, .dims = 2, .shape = {ROWS, k}}, y = x, w = x, b = x, part;
@@ -473,6 +473,128 @@ static void test_min_p(int number)
         check(fabs(count[v] - share * DRAWS) <= 6 * deviation, "min_p %d: id %d is drawn %d times, not %.0f",
               number, v, count[v], share * DRAWS);
     }
+}
+
+/* The last place that keeps the top_k largest, or a share of the weights, by sorting. */
+static int by_size(const void *a, const void *b)
+{
+    float x = *(const float *)a, y = *(const float *)b;
+    return (x < y) - (x > y);
+}
+
+/* An id that choose_id takes is one of those that a sorted list allows, of 32 or 16 bits, in a row of any
+   tensor. Weights are those of e^x. A NaN is taken only if it comes first, the largest logit of equal ones is
+   the first, and an infinite one is taken whatever the temperature, so that it is noticed. */
+static void test_choice(int number)
+{
+    enum { MOST = 3000 };
+    static float logits[2 * MOST], sorted[MOST];
+    int count = 1 + below(below(4) ? 40 : MOST), start = below(MOST), i, k, kept;
+    mtt_tensor row = {.dtype = MTT_F32, .data = logits};
+    mtt_sampling s = {.temperature = below(3) ? 0.2f + 0.01f * (float)below(200) : 0,
+                      .top_k = below(2) ? 1 + below(count) : 0,
+                      .top_p = below(2) ? 0.01f * (float)(1 + below(99)) : 0, .seed = random_bits()};
+    mtt_choice choice = mtt__choice(&s, count, (uint64_t)number);
+    mtt_chosen chosen;
+    double all = 0, above = 0;
+    for (i = 0; i < 2 * MOST; i++)
+        logits[i] = below(2) ? (float)(below(9) - 4) : (float)below(8001) * 1e-3f - 4;
+    memcpy(sorted, logits + start, (size_t)count * sizeof(float));
+    qsort(sorted, (size_t)count, sizeof(float), by_size);
+    chosen = mtt__choose_in_row(&row, start, &choice);
+    check(chosen.id >= 0 && chosen.id < count && chosen.logit == logits[start + chosen.id],
+          "choice %d: id %d of %d", number, chosen.id, count);
+    for (kept = s.top_k && s.top_k < count ? s.top_k : count; kept < count; kept++)
+        if (sorted[kept] < sorted[kept - 1]) break;
+    for (k = 0; k < kept; k++) all += exp((double)(sorted[k] - sorted[0]) / (double)s.temperature);
+    for (k = 0; k < kept && sorted[k] > chosen.logit; k++)
+        above += exp((double)(sorted[k] - sorted[0]) / (double)s.temperature);
+    if (s.temperature > 0)
+        check(chosen.logit >= sorted[kept - 1] &&
+                  (!(s.top_p > 0) || above < (double)s.top_p * all * (1 + 1e-6)),
+              "choice %d: logit %g is none of the top %d, or has %g of %g above", number,
+              (double)chosen.logit, s.top_k, above, all);
+    else {
+        for (i = 0; logits[start + i] < sorted[0]; i++) {}
+        check(chosen.id == i, "choice %d: id %d, not the first of the largest, %d", number, chosen.id, i);
+    }
+    check(mtt_sample(logits + start, count, &s, (uint64_t)number) == chosen.id, "choice %d: other samples",
+          number);
+    i = below(count);
+    logits[start + i] = NAN;
+    chosen = mtt__choose_in_row(&row, start, &choice);
+    check(i && count > 1 ? chosen.id != i && mtt__finite((double)chosen.logit)
+                         : chosen.id == 0 && !mtt__finite((double)chosen.logit),
+          "choice %d: id %d where %d is NaN", number, chosen.id, i);
+    i = count - 1;
+    if (i) logits[start] = 0, logits[start + i] = INFINITY;
+    chosen = mtt__choose_in_row(&row, start, &choice);
+    check(chosen.id == i && !mtt__finite((double)chosen.logit), "choice %d: id %d, not the infinite %d",
+          number, chosen.id, i);
+    choice.count = 0;
+    check(mtt__choose_in_row(&row, start, &choice).id == -1, "choice %d: an id of none", number);
+}
+
+/* Weights are exact to 1e-8 of the largest, and to 4e-6 of their own size, where they are above 1; larger
+   logits have no smaller ones. */
+static void test_weights(void)
+{
+    float scale = mtt__choice(&(mtt_sampling){.temperature = 1}, 1, 0).scale;
+    uint32_t before = 1u << 31;
+    for (int i = 0; i <= 30000; i++) {
+        float x = 3 - (float)i * 1e-3f;
+        uint32_t weight = mtt__choice_weight(3, x, scale);
+        double exact = 2147483648.0 * exp((double)(x - 3));
+        check(fabs(weight - exact) <= 4e-6 * exact + 1 && weight <= before, "e^%g: weight %u, not %.1f",
+              (double)(x - 3), weight, exact);
+        before = weight;
+    }
+}
+
+/* A generator of several sequences takes the ids that each takes alone, and stops at weights that are not
+   finite, wherever the ids are chosen. */
+static void test_batch(int number)
+{
+    static received together[PROMPTS], alone[PROMPTS];
+    mtt_model_desc model = draw_model();
+    mtt_generator_desc desc = {.precision = number % 2 ? MTT_BF16 : MTT_FP32, .batch = PROMPTS, .context = 60,
+                               .chunk = 1 + below(20)}, single = desc;
+    mtt_generation g = {.prompt_count = PROMPTS, .count = 40, .write = receive, .user = together};
+    int32_t ids[PROMPTS][9];
+    const int32_t *prompts[PROMPTS];
+    int sizes[PROMPTS];
+    int64_t shape[2];
+    mtt_trainer *trainer, *other;
+    mtt_generator *all, *one;
+    uint64_t state = random_state;
+    single.batch = 1;
+    make_pair(&model, &desc, &trainer, &all);
+    random_state = state;
+    make_pair(&model, &single, &other, &one);
+    for (int i = 0; i < PROMPTS; i++) {
+        prompts[i] = ids[i];
+        sizes[i] = 1 + below(9);
+        for (int k = 0; k < sizes[i]; k++) ids[i][k] = below(model.vocab);
+    }
+    g.prompts = prompts, g.sizes = sizes;
+    g.sampling = (mtt_sampling){.temperature = number % 3 ? 1 : 0, .top_p = 0.9f, .seed = random_bits()};
+    if (number % 4 == 3) g.sampling.repetition_penalty = 1.2f;
+    memset(together, 0, sizeof(together));
+    memset(alone, 0, sizeof(alone));
+    must(mtt_generator_run(all, NULL, &g));
+    g.user = alone;
+    must(mtt_generator_run(one, NULL, &g));
+    check(!memcmp(together, alone, sizeof(alone)) && alone[0].count == 40, "batch %d: other ids than alone",
+          number);
+    mtt_generator_parameter(all, 0, shape);
+    float *values = (float *)malloc((size_t)(shape[0] * (shape[1] ? shape[1] : 1)) * sizeof(float));
+    for (int64_t i = 0; i < shape[0] * (shape[1] ? shape[1] : 1); i++) values[i] = NAN;
+    must(mtt_generator_set(all, 0, values));
+    check(mtt_generator_run(all, NULL, &g) == MTT_E_NUMBERS && strstr(env.error, "is NaN"),
+          "batch %d: weights that are NaN: %s", number, env.error);
+    free(values);
+    mtt_trainer_destroy(trainer), mtt_trainer_destroy(other);
+    mtt_generator_destroy(all), mtt_generator_destroy(one);
 }
 
 /* ---- failures ---- */
@@ -596,6 +718,9 @@ int main(int argc, char **argv)
     for (int k = 0; k < 150; k += each(), new_case()) test_logits(k);
     for (int k = 0; k < 60; k += each(), new_case()) test_text(k);
     for (int k = 0; k < 60; k += each(), new_case()) test_min_p(k);
+    for (int k = 0; k < 2000; k += each(), new_case()) test_choice(k);
+    for (int k = 0; k < 20; k += each(), new_case()) test_batch(k);
+    test_weights();
     for (int k = 0; k < 300; k += each(), new_case()) test_few_rows(k);
     for (int k = 0; k < 10; k += each(), new_case()) test_texts(k);
     test_other_vocabulary();

@@ -780,6 +780,9 @@ static void generator_costs(int *seen)
                 if (op->kind == MTT_OP_gather) {
                     const mtt_tensor *y = MTT_OPERANDS_OF(gather, op)->y;
                     flops = (double)mtt__elements(y), bytes = 2 * (double)y->bytes;
+                } else if (op->kind == MTT_OP_choose_id) {
+                    flops = (double)c.batch * p->shape.vocab_padded;
+                    bytes = E * flops + c.batch * (double)(sizeof(mtt_choice) + sizeof(mtt_chosen));
                 } else if (op->kind != MTT_OP_cached_attention) continue;
                 check(op->flops == flops && op->traffic_bytes == bytes,
                       "%s: %s costs %g FLOPs and %g bytes, not %g and %g", c.text, mtt_op_name(op->kind),

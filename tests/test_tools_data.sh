@@ -229,7 +229,7 @@ check "PyTorch has the same dropout" says calls '--speed tiny --pytorch bf16 --d
 check "chosen cases leave the page alone" cmp page.md page.old
 DEVICE=cpu bench 0 '^\| attention, heads 12:4 of 64, 4 x 64 \| flash \| [0-9.]+ \| – \|$' tiny_gqa
 check "PyTorch's attention by both kernels" says calls '--speed tiny_gqa .* --modes eager --sdpa flash cudnn'
-DEVICE=cpu bench 0 '^New tokens: the time of one' tiny_generate
+DEVICE=cpu bench 0 '^New tokens: the time of one of each sequence' tiny_generate
 bench 0 "^Planned largest batch .*model C [0-9,]+ sequences in 25.26 GB, model D" largest
 printf '%s\t%s\t%s\t%s\n' a128 'mtt flash' 10.234 4902000000 \
   a128 'PyTorch bf16, compiled, graphs, cuDNN' 20.36 8322547712 long 'mtt flash' - 'no | room' \

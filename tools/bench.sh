@@ -6,9 +6,9 @@ bench.sh [CASE...]     without a case all of them, into tools/performance.md; wi
 bench.sh --table       measures nothing: the table of all figures so far, into tools/performance.md
   cases: a128 a128_dropout a128_tf32 a32 b64 d32 d32_dropout gpt2_16 gpt2_16_dropout gpt2_64 gpt2m_16
   gpt2xl_8 long llama_16 llama_16_d128 largest; attention alone gqa12_1k gqa12_4k gqa12_16k gqa16_1k gqa16_4k
-  gqa16_16k; generation, with transformers gpt2_generate; with torchao gpt2_16_fp8; with N = 2, 4
-  or 8 GPUs gpt2_16_ranksN gpt2_64_ranksN gpt2m_16_ranksN gpt2xl_8_ranksN; and for a CPU tiny tiny_dropout
-  tiny_ranks2 tiny_llama tiny_gqa tiny_generate
+  gqa16_16k; generation, with transformers gpt2_generate_N, N = 1, 8, 32 or 128 sequences; with torchao
+  gpt2_16_fp8; with N = 2, 4 or 8 GPUs gpt2_16_ranksN gpt2_64_ranksN gpt2m_16_ranksN gpt2xl_8_ranksN; and for
+  a CPU tiny tiny_dropout tiny_ranks2 tiny_llama tiny_gqa tiny_generate
 Variables: PROFILE and TRAIN, programs built elsewhere (make builds them); PYTHON (python3), which is left out
 if it has no PyTorch; DEVICE (cuda) or cpu; STEPS (40); PAGE (tools/performance.md); FIGURES
 (results/bench/figures.tsv), where figures are kept for --table.
@@ -141,7 +141,7 @@ END {
     print "without synchronizing after each step. MB is 10^6 bytes. Rows are BF16 unless they name"
     print "TF32 or FP8. FP8 implies the chunked loss."
     if (parts) print "Attention: the forward and the backward pass of one layer, the mean of 10 in a row.\n" \
-      "New tokens: the time of one, with its share of a prompt of 16 tokens."
+      "New tokens: the time of one of each sequence, with its share of prompts of 16 tokens."
   }
   if (batches) printf "%sPlanned largest batch with %s: %s.\n", any ? "\n" : "", \
     "flash, segments, chunked, compact and dropout", batches

@@ -61,8 +61,10 @@ for heads in 12:4 16:2; do # attention alone
       --d-model $((64 * ${heads%:*}))
   done
 done
-benchmark gpt2_generate "compile graphs" "GPT-2 124M, 512 new tokens, a token" bf16 \
-  $gpt2 --batch-size 1 --generate 512
+for n in 1 8 32 128; do
+  benchmark gpt2_generate_$n graphs "GPT-2 124M, $n sequence$([ $n = 1 ] || echo s), a token each" bf16 \
+    $gpt2 --batch-size $n --generate 512
+done
 benchmark largest "" "" ""
 all="${order[*]}"
 tiny="--layers 2 --heads 4 --d-model 64 --vocab-size 1000 --seq-len 64 --batch-size 4"

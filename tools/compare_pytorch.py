@@ -53,7 +53,7 @@ CASES = {
     "llama_16": dict(LLAMA, batch=16),
     "llama_16_d128": dict(LLAMA, batch=16, heads=6),
     **{f"gqa{m['heads']}_{T // 1024}k": dict(m, seq_len=T, batch=16384 // T) for m in (GQA, GQA16) for T in (1024, 4096, 16384)},
-    "gpt2_generate": GENERATE,
+    **{f"gpt2_generate_{n}": dict(GENERATE, batch=n) for n in (1, 8, 32, 128)},
     "tiny": dict(A, layers=2, d_model=64, heads=4, d_ff=256, vocab=1000, seq_len=64, batch=4),  # for a CPU
     "tiny_llama": dict(LLAMA, layers=2, d_model=64, heads=4, heads_kv=2, d_ff=256, vocab=1000, seq_len=64, batch=4),
     "tiny_gqa": dict(GQA, seq_len=64, batch=4),
