@@ -7459,12 +7459,14 @@ static int mtt__blas_gemm(mtt__view a, mtt__view b, mtt__view c, const mtt_tenso
 
 /* ---- products of few rows ---- */
 
-/* A token of one sequence at a time: B is read once, at the speed of memory, 28 GB/s a core. Terms are added
-   as mtt__product_tile adds them, so the bits are the same. A sum of DEPTH terms begins with 0 in `sum`; then
-   C adds it. BF16 becomes floats in registers. No generator computes in FP16.
+/* A token of each of a few sequences: B is read once, at the speed of memory, 28 GB/s a core, and all rows
+   multiply what registers hold of it. Terms are added as mtt__product_tile adds them, so the bits are the
+   same. A sum of DEPTH terms begins with 0 in `sum`; then C adds it. BF16 becomes floats in registers. No
+   generator computes in FP16.
 
    MTT__FEW_ALONG: B's rows are side by side. Of whole rows it adds one at a time, because one long run of
-   memory is read up to twice as fast as many short ones. Of parts of rows it adds 16 at a time.
+   memory is read up to twice as fast as many short ones. Of parts of rows it adds 16 at a time, 8 where there
+   are 16 registers.
 
    MTT__FEW_ACROSS: B's columns are contiguous. W of them and W rows are transposed in registers: log2 W
    rounds, each of which interleaves the first half of the vectors with the second, bring the bits of the
@@ -7518,15 +7520,12 @@ static int mtt__blas_gemm(mtt__view a, mtt__view b, mtt__view c, const mtt_tenso
         int64_t p, j, r;                                                                                     \
         mtt__vector v, rows[run];                                                                            \
         int i;                                                                                               \
-        for (p = 0; p < k && whole && even; p++, b += ldb)                                                   \
-            for (r = 0; r < m; r++) {                                                                        \
-                float *to = sum + r * n;                                                                     \
-                for (j = 0; j < n; j += wide) {                                                              \
-                    memcpy(&v, to + j, sizeof(v));                                                           \
-                    load(rows[0], b + j);                                                                    \
-                    v = MTT__MULTIPLY_ADD(v, x[r * MTT__DEPTH + p], rows[0]);                                \
-                    memcpy(to + j, &v, sizeof(v));                                                           \
-                }                                                                                            \
+        for (p = 0; p < k && whole && even && m == 1; p++, b += ldb)                                         \
+            for (j = 0; j < n; j += wide) {                                                                  \
+                memcpy(&v, sum + j, sizeof(v));                                                              \
+                load(rows[0], b + j);                                                                        \
+                v = MTT__MULTIPLY_ADD(v, x[p], rows[0]);                                                     \
+                memcpy(sum + j, &v, sizeof(v));                                                              \
             }                                                                                                \
         for (; p < k && (!even || k % run); p++, b += ldb)                                                   \
             for (r = 0; r < m; r++) {                                                                        \
