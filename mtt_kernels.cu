@@ -47,7 +47,7 @@
                        mtt_k_flash_backward_wgmma
 
    Most kernels are templates; E is BF16 or FP16. Half of the compiler's time is attention by mma.sync: 45 of
-   246 kernels for sm_90a, for both types, 5 widths of heads, dropout, and windows. */
+   249 kernels for sm_90a, for both types, 5 widths of heads, dropout, and windows. */
 #ifndef MTT_CUDA
 #define MTT_CUDA
 #endif
