@@ -15627,7 +15627,7 @@ MTTDEF mtt_status mtt_generator_cut(mtt_generator *g, int sequence, int length)
     return MTT_OK;
 }
 
-/* Uploads what a pass reads. Neighbours go in one copy, which is all of it where the arena is one block. */
+/* Uploads what a pass reads. Neighbours go in one copy, which is all of it in an arena. */
 static mtt_status mtt__feed(mtt_generator *g, const mtt__program *p)
 {
     const mtt_tensor *feeds[MTT__FEEDS];
@@ -15639,7 +15639,8 @@ static mtt_status mtt__feed(mtt_generator *g, const mtt__program *p)
         size_t bytes = 0;
         next = i;
         do bytes += mtt__slot_bytes(feeds[next++]);
-        while (next < MTT__FEEDS && (char *)feeds[i]->data + bytes == (char *)feeds[next]->data);
+        while (!MTT__SEPARATE && next < MTT__FEEDS &&
+               (char *)feeds[i]->data + bytes == (char *)feeds[next]->data);
         status = mtt__copy(&g->trainer, MTT__PUT, feeds[i]->data, (void *)(uintptr_t)from,
                            bytes - mtt__slot_bytes(feeds[next - 1]) + feeds[next - 1]->bytes);
         from += bytes;

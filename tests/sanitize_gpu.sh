@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# sanitize_gpu.sh BUILD_DIR [PROGRAM] - one small step of each technique under the four tools of
+# sanitize_gpu.sh BUILD_DIR [PROGRAM] - a small step of each technique, and text, under the four tools of
 # compute-sanitizer, on a GPU. memcheck and synccheck watch cuBLASLt's kernels, too. initcheck and racecheck
 # misread those, so the host computes the products for them.
 build=$1 program=${2:-$1/sanitize_cuda} passed=0 failed=0 skipped=0
