@@ -127,7 +127,7 @@ random_options() { # COUNT; @ is nothing, # a blank
           one_of("1 2 3 7 12 24"), heads, heads * one_of("16 32 64"), 90 + rand() * one_of("100 3000 60000"),
           1 + rand() * 40, one_of("8 33 128 1024")
         printf " --technique %s%s%s%s", one_of("fp32 tf32 bf16 fp16 fp8_flash"), one_of("@ _flash _window16"),
-          one_of("@ _selective _checkpointing _segments"), one_of("@ _chunked _compact")
+          one_of("@ _selective _checkpointing _segments _recursive"), one_of("@ _chunked _compact")
         printf " --device %s%s%s%s%s\n", one_of("cpu cuda"), one_of("@ @ #--norm#rms#--mlp#swiglu"),
           one_of("@ #--positions#rotary"), one_of("@ @ #--dropout#0.1"),
           one_of("@ @ #--ranks#2 #--accumulate#3")
