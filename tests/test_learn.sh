@@ -183,8 +183,8 @@ check "exercise 17" grep -q \
 # The guide, followed on a copy: an activation is four lines, and its gradient is the slope, too.
 before='/,/^}/s/^    case MTT_MLP_SWIGLU:/    case MTT_MLP_RELU:\n        for (k = 0; k < n; k++) '
 after=';\n        break;\n&/'
-sed -e 's/MTT_MLP_RELU2, MTT_MLP_SILU }/MTT_MLP_RELU2, MTT_MLP_SILU, MTT_MLP_RELU }/' \
-  -e 's/MTT_MLP_SILU, "gelu|swiglu|relu2|silu"/MTT_MLP_RELU, "gelu|swiglu|relu2|silu|relu"/' \
+sed -e 's/^\(typedef enum mtt_mlp {.*\) }/\1, MTT_MLP_RELU }/' \
+  -e 's/MTT_MLP_[A-Z0-9]*, "\(gelu|[a-z0-9|]*\)"/MTT_MLP_RELU, "\1|relu"/' \
   -e "/^static void mtt__activation_block${before}y[k] = x[k] > 0 ? x[k] : 0$after" \
   -e "/^static void mtt__slope_block${before}if (x[k] <= 0) g[k] = 0$after" "$root/mtt.h" > mtt.h
 check "the guide's four places: $(diff "$root/mtt.h" mtt.h | grep -c '^[0-9]')" \

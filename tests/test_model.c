@@ -1476,7 +1476,8 @@ static void forgotten_activation(void)
     mtt__activation_block(after, x, up, y, 3);
     mtt__slope_block(after, x, up, g, 3);
     for (int i = 0; i < 3; i++)
-        check(isnan(y[i]) && isnan(g[i]), "it gives %g and %g", (double)y[i], (double)g[i]);
+        check(isnan(y[i]) && isnan(g[i]),
+              "mtt_mlp has a value above %d with code: raise the highest one in mtt__model_field", after - 1);
 }
 
 /* Patterns that freeze everything or nothing are mistakes. */
