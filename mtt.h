@@ -4311,7 +4311,8 @@ static int mtt__stays(int layers, int at, int layer)
    costs at most 0.1 % more memory. */
 static int mtt__recompute_level(const mtt_schedule *s, int layer)
 {
-    int recomputed = s->recompute_layers, how = s->policy.recompute;
+    mtt_recompute how = s->policy.recompute;
+    int recomputed = s->recompute_layers;
     if (layer >= recomputed + s->recompute_selective) return 0;
     if (layer >= recomputed) return MTT__BY_SELECTIVE;
     if (how == MTT_RECOMPUTE_RECURSIVE ? !mtt__stays(recomputed, recomputed - 1, layer)
@@ -7784,7 +7785,7 @@ static void mtt__few_terms(const mtt__product *g, int64_t i, int64_t m, int64_t 
     int64_t ldb = g->b.row * g->b.column, first = g->a.first + i * g->a.column + p, ldx = g->a.column, r;
     int across = g->b.column != 1, half = g->b.t->dtype == MTT_BF16_BITS;
     int floats = g->pairs || g->a.t->dtype == MTT_F32;
-    float terms[MTT__ROWS * MTT__DEPTH];
+    float terms[(int)MTT__ROWS * MTT__DEPTH];
     const float *x = floats ? (const float *)g->a.t->data + first : terms;
     const float *b = (const float *)g->b.t->data + at;
     const uint16_t *halves = (const uint16_t *)g->b.t->data + at;
