@@ -4321,7 +4321,7 @@ static int mtt__recompute_level(const mtt_schedule *s, int layer)
     return MTT__BY_LAYER;
 }
 
-/* 1 = layers are recomputed by halves. */
+/* 1 = layers are recomputed by halves, attention and MLP. */
 static int mtt__by_halves(const mtt_policy *p)
 {
     return p->recompute == MTT_RECOMPUTE_SEGMENTS || p->recompute == MTT_RECOMPUTE_RECURSIVE;
@@ -4372,7 +4372,7 @@ static mtt_tensor *mtt__need(mtt__builder *b, mtt_tensor *t)
     return mtt__activation_of(b, t)->current;
 }
 
-/* 1 = the recompute levels drop it after the forward pass. Under segments the first layer's input goes, too:
+/* 1 = the recompute levels drop it after the forward pass. By halves the first layer's input goes, too:
    embedding again costs next to nothing. */
 static int mtt__is_dropped(const mtt_schedule *s, int role, int layer)
 {
@@ -4396,9 +4396,9 @@ static void mtt__drop_activations(mtt__builder *b)
         }
 }
 
-/* Segments drop recomputed activations as soon as half a layer is done; the other half recomputes them if it
-   must. So at most half a layer, attention or MLP, is in memory at a time. Layers' inputs stay. What was made
-   may be the next layer's x: so its layer is not always the operation's. */
+/* By halves, what was recomputed is dropped as soon as half a layer is done; the other half recomputes it if
+   it must. So at most half a layer, attention or MLP, is in memory at a time. Layers' inputs stay. What was
+   made may be the next layer's x: so its layer is not always the operation's. */
 static void mtt__free_half(mtt__builder *b, const mtt_op *op)
 {
     const mtt_tensor *made = op->operands[op->inputs]; /* absent where only its transpose is made */
@@ -6820,7 +6820,7 @@ enum {
     MTT__DEPTH = 64,       /* terms of a product that are packed and summed at a time, before C adds them */
     MTT__SIDE = 128,       /* rows and columns of a tile of a product, at most */
     MTT__FEW_ROWS = 32,    /* up to so many of C, B is multiplied where it lies, instead of packed */
-    MTT__FEW_QUERIES = 4,  /* for which attention's keys are */
+    MTT__FEW_QUERIES = 4,  /* up to so many of a cache, its keys are, too */
     MTT__FEW_COLUMNS = 4096, /* of C that a thread then computes at a time, at most */
     MTT__LANES = 16,       /* partial sums of a long sum */
     MTT__MAX_WIDTH = 16384,

@@ -3639,7 +3639,7 @@ static int keep_id(void *user, int prompt, int32_t id, const char *text, size_t 
     return 0;
 }
 
-/* Of two sequences, the ids that the device draws are those that mtt_sample draws from its logits. */
+/* The device draws the ids of two sequences as mtt_sample draws them from its logits. */
 static void chosen_ids(mtt_generator *g, int vocab, int number)
 {
     int32_t first[2][3] = {{1, 2, 3}, {4}}, kept[2][DRAWN + 1] = {{0}}, next[2];

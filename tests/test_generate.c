@@ -410,7 +410,8 @@ static const mtt_tensor *tiles(void)
     return &cpu.tiles;
 }
 
-/* One to 16 rows of a product have the bits that they have among more rows, of which tiles are made. */
+/* Up to MTT__FEW_ROWS rows of a product have the bits that they have among more rows, of which tiles are
+   made. */
 static void test_few_rows(int number)
 {
     enum { ROWS = MTT__FEW_ROWS + 3 };

@@ -171,7 +171,8 @@ if command -v python3 > /dev/null; then
   check "exercise 16: recursion takes ${sizes[*]}" \
     awk -v a=${sizes[0]} -v b=${sizes[1]} -v c=${sizes[2]} 'BEGIN {exit !(b - a == 2 && c - b == 2)}'
   check "exercise 16: segments" \
-    grep -q "Segments take $(added 16 segments), $(added 32 segments) and $(added 64 segments):" "$root/$page"
+    grep -q "Segments take $(added 16 segments), $(added 32 segments) and $(added 64 segments) MiB" \
+    "$root/$page"
 fi
 
 # Exercise 17: how long ranks wait for each other.
