@@ -397,8 +397,9 @@ typedef enum mtt_recompute {
 } mtt_recompute;
 
 /* Full: the logits of all tokens are in memory. Chunked: those of a few rows at a time; their gradients are
-   made at once. */
-typedef enum mtt_loss { MTT_LOSS_FULL, MTT_LOSS_CHUNKED } mtt_loss;
+   made at once, so that logits are read once. Auto: on CUDA in large chunks, which is fastest, and on a CPU
+   full. */
+typedef enum mtt_loss { MTT_LOSS_AUTO, MTT_LOSS_FULL, MTT_LOSS_CHUNKED } mtt_loss;
 
 /* State of the optimizer. Full: FP32 moments, and an FP32 master for a 16-bit weight. Compact, after
    FlashOptim (arXiv 2602.23349): a 16-bit weight gets 8 more mantissa bits, and moments are 8 bits in groups
@@ -433,9 +434,10 @@ typedef struct mtt_policy {
     mtt_recompute recompute; /* default none */
     int segment;             /* for recompute layer and segments: layers per segment, 1..1024, default 1 and
                                 the square root of layers, rounded up */
-    mtt_loss loss;           /* default full */
-    int loss_chunk_rows;     /* tokens of a chunk of logits, 1..2^24, default 1024, on CUDA 2048; for FP8 a
-                                multiple of 16, on CUDA doubled until a quarter of the tokens fits */
+    mtt_loss loss;           /* default auto; FP8 whose products are all in 8 bits has no full loss */
+    int loss_chunk_rows;     /* tokens of a chunk of logits, 1..2^24, for FP8 rounded up to a multiple of 16;
+                                default 1024, on CUDA 2048, and under auto there a quarter of a
+                                micro-batch's, from 8,192 to 16,384 */
     mtt_state state;         /* default full */
     int accumulate;          /* micro-batches per step, 1..2^20, default 1; above 1, their gradients are
                                 added up in FP32, in sums that stay in memory */
@@ -3362,7 +3364,8 @@ static const mtt_field mtt__policy_field[] = {
                "none|selective|layer|segments|budget|recursive", "what the backward pass recomputes")
     MTT__FIELD(segment, INT, 0, 1, 1024, NULL,
                "layers in a segment (default the square root of layers; with layer 1)")
-    MTT__FIELD(loss, CHOICE, 0, 0, MTT_LOSS_CHUNKED, "full|chunked", "logits of all tokens or of a chunk")
+    MTT__FIELD(loss, CHOICE, 0, 0, MTT_LOSS_CHUNKED, "auto|full|chunked",
+               "logits of all tokens or of a chunk; auto: on CUDA of a large chunk")
     MTT__FIELD(loss_chunk_rows, INT, 0, 1, 1 << 24, NULL, "rows of logits in a chunk (1024, on CUDA 2048)")
     MTT__FIELD(state, CHOICE, 0, 0, MTT_STATE_COMPACT, "full|compact", "optimizer state")
     MTT__FIELD(accumulate, INT, 1, 1, 1 << 20, NULL, "micro-batches in a step")
@@ -3597,20 +3600,31 @@ MTTDEF mtt_status mtt_model_resolve(mtt_env *env, const mtt_model_desc *model, m
     return MTT_OK;
 }
 
-/* Fills in FP8's defaults and checks what it needs. The user has chosen the chunks of the loss, or `rows` are
-   those of a micro-batch: then a GPU takes at most four chunks, since products in 8 bits want many rows. */
-static void mtt__resolve_fp8(mtt__faults *faults, const mtt_model_desc *model, mtt_policy *p, int64_t rows)
+/* Fills in how a micro-batch of `rows` tokens gets its loss. On CUDA four chunks save three quarters of the
+   logits. Smaller ones than 8,192 rows add to the head's gradient so often that full logits would be faster;
+   larger ones than 16,384 gain nothing. */
+static void mtt__resolve_loss(mtt_policy *p, int64_t rows)
+{
+    int cuda = p->device == MTT_DEVICE_CUDA;
+    int64_t chunk = cuda ? 2048 : 1024;
+    if (p->loss == MTT_LOSS_AUTO) {
+        if (cuda) chunk = rows / 4 < 8192 ? 8192 : mtt__min(rows / 4, 16384);
+        p->loss = cuda ? MTT_LOSS_CHUNKED : MTT_LOSS_FULL;
+    }
+    if (p->precision == MTT_FP8 && p->fp8_products == MTT_FP8_ALL) p->loss = MTT_LOSS_CHUNKED;
+    if (!p->loss_chunk_rows) p->loss_chunk_rows = (int)mtt__round_up(chunk, 16);
+    if (p->precision == MTT_FP8 && p->loss_chunk_rows > 0)
+        p->loss_chunk_rows = (int)mtt__round_up(p->loss_chunk_rows, 16);
+}
+
+/* Checks what FP8 needs. */
+static void mtt__check_fp8(mtt__faults *faults, const mtt_model_desc *model, const mtt_policy *p)
 {
 #ifdef MTT_NO_FP8
-    (void)model, (void)rows;
+    (void)model;
     mtt__require(faults, !p, "precision is fp8, which MTT_NO_FP8 left out of this build: take bf16");
 #else
     int kv = model->heads_kv * model->d_head;
-    while (p->device == MTT_DEVICE_CUDA && p->loss_chunk_rows < 1 << 20 &&
-           4 * (int64_t)p->loss_chunk_rows < rows)
-        p->loss_chunk_rows *= 2;
-    if (p->fp8_products == MTT_FP8_ALL) p->loss = MTT_LOSS_CHUNKED;
-    if (p->loss_chunk_rows > 0) p->loss_chunk_rows = (int)mtt__round_up(p->loss_chunk_rows, 16);
     mtt__require(faults, model->d_model % 16 == 0 && model->d_ff % 16 == 0,
                  "precision is fp8: d_model %d and d_ff %d must be multiples of 16", model->d_model,
                  model->d_ff);
@@ -3631,13 +3645,12 @@ MTTDEF mtt_status mtt_policy_resolve(mtt_env *env, const mtt_policy *policy, con
     if (!p.segment && p.recompute == MTT_RECOMPUTE_SEGMENTS)
         while (p.segment * p.segment < model->layers) p.segment++;
     if (!p.segment || p.recompute == MTT_RECOMPUTE_BUDGET) p.segment = 1;
-    if (!p.loss_chunk_rows) p.loss_chunk_rows = p.device == MTT_DEVICE_CUDA ? 2048 : 1024;
+    mtt__resolve_loss(&p, (int64_t)batch * seq_len);
     if (!p.workspace_bytes) p.workspace_bytes = (size_t)32 << 20;
     if (p.window >= seq_len) p.window = 0;
     if (p.lora_rank && p.lora_alpha == 0) p.lora_alpha = (float)p.lora_rank;
     if (p.lora_rank && !p.lora_targets) p.lora_targets = "attn.c_attn";
-    if (p.precision == MTT_FP8)
-        mtt__resolve_fp8(&faults, model, &p, policy->loss_chunk_rows ? 0 : (int64_t)batch * seq_len);
+    if (p.precision == MTT_FP8) mtt__check_fp8(&faults, model, &p);
     mtt__in_range(&faults, "batch", batch, 1, 1 << 20);
     mtt__in_range(&faults, "seq_len", seq_len, 1, 1 << 20);
     mtt__require(&faults, seq_len <= model->max_seq || model->positions != MTT_POSITIONS_LEARNED,
@@ -6781,7 +6794,7 @@ MTTDEF mtt_status mtt_policy_fit(mtt_env *env, const mtt_model_desc *model, cons
         mtt_status status;
         double cost;
         p.attention = choice & 1 ? MTT_ATTENTION_PLAIN : MTT_ATTENTION_FLASH;
-        p.loss = choice & 2 ? MTT_LOSS_CHUNKED : MTT_LOSS_FULL;
+        p.loss = choice & 2 ? MTT_LOSS_CHUNKED : MTT_LOSS_AUTO;
         p.recompute = MTT_RECOMPUTE_BUDGET;
         p.budget_bytes = budget_bytes;
         status = mtt__schedule_init(&s, env, model, &p, batch, seq_len);
@@ -9193,7 +9206,7 @@ static int mtt__cpu_eight(const mtt_op *op)
     }
 }
 #else
-#define mtt__cpu_quantize(op, o) status = MTT_E_ARGUMENT /* in no schedule: see mtt__resolve_fp8 */
+#define mtt__cpu_quantize(op, o) status = MTT_E_ARGUMENT /* in no schedule: see mtt__check_fp8 */
 #define mtt__cpu_quantize_weights(op, o) mtt__cpu_quantize(op, o)
 #define mtt__cpu_merge_records(op, o) mtt__cpu_quantize(op, o)
 #define mtt__cpu_rescale(op, o) mtt__cpu_quantize(op, o)

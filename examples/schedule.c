@@ -60,7 +60,7 @@ static mtt_status parse_second(mtt_env *env, mtt_policy *second, int *second_bat
     second->precision = MTT_FP32;
     second->attention = MTT_ATTENTION_PLAIN;
     second->recompute = MTT_RECOMPUTE_NONE;
-    second->loss = MTT_LOSS_FULL;
+    second->loss = MTT_LOSS_AUTO;
     second->state = MTT_STATE_FULL;
     second->window = second->split = 0;
     return mtt_policy_parse(env, compare, second, second_batch);

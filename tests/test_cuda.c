@@ -150,7 +150,7 @@ static const char *describe(const setup *s)
              s->model.rotary_interleaved ? " interleaved" : "", s->model.qk_norm ? " norm" : "",
              s->model.d_ff, s->model.vocab, s->batch, s->seq_len, s->policy.window,
              (double)s->model.dropout, s->policy.attention ? "flash" : "plain",
-             s->policy.loss ? "chunked" : "full", (int)s->model.norm, (int)s->model.norm_place,
+             s->policy.loss == MTT_LOSS_CHUNKED ? "chunked" : "full", (int)s->model.norm, (int)s->model.norm_place,
              (int)s->model.mlp, s->model.no_biases ? ", no biases" : "");
     return text;
 }
@@ -4325,7 +4325,7 @@ static void recomputation(mtt_precision from)
                 s.model.max_seq = 256;
                 s.policy.precision = (mtt_precision)precision;
                 s.policy.attention = (mtt_attention)attention;
-                s.policy.loss = (mtt_loss)loss;
+                s.policy.loss = (mtt_loss)(1 + loss);
                 s.policy.loss_chunk_rows = 300;
                 s.policy.window = attention ? 50 : 0;
                 s.policy.fp8_products = loss ? MTT_FP8_ALL : MTT_FP8_LAYERS;

@@ -150,7 +150,7 @@ static mtt_policy draw_policy(void)
         p.workspace_bytes = 1 << 16;
         p.split = one_in(3);
     }
-    p.loss = (mtt_loss)below(2);
+    p.loss = (mtt_loss)(1 + below(2));
     p.loss_chunk_rows = one_in(3) ? 16 : 0;
     p.state = (mtt_state)below(2);
     p.device = (mtt_device)below(2);

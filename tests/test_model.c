@@ -902,12 +902,12 @@ static void gradients(void)
             s.policy.precision = (mtt_precision)(kind < MTT_FP8 ? kind : MTT_FP8);
             s.policy.fp8_products = (mtt_fp8_products)(kind < MTT_FP8 ? 0 : kind - MTT_FP8);
             s.policy.attention = (mtt_attention)(i / WAYS % 2);
-            s.policy.loss = (mtt_loss)(i / WAYS / 2 % 2);
+            s.policy.loss = (mtt_loss)(1 + i / WAYS / 2 % 2);
             if (way && s.policy.precision != MTT_FP32) continue;
             set_recompute(&s, way);
             snprintf(what, sizeof(what), "function %d, %s, %s, %s, recompute %s", (int)f,
                      PRECISIONS[s.policy.precision], s.policy.attention ? "flash" : "plain",
-                     s.policy.loss ? "chunked" : "full", RECOMPUTES[way]);
+                     s.policy.loss == MTT_LOSS_CHUNKED ? "chunked" : "full", RECOMPUTES[way]);
             check_execution(&s, &r, w, tokens, targets, loss, gradient, what);
         }
         free(w);
@@ -958,7 +958,7 @@ static void draw_model_and_policy(setup *s, int number, int precisions)
     draw_options(&s->model, 10 + number);
     s->policy.precision = (mtt_precision)(number % precisions);
     s->policy.state = (mtt_state)below(2);
-    s->policy.loss = (mtt_loss)below(2);
+    s->policy.loss = (mtt_loss)(1 + below(2));
     s->policy.attention = (mtt_attention)below(2);
 }
 
@@ -975,7 +975,7 @@ static void check_options(setup *s, const reference *r, const float *w, const in
         s->policy.precision = (mtt_precision)(fp8 ? MTT_FP8 : kind);
         s->policy.fp8_products = (mtt_fp8_products)(fp8 ? kind - MTT_FP8 : 0);
         s->policy.attention = (mtt_attention)below(2);
-        s->policy.loss = (mtt_loss)below(2);
+        s->policy.loss = (mtt_loss)(1 + below(2));
         set_recompute(s, 0);
         mtt_step_info info = one_step(s, w, tokens, targets, g), other;
         double difference = relative_error(g, gradient, r->weights);
@@ -1132,7 +1132,7 @@ static void frozen_parameters(void)
         s.policy.precision = (mtt_precision)(number % 5);
         s.policy.fp8_products = (mtt_fp8_products)below(2);
         s.policy.state = (mtt_state)below(2);
-        s.policy.loss = (mtt_loss)below(2);
+        s.policy.loss = (mtt_loss)(1 + below(2));
         s.policy.attention = (mtt_attention)below(2);
         s.policy.accumulate = 1 + below(2);
         s.policy.keep_gradients = below(2);
@@ -1817,7 +1817,7 @@ static void uneven_targets(void)
     memcpy(tokens + 32, tokens, 32 * sizeof(int32_t));
     memcpy(targets + 32, targets, 32 * sizeof(int32_t));
     for (int way = 0; way < 4; way++) {
-        s.policy.loss = whole.policy.loss = (mtt_loss)(way % 2);
+        s.policy.loss = whole.policy.loss = (mtt_loss)(1 + way % 2);
         s.policy.precision = whole.policy.precision = way / 2 ? MTT_FP16 : MTT_FP32;
         mtt_step_info parts = one_step(&s, w, tokens, targets, a),
                       all = one_step(&whole, w, tokens, targets, b);
@@ -1854,7 +1854,7 @@ static void split_batches(void)
         s.batch = 8;
         s.seq_len = 32;
         s.policy.accumulate = 1 + way % 2;
-        s.policy.loss = (mtt_loss)(way / 2 % 2);
+        s.policy.loss = (mtt_loss)(1 + way / 2 % 2);
         s.policy.attention = (mtt_attention)(way / 4);
         s.policy.loss_chunk_rows = 40;
         part = s;
@@ -3127,7 +3127,7 @@ static void not_finite(void)
         s.policy.precision = (mtt_precision)(kind % 5);
         s.policy.accumulate = infinite ? 2 : 1;
         s.policy.attention = (mtt_attention)(kind / 5 % 2);
-        s.policy.loss = (mtt_loss)(kind / 10 % 2);
+        s.policy.loss = (mtt_loss)(1 + kind / 10 % 2);
         if (kind % 5 == MTT_FP8) infinite = 0; /* which it clips and counts */
         s.policy.early_update = !scaled && !infinite && kind / 5 % 2;
         s.optim.clip = s.policy.early_update ? -1 : 0;
@@ -3598,7 +3598,7 @@ static void accumulation(void)
         reference r = reference_of(&parts);
         float *x = malloc(r.weights * sizeof(float)), *y = malloc(r.weights * sizeof(float));
         parts.policy.attention = whole.policy.attention = (mtt_attention)(kind % 2);
-        parts.policy.loss = whole.policy.loss = (mtt_loss)(kind / 2);
+        parts.policy.loss = whole.policy.loss = (mtt_loss)(1 + kind / 2);
         parts.optim.eps = whole.optim.eps =
             1e-3f; /* where a gradient is noise alone, Adam's quotient is not */
         train(&parts, 4, a, x);
@@ -3663,7 +3663,7 @@ static void evaluation(void)
         setup s = small_setup();
         s.policy.precision = (mtt_precision)(kind % 5);
         s.policy.attention = (mtt_attention)(kind / 5 % 2);
-        s.policy.loss = (mtt_loss)(kind / 10);
+        s.policy.loss = (mtt_loss)(1 + kind / 10);
         s.policy.accumulate = 1;
         random_tokens(&s, 1, 4, tokens, targets);
         setup wide = s;
@@ -3731,7 +3731,7 @@ static void next_logits(void)
         s.model.positions = (mtt_positions)(kind % 2);
         s.policy.attention = (mtt_attention)(kind / 2 % 2);
         s.policy.window = kind & 4 ? 3 : 0;
-        s.policy.loss = (mtt_loss)(kind / 2 % 2);
+        s.policy.loss = (mtt_loss)(1 + kind / 2 % 2);
         mtt_trainer *trainer = open_trainer(&s);
         reference r = reference_of(&s);
         float *w = random_weights(&r), logits[37];
@@ -4548,7 +4548,7 @@ static void eight_bits_agree(void)
                                 .fp8_products = (mtt_fp8_products)(kind / 4 % 2),
                                 .attention = (mtt_attention)(kind / 12 % 2),
                                 .window = kind % 7 == 3 ? 3 : 0,
-                                .loss = (mtt_loss)(kind / 6 % 2),
+                                .loss = (mtt_loss)(1 + kind / 6 % 2),
                                 .loss_chunk_rows = kind % 3 ? 1 : 20,
                                 .state = kind % 5 == 2 ? MTT_STATE_COMPACT : MTT_STATE_FULL,
                                 .accumulate = kind / 5 % 2 ? 3 : 1};

@@ -82,7 +82,7 @@ static configuration random_configuration(void)
     if (c.policy.recompute == MTT_RECOMPUTE_SEGMENTS && c.model.layers % 2)
         c.policy.recompute = MTT_RECOMPUTE_RECURSIVE;
     c.policy.segment = below(2) ? 0 : 1 + below(6);
-    c.policy.loss = (mtt_loss)below(2);
+    c.policy.loss = (mtt_loss)(1 + below(2));
     c.policy.loss_chunk_rows = below(2) ? 0 : 1 + below(50);
     c.policy.state = (mtt_state)(c.model.d_ff / 8 % 2);
     c.policy.accumulate = 1 + below(3);
@@ -265,7 +265,7 @@ static void packing(void)
             mtt_plan_report report;
             c.policy.recompute = (mtt_recompute)(kind % 6);
             c.policy.attention = (mtt_attention)(kind / 6 % 2);
-            c.policy.loss = (mtt_loss)(kind / 12 % 2);
+            c.policy.loss = (mtt_loss)(1 + kind / 12 % 2);
             c.policy.precision = (mtt_precision)(kind / 24);
             describe(&c);
             if (c.policy.recompute == MTT_RECOMPUTE_BUDGET) {
@@ -332,7 +332,7 @@ static void segments(void)
         c.model.dropout = kind / 18 % 2 ? 0.1f : 0;
         c.model.tied_head = kind / 36 % 2;
         c.policy.attention = (mtt_attention)(kind / 72 % 2);
-        c.policy.loss = (mtt_loss)(kind / 144 % 2);
+        c.policy.loss = (mtt_loss)(1 + kind / 144 % 2);
         c.policy.precision = kind / 288 % 2 ? MTT_BF16 : MTT_FP32;
         c.policy.window = c.model.tied_head ? 32 : 0;
         for (int way = 0; way < 6; way++) { /* layer, segments of default, 1, 2, all layers, recursive */
@@ -1435,7 +1435,7 @@ static int as_good(const configuration *c, const mtt_policy *fit, const mtt_plan
         mtt_plan_report report;
         other.policy = *fit;
         other.policy.attention = (mtt_attention)(kind % 2);
-        other.policy.loss = (mtt_loss)(kind / 2 % 2);
+        other.policy.loss = kind / 2 % 2 ? MTT_LOSS_CHUNKED : MTT_LOSS_AUTO;
         other.policy.recompute = (mtt_recompute)(kind / 4);
         if (!plan(&other, &report) || report.arena_bytes > budget) continue;
         if (report.flops < 0.98 * chosen->flops && report.traffic_bytes < 0.98 * chosen->traffic_bytes)
@@ -1596,6 +1596,23 @@ static void validation(void)
                   p.loss == (products == MTT_FP8_ALL ? MTT_LOSS_CHUNKED : MTT_LOSS_FULL),
               "FP8 of products %d has chunks of %d rows, loss %d", products, p.loss_chunk_rows, (int)p.loss);
     }
+    static const struct { mtt_policy given; int batch, rows; mtt_loss loss; } LOSSES[] = {
+        {{.device = MTT_DEVICE_CPU}, 64, 1024, MTT_LOSS_FULL},
+        {{.device = MTT_DEVICE_CUDA}, 1, 8192, MTT_LOSS_CHUNKED},
+        {{.device = MTT_DEVICE_CUDA}, 33, 8448, MTT_LOSS_CHUNKED},
+        {{.device = MTT_DEVICE_CUDA}, 64, 16384, MTT_LOSS_CHUNKED},
+        {{.device = MTT_DEVICE_CUDA}, 1 << 20, 16384, MTT_LOSS_CHUNKED},
+        {{.device = MTT_DEVICE_CUDA, .loss_chunk_rows = 100}, 64, 100, MTT_LOSS_CHUNKED},
+        {{.device = MTT_DEVICE_CUDA, .loss = MTT_LOSS_CHUNKED}, 64, 2048, MTT_LOSS_CHUNKED},
+        {{.device = MTT_DEVICE_CUDA, .loss = MTT_LOSS_FULL}, 64, 2048, MTT_LOSS_FULL},
+        {{.device = MTT_DEVICE_CUDA, .precision = MTT_FP8, .loss = MTT_LOSS_FULL}, 64, 2048, MTT_LOSS_CHUNKED},
+        {{.device = MTT_DEVICE_CUDA, .precision = MTT_FP8}, 64, 16384, MTT_LOSS_CHUNKED},
+        {{.device = MTT_DEVICE_CPU, .precision = MTT_FP8}, 64, 1024, MTT_LOSS_CHUNKED},
+    };
+    for (size_t i = 0; i < sizeof(LOSSES) / sizeof(LOSSES[0]); i++)
+        check(!mtt_policy_resolve(NULL, &LOSSES[i].given, &resolved, LOSSES[i].batch, 1024, &p) &&
+                  p.loss_chunk_rows == LOSSES[i].rows && p.loss == LOSSES[i].loss,
+              "loss %d: %d rows, loss %d", (int)i, p.loss_chunk_rows, (int)p.loss);
     policy.fp8_products = MTT_FP8_LAYERS; /* is ignored, as other fields that serve another choice */
     check(!mtt_policy_resolve(NULL, &policy, &resolved, 1, 8, &p) && p.loss == MTT_LOSS_FULL,
           "fp8_products matter without FP8");
@@ -1690,7 +1707,7 @@ static void extremes(void)
     c.batch = c.seq_len = 1 << 20;
     for (int kind = 0; kind < 4; kind++) {
         c.policy.attention = (mtt_attention)(kind % 2);
-        c.policy.loss = (mtt_loss)(kind / 2);
+        c.policy.loss = (mtt_loss)(1 + kind / 2);
         mtt_status status = mtt_plan(&env, &c.model, &c.policy, c.batch, c.seq_len, &report);
         check(status ? env.error[0] != 0
                      : report.arena_bytes >= report.peak_bytes && report.peak_bytes > (size_t)1 << 55,

@@ -361,7 +361,7 @@ static void same_bits(void)
         j.policy.precision = (mtt_precision)(kind % 5);
         j.policy.attention = (mtt_attention)(kind / 3 % 2);
         j.policy.recompute = kind % 5 == 4 ? MTT_RECOMPUTE_RECURSIVE : (mtt_recompute)(kind % 4);
-        j.policy.loss = (mtt_loss)(kind / 5 % 2);
+        j.policy.loss = (mtt_loss)(1 + kind / 5 % 2);
         j.policy.loss_chunk_rows = 48;
         j.policy.state = (mtt_state)(kind / 4 % 3 == 2);
         j.policy.fp8_products = (mtt_fp8_products)(kind / 5 % 2);
