@@ -580,7 +580,7 @@ template <class T> MTT__DEVICE float mtt__silu_gate(float x)
 template <class T, mtt_mlp MLP> MTT__DEVICE float mtt__activated(float x, float up)
 {
     static_assert(MLP == MTT_MLP_GELU || MLP == MTT_MLP_RELU2 || MLP == MTT_MLP_SWIGLU || MLP == MTT_MLP_SILU,
-                  "a new form of the MLP needs its formula here and its slope below");
+                  "a new form of the MLP needs its formula here");
     if (MLP == MTT_MLP_RELU2) return fmaxf(x, 0.0f) * fmaxf(x, 0.0f);
     const float y = x * (MLP == MTT_MLP_GELU ? mtt__gelu_gate<T>(x) : mtt__silu_gate<T>(x));
     return MLP == MTT_MLP_SWIGLU ? y * up : y;
@@ -589,6 +589,8 @@ template <class T, mtt_mlp MLP> MTT__DEVICE float mtt__activated(float x, float 
 /* Turns g, the gradient of y, into that of x, and `up` into its gradient. */
 template <class T, mtt_mlp MLP> MTT__DEVICE void mtt__activation_slopes(float x, float &up, float &g)
 {
+    static_assert(MLP == MTT_MLP_GELU || MLP == MTT_MLP_RELU2 || MLP == MTT_MLP_SWIGLU || MLP == MTT_MLP_SILU,
+                  "a new form of the MLP needs its slope here");
     if (MLP == MTT_MLP_GELU || MLP == MTT_MLP_RELU2) {
         g *= MLP == MTT_MLP_GELU ? mtt__gelu_slope<T>(x) : 2.0f * fmaxf(x, 0.0f);
         return;
@@ -3713,6 +3715,37 @@ template <class T> struct mtt__stretch {
         }
         return least;
     }
+
+    /* The id whose weight holds the place `target` of the warp's mass: the lane that has it writes it. */
+    MTT__MEMBER void find(unsigned long long target, uint32_t least, float most, float scale,
+                          mtt_chosen *chosen) const
+    {
+        const int lane = threadIdx.x % 32;
+        unsigned long long before = 0;
+        for (int from = begin; from < end && target >= before; from += 256) {
+            const int at = from + lane * 8;
+            float x[8] = {};
+            uint32_t weights[8];
+            unsigned long long sum = 0, upto;
+            if (at < end) mtt__read_floats(row + at, x);
+            MTT__UNROLL for (int k = 0; k < 8; k++) {
+                const bool counts = at + k < end && mtt__order(x[k]) >= least;
+                weights[k] = counts ? mtt__choice_weight(most, x[k], scale) : 0;
+                sum += weights[k];
+            }
+            upto = sum;
+            MTT__UNROLL for (int step = 1; step < 32; step *= 2) {
+                const unsigned long long other = __shfl_up_sync(0xffffffffu, upto, step);
+                if (lane >= step) upto += other;
+            }
+            unsigned long long low = before + upto - sum;
+            MTT__UNROLL for (int k = 0; k < 8; k++) {
+                if (target >= low && target < low + weights[k]) *chosen = {at + k, x[k]};
+                low += weights[k];
+            }
+            before += __shfl_sync(0xffffffffu, upto, 31);
+        }
+    }
 };
 
 /* Math:        as mtt_choice says. The id at `place` of all weights is found by the sums of warps, then by
@@ -3730,7 +3763,7 @@ static __global__ void __launch_bounds__(1024)
 {
     __shared__ unsigned long long slots[32];
     const mtt_choice c = choices[blockIdx.x];
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, length = (c.count + 255) / 256 * 8;
+    const int warp = threadIdx.x / 32, length = (c.count + 255) / 256 * 8;
     const int first = (int)mtt__min((int64_t)warp * length, c.count);
     const mtt__stretch<T> own = {logits + blockIdx.x * width, first, (int)mtt__min(first + length, c.count)};
     mtt_chosen result = {-1, 0};
@@ -3765,35 +3798,8 @@ static __global__ void __launch_bounds__(1024)
     unsigned long long target = (unsigned long long)((double)mass * c.place), before = 0;
     if (target >= mass) target = mass - 1; /* the product was rounded up */
     for (int w = 0; w < warp; w++) before += slots[w];
-    if (target < before || target >= before + slots[warp]) return;
-    for (int from = own.begin; from < own.end; from += 256) { /* of the warp that has the id */
-        const int at = from + lane * 8;
-        float x[8] = {};
-        uint32_t weights[8];
-        unsigned long long sum = 0, upto;
-        if (at < own.end) mtt__read_floats(own.row + at, x);
-        MTT__UNROLL for (int k = 0; k < 8; k++) {
-            const bool counts = at + k < own.end && mtt__order(x[k]) >= least;
-            weights[k] = counts ? mtt__choice_weight(most, x[k], c.scale) : 0;
-            sum += weights[k];
-        }
-        upto = sum;
-        MTT__UNROLL for (int step = 1; step < 32; step *= 2) {
-            const unsigned long long other = __shfl_up_sync(0xffffffffu, upto, step);
-            if (lane >= step) upto += other;
-        }
-        const unsigned long long total = __shfl_sync(0xffffffffu, upto, 31);
-        unsigned long long low = before + upto - sum;
-        if (target >= low && target < low + sum) {
-            MTT__UNROLL for (int k = 0; k < 8; k++) {
-                if (target >= low && target < low + weights[k]) result = {at + k, x[k]};
-                low += weights[k];
-            }
-            chosen[blockIdx.x] = result;
-        }
-        before += total;
-        if (target < before) break;
-    }
+    if (target >= before && target < before + slots[warp])
+        own.find(target - before, least, most, c.scale, &chosen[blockIdx.x]);
 }
 
 static mtt_status mtt__cuda_choose_id(mtt__cuda *c, const mtt_op *op)

@@ -10,9 +10,9 @@ typedef struct technique {
 } technique;
 
 static const technique TECHNIQUES[] = {
-    {"fp32", {.precision = MTT_FP32}, .dropout = 0},
+    {"fp32", {.precision = MTT_FP32, .loss = MTT_LOSS_FULL}, .dropout = 0},
     {"tf32", {.precision = MTT_TF32}, .dropout = 0},
-    {"bf16", {.precision = MTT_BF16}, .dropout = 0},
+    {"bf16", {.precision = MTT_BF16, .loss = MTT_LOSS_FULL}, .dropout = 0},
     {"fp16", {.precision = MTT_FP16}, .dropout = 0},
     {"bf16_flash", {.precision = MTT_BF16, .attention = MTT_ATTENTION_FLASH}, .dropout = 0},
     /* several tiles of keys, of a width that warpgroups take */

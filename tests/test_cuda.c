@@ -94,13 +94,20 @@ static mtt_attention flash_of(int d_head)
     return turing && d_head > 128 ? MTT_ATTENTION_PLAIN : MTT_ATTENTION_FLASH;
 }
 
+static int mlp_forms(void)
+{
+    const mtt_field *f = mtt_model_fields();
+    while (strcmp(f->name, "mlp")) f++;
+    return (int)f->high + 1;
+}
+
 /* Half of the setups have other norms, MLPs or biases than the default, in all combinations. */
 static void set_options(mtt_model_desc *m, int number)
 {
-    int way = number / 2 % 2 ? number / 4 : 0;
+    int way = number / 2 % 2 ? number / 4 : 0, mlps = mlp_forms();
     m->norm = (mtt_norm_form)(way % 2);
     m->norm_place = (mtt_norm_place)(way / 2 % 3);
-    m->mlp = (mtt_mlp)((way + way / 4) % 4);
+    m->mlp = (mtt_mlp)((way + way / mlps) % mlps);
     m->no_biases = way / 6 % 2;
     m->norm_eps = way % 5 == 1 ? 0.01f : 0;
 }
@@ -830,10 +837,14 @@ static void activation_elements(const textbook *t, const double *x, int64_t rows
     MTT__OMP(omp parallel for if (rows * F > 10000))
     for (i = 0; i < rows * F; i++) {
         const double *at = x + i / F * pitch + i % F;
-        double s = fp32(t, 1 / fp32(t, 1 + fp32(t, exp(-*at)))), positive = *at > 0 ? *at : 0;
-        y[i] = mlp == MTT_MLP_RELU2 ? fp32(t, positive * positive) : fp32(t, *at * s);
-        if (mlp == MTT_MLP_SWIGLU) y[i] = fp32(t, y[i] * at[F]);
-        if (t->exact) y_size[i] = mlp == MTT_MLP_SWIGLU ? fabs(*at * at[F]) : fmax(fabs(*at), y[i]);
+        double s = fp32(t, 1 / fp32(t, 1 + fp32(t, exp(-*at)))), positive = *at > 0 ? *at : 0, size;
+        switch (mlp) {
+        case MTT_MLP_RELU2: y[i] = size = fp32(t, positive * positive); break;
+        case MTT_MLP_SILU: y[i] = fp32(t, *at * s), size = fabs(*at); break;
+        case MTT_MLP_SWIGLU: y[i] = fp32(t, fp32(t, *at * s) * at[F]), size = fabs(*at * at[F]); break;
+        default: y[i] = size = NAN; /* a new form is found wrong until its formula stands here */
+        }
+        if (t->exact) y_size[i] = size;
     }
 }
 
@@ -860,11 +871,15 @@ static void textbook_activation_backward(const textbook *t)
         double x = v->x[at], dy = v->dy[i], s = fp32(t, 1 / fp32(t, 1 + fp32(t, exp(-x))));
         double inner = fp32(t, fp32(t, x * s) * fp32(t, 1 - s)), slope = fp32(t, s + inner);
         double slope_size = s + fabs(inner);
-        if (mlp == MTT_MLP_RELU2) slope = slope_size = x > 0 ? 2 * x : 0;
-        if (mlp == MTT_MLP_SWIGLU) {
+        switch (mlp) {
+        case MTT_MLP_RELU2: slope = slope_size = x > 0 ? 2 * x : 0; break;
+        case MTT_MLP_SILU: break;
+        case MTT_MLP_SWIGLU:
             v->dx[at + F] = fp32(t, dy * fp32(t, x * s));
             if (t->exact) magnitude->dx[at + F] = fabs(dy * x);
             slope = fp32(t, slope * v->x[at + F]), slope_size *= fabs(v->x[at + F]);
+            break;
+        default: slope = slope_size = NAN;
         }
         v->dx[at] = fp32(t, dy * slope);
         if (t->exact) magnitude->dx[at] = fabs(dy) * slope_size;
