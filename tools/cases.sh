@@ -18,7 +18,7 @@ benchmark a128 graphs "model A, 128 x 256" \
   flash,fp8_flash,$best:3072,flash_segments_chunked_compact:1536 $a --batch-size 128
 benchmark a128_dropout graphs "model A, 128 x 256, dropout 0.1" flash $a --batch-size 128 --dropout 0.1
 benchmark a128_tf32 compile "model A, 128 x 256, TF32" tf32,tf32_chunked:32768 $a --batch-size 128
-benchmark a32 graphs "model A, 32 x 256" flash,flash_chunked:8192,$best $a --batch-size 32
+benchmark a32 graphs "model A, 32 x 256" flash,$best $a --batch-size 32
 benchmark b64 compile "model B, 64 x 512" flash,fp8_flash,flash_selective_chunked \
   --layers 6 --heads 8 --d-model 512 --vocab-size 10000 --seq-len 512 --batch-size 64
 benchmark d32 compile "model D, 32 x 1024" \

@@ -102,8 +102,8 @@ pace() {
   local ms=$dir/pace/pace_${base}_metrics.json
   [ -z "$dry$steps" ] || return 0
   [ -s "$ms" ] || "$trainer" --data "$prefix" --dataset pace --results-dir "$dir/pace" --technique $base \
-    "${model[@]}" --device $device --batch-size ${batches%% *} --steps 8 --eval-batches 1 --no-checkpoint \
-    "${extra[@]}" > /dev/null 2>&1
+    $(full $base) "${model[@]}" --device $device --batch-size ${batches%% *} --steps 8 --eval-batches 1 \
+    --no-checkpoint "${extra[@]}" > /dev/null 2>&1
   ms=$(field ms_per_step "$ms" 2> /dev/null) ms=${ms%.*}
   [[ $ms =~ ^[1-9][0-9]*$ ]] || return 0 # the first experiment says what is wrong
   share=$(((120000 / ms - 360) * 10 / 104))
@@ -135,8 +135,12 @@ suite_demo() {
 
 # ---- their rows ----
 
+full() { # TECHNIQUE: on a GPU, the option without which the loss is chunked even where no word says so
+  [[ $device$1 =~ cpu|chunked|fp8 ]] || echo --loss full
+}
 ask() { # TECHNIQUE OPTION...: asks the trainer's planner
-  "$trainer" "${model[@]}" --device $device --vocab-size $vocab --technique "$@" "${extra[@]}" 2> /dev/null
+  "$trainer" "${model[@]}" --device $device --vocab-size $vocab $(full $1) --technique "$@" "${extra[@]}" \
+    2> /dev/null
 }
 max_batch() { ask "$@" --find-max-batch --memory-budget $cap || echo 0; }
 planned() { # TECHNIQUE OPTION...: bytes, 0 if there is no plan
@@ -177,5 +181,6 @@ row() { # GROUP TECHNIQUE BATCH [VARIANT [OPTION...]]: adds an experiment; BATCH
   rows+=("$group $label $batch $most ${variant}_$technique")
   work+=($(((count > 0 ? count : 1000) * batch))) # without a number of steps it is an epoch: many
   args+=("$(printf '%q ' --data "$prefix" --dataset "$variant" --results-dir "$dir" --technique $technique \
-    "${recipe[@]}" "${model[@]}" --device $device "$@" ${count:+--steps $count} "${extra[@]}")")
+    $(full $technique) "${recipe[@]}" "${model[@]}" --device $device "$@" ${count:+--steps $count} \
+    "${extra[@]}")")
 }
