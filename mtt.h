@@ -1403,9 +1403,10 @@ typedef struct mtt_shape {
    them where mtt_op's `transposed` is set. linear and linear_backward_input take weights that are transposed
    where they need it; linear_backward_weight takes x_t and dy_t. gelu_backward and activation_backward make
    d_x, its transpose and the activation's result, transposed. norm_backward may also make dx in 8 bits, in
-   both orders, and the norm's result, transposed, for which alone it has `shift`. out_8 is flash's output in
-   8 bits, beside that in 16. With d_qkv_t, d_qkv is in 8 bits, too; seq_len is then a multiple of 16, since
-   kernels write rows of d_qkv_t 16 tokens at a time. Both flash operations round to 16 bits first.
+   both orders, and the norm's result, transposed, for which alone it has `shift`; or else d_bias, the sum of
+   the rows of dx, which is the gradient of the bias of the linear layer before the residual. out_8 is flash's
+   output in 8 bits, beside that in 16. With d_qkv_t, d_qkv is in 8 bits, too; seq_len is then a multiple of
+   16, since kernels write rows of d_qkv_t 16 tokens at a time. Both flash operations round to 16 bits first.
 
    activation is the MLP's where that is not GELU; x has 2 * d_ff columns with a gate. add joins the gradients
    of two uses of a tensor, where no norm's backward pass does.
@@ -1485,9 +1486,9 @@ typedef struct mtt_shape {
     X(linear_backward_input, 2, MTT_OPERANDS(*dy, *weight, *dx),                                             \
       2 * mtt__count(o->dx) * mtt__columns(o->dy), moved, 0)                                                 \
     X(norm_backward, 6, MTT_OPERANDS(*dy, *x, *stats, *gain, *shift, *joined, *dx, *dx_8, *dx_t, *y_t,       \
-      *d_gain, *d_shift),                                                                                    \
+      *d_gain, *d_shift, *d_bias),                                                                           \
       14 * mtt__count(o->dx) + (o->dx_t ? mtt__count(o->dx) : 0) + (o->y_t ? 5 * mtt__count(o->x) : 0),      \
-      moved, 8 * mtt__width(o->dx))                                                                          \
+      moved, (o->d_bias ? 12 : 8) * mtt__width(o->dx))                                                       \
     X(dropout_backward, 2, MTT_OPERANDS(*dy, *control, *dx),                                                 \
       mtt__count(o->dx), moved, 0)                                                                           \
     X(gelu_backward, 2, MTT_OPERANDS(*dy, *x, *dx, *dx_t, *y_t),                                             \
@@ -4727,7 +4728,7 @@ static void mtt__adjoint_norm(mtt__builder *b, const mtt_op *op)
     mtt_tensor *joined = *mtt__gradient(b, f->x), *dx = joined ? joined : mtt__make_gradient(b, f->x);
     mtt_tensor *d_gain = mtt__parameter_gradient(b, f->gain), *d_shift = mtt__parameter_gradient(b, f->shift);
     MTT__EMIT(b, op->layer, 0, norm_backward, dy, x, stats, f->gain, NULL, joined, dx, NULL, NULL, NULL,
-              d_gain, d_shift);
+              d_gain, d_shift, NULL);
 }
 
 /* dW first: after it x is not needed. With a frozen weight there is no dW, with nothing to train below no
@@ -5329,24 +5330,43 @@ static int mtt__fuse_linear_gelu(mtt__builder *b, mtt_op *op)
     return !apart;
 }
 
-/* linear_backward_input, gelu_backward: as above. The product's epilogue also sums the bias's gradient, in
-   place of the linear_backward_weight that follows; recomputation may come between. */
+/* Takes the gradient of a bias from the linear_backward_weight that would sum dy, which the operation before
+   `op` has made. Recomputation may come between, but nothing that changes dy. */
+static mtt_tensor *mtt__take_bias(const mtt_op *op, const mtt_op *end, const mtt_tensor *dy)
+{
+    int k;
+    for (; op < end; op++) {
+        mtt_op_linear_backward_weight *w = (mtt_op_linear_backward_weight *)(void *)op->operands;
+        if (op->kind == MTT_OP_linear_backward_weight && w->dy == dy && w->d_weight && w->d_bias) {
+            mtt_tensor *d_bias = w->d_bias;
+            w->d_bias = NULL;
+            return d_bias;
+        }
+        for (k = op->inputs; k < op->inputs + op->outputs; k++)
+            if (op->operands[k] == dy) return NULL;
+    }
+    return NULL;
+}
+
+/* linear_backward_input, gelu_backward: as above. The product's epilogue also sums the bias's gradient,
+   unless that is the sum of rows of dx_t. */
 static void mtt__fuse_linear_backward_gelu(mtt__builder *b, mtt_op *op, const mtt_op *end)
 {
     const mtt_op_linear_backward_input *l = MTT_OPERANDS_OF(linear_backward_input, op);
     const mtt_op_gelu_backward *g = MTT_OPERANDS_OF(gelu_backward, &op[1]);
     mtt_op_linear_backward_gelu *f;
     f = (mtt_op_linear_backward_gelu *)mtt__fuse(b, op, MTT_OP_linear_backward_gelu);
-    f->dy = l->dy, f->weight = l->weight, f->pre = g->x, f->dx = g->dx, f->d_bias = NULL;
+    f->dy = l->dy, f->weight = l->weight, f->pre = g->x, f->dx = g->dx;
     f->dx_t = g->dx_t, f->y_t = g->y_t;
-    if (g->dx_t) return; /* the bias's gradient is the sum of rows of dx_t */
-    for (op += 2; op < end; op++) {
-        mtt_op_linear_backward_weight *w = (mtt_op_linear_backward_weight *)(void *)op->operands;
-        if (op->kind != MTT_OP_linear_backward_weight || w->dy != f->dx || !w->d_weight) continue;
-        f->d_bias = w->d_bias;
-        w->d_bias = NULL;
-        return;
-    }
+    f->d_bias = g->dx_t ? NULL : mtt__take_bias(op + 2, end, g->dx);
+}
+
+/* norm_backward also sums dx, which is the gradient of the linear layer before the residual, for the bias of
+   that layer. In 8 bits linear_backward_weight sums dx_t. */
+static void mtt__fuse_norm_bias(mtt_op *op, const mtt_op *end)
+{
+    mtt_op_norm_backward *n = (mtt_op_norm_backward *)(void *)op->operands;
+    if (!n->dx_t && !n->y_t) n->d_bias = mtt__take_bias(op + 1, end, n->dx);
 }
 
 static void mtt__count_reads(mtt__builder *b)
@@ -5362,8 +5382,9 @@ static void mtt__count_reads(mtt__builder *b)
 
 /* Joins neighbours that one kernel can do. Products take GELU in 16 bits alone: in FP32 and in 8 bits a step
    is no faster for it; backward a GPU does so in 8 bits, but a CPU has no place for what lies between the
-   two. What is normalized before it is rotated, the backward pass needs as it was, in its first pass and when
-   it is made again: the same kernel must make both. */
+   two. Norms sum a bias's gradient in 16 bits alone, too. What is normalized before it is rotated, the
+   backward pass needs as it was, in its first pass and when it is made again: the same kernel must make
+   both. */
 static int mtt__rule_fusions(mtt__builder *b, mtt_op *op, const mtt_op *end)
 {
     int half = mtt__dtype(b) != MTT_F32;
@@ -5377,7 +5398,10 @@ static int mtt__rule_fusions(mtt__builder *b, mtt_op *op, const mtt_op *end)
     } else if (half && mtt__can_fuse(b, op, end, MTT_OP_linear_backward_input, MTT_OP_gelu_backward, 0)) {
         if (MTT_OPERANDS_OF(gelu_backward, &op[1])->dx_t && b->policy->device == MTT_DEVICE_CPU) return 0;
         mtt__fuse_linear_backward_gelu(b, op, end);
-    } else return 0;
+    } else {
+        if (half && op->kind == MTT_OP_norm_backward) mtt__fuse_norm_bias(op, end);
+        return 0;
+    }
     mtt__append(b, op);
     return 2;
 }
@@ -8014,8 +8038,8 @@ static void mtt__cpu_residual_norm(const mtt_op *op, const mtt_op_residual_norm 
 }
 
 /* With xhat = (x - mean) rstd and g = dy gain: d_gain (+)= sum over rows of dy xhat, d_shift (+)= sum over
-   rows of dy, dx = rstd (g - mean(g) - xhat mean(g xhat)) [+ joined, the residual's gradient]. RMSNorm:
-   without mean(g) and d_shift. */
+   rows of dy, dx = rstd (g - mean(g) - xhat mean(g xhat)) [+ joined, the residual's gradient], d_bias = sum
+   over rows of dx as it is stored. RMSNorm: without mean(g) and d_shift. */
 static void mtt__cpu_norm_backward(const mtt_op *op, const mtt_op_norm_backward *o)
 {
     int64_t width = op->shape->d_model, rows = mtt__rows(o->dy), row;
@@ -8038,6 +8062,7 @@ static void mtt__cpu_norm_backward(const mtt_op *op, const mtt_op_norm_backward 
         if (o->joined) mtt__add_block(mtt__read(o->joined, row * width, width, xhat), g, width);
         mtt__store(o->dx, row * width, width, g);
     }
+    if (o->d_bias) mtt__sum_rows(o->dx, NULL, NULL, o->d_bias, 0);
 }
 
 /* ---- linear layers ---- */

@@ -813,17 +813,17 @@ static mtt_status mtt__cuda_activation_backward(mtt__cuda *c, const mtt_op *op)
 }
 
 /* Math:        out[j] (+)= sum over rows r of x[r][j], of each slice of rows
-   Shapes:      x [rows, width] T; columns j < first go to out[j], the others to more[j - first], unless that
-                is NULL; slice s writes s * width elements further on
+   Shapes:      x [rows, width] T; the first `each` columns go to out, the next to more, the rest to last,
+                unless that is NULL; slice s writes s * width elements further on
    Launch:      grid (width / 64, slices), 8 x 32 threads: a thread sums every 32nd row of 8 columns
-   Requires:    width and first multiples of 8
+   Requires:    width and each multiples of 8, width at most 3 each
    Traffic:     x read once
    Determinism: rows in a fixed order within a thread, then 32 partial sums in a fixed order
    Reference:   mtt__column_sums */
 template <class T>
 static __global__ void __launch_bounds__(256)
-    mtt_k_column_sums(const T *x, float *out, float *more, int64_t first, int64_t rows, int64_t width,
-                      int64_t slice, int add)
+    mtt_k_column_sums(const T *x, float *out, float *more, float *last, int64_t each, int64_t rows,
+                      int64_t width, int64_t slice, int add)
 {
     __shared__ float partial[32][65];
     int64_t column = (int64_t)blockIdx.x * 64 + threadIdx.x * 8, begin = blockIdx.y * slice;
@@ -843,9 +843,9 @@ static __global__ void __launch_bounds__(256)
     if (j >= 64 || column >= width) return;
     float total = 0;
     MTT__UNROLL for (int r = 0; r < 32; r++) total += partial[r][j];
-    float *at = column < first ? out : more;
+    float *at = column < each ? out : column < 2 * each ? more : last;
     if (!at) return;
-    at += column - (column < first ? 0 : first) + blockIdx.y * width;
+    at += column % each + blockIdx.y * width;
     *at = total + (add ? *at : 0.0f);
 }
 
@@ -855,7 +855,7 @@ static mtt_status mtt__sum_slices(mtt__cuda *c, const void *x, int64_t rows, int
                                   int64_t slice, float *out, int add)
 {
     return mtt__launch(c, "column_sums", mtt_k_column_sums<T>, dim3(mtt__blocks(width, 64), (unsigned)slices),
-                       dim3(8, 32), (const T *)x, out, out, width, rows, width, slice, add);
+                       dim3(8, 32), (const T *)x, out, out, out, width, rows, width, slice, add);
 }
 
 /* Sums of columns in two steps: slices of rows into the workspace, then the slices. There are enough slices
@@ -1090,21 +1090,26 @@ MTT__DEVICE float2 mtt__row_sums(float2 v, float2 *slots, int threads)
 enum { MTT__NORM_ROOM = 96 << 10, MTT__NORM_ROOM_TURING = 48 << 10 };
 
 /* A block of norm_backward: SIZE threads; the grid has up to BLOCKS of them for each processor. A row has
-   ROW_THREADS threads, or as many as the argument says if ROW_THREADS is 0, a power of two; each has up to 32
-   elements of it, in packs of 16 bytes. So a block works on several rows at once. Shared memory holds STAGES
-   times these rows: as many as fit 96 KB, which every device has, or 48 KB on Turing. Where none fits (FP32,
-   more than 8,192 columns), rows are read twice from global memory. */
-template <class TYPE, int ROW_THREADS, int BLOCK_SIZE, bool OF_RMS> struct mtt__norm_block {
+   ROW_THREADS threads, or as many as the argument says if ROW_THREADS is 0, a power of two; each has up to
+   EACH elements of it, in packs of 16 bytes. So a block works on several rows at once. Shared memory holds
+   STAGES times these rows: as many as fit 96 KB, which every device has, or 48 KB on Turing. Where none fits
+   (FP32, more than 8,192 columns), rows are read twice from global memory. With sums of dx, a thread has half
+   as many elements: it keeps three sums of each, and 48 registers hold them, but not 96. */
+template <class TYPE, int ROW_THREADS, int BLOCK_SIZE, bool OF_RMS, bool OF_DX = false>
+struct mtt__norm_block {
     typedef TYPE T;
     enum {
         RMS = OF_RMS,
+        SUMS_DX = OF_DX,
+        SUMS = 2 - RMS + SUMS_DX, /* of each column */
         THREADS = ROW_THREADS,
         SIZE = BLOCK_SIZE,
+        EACH = SUMS_DX ? 16 : 32,
         PACK = 16 / sizeof(T),
-        PACKS = 32 / PACK,
+        PACKS = EACH / PACK,
         BLOCKS = SIZE < 512 ? 2 : 1,
         AT_ONCE = BLOCKS,
-        STEP_BYTES = 3 * SIZE * 32 * sizeof(T), /* dy, x and joined */
+        STEP_BYTES = 3 * SIZE * EACH * sizeof(T), /* dy, x and joined */
         STAGES = (MTT__TURING ? MTT__NORM_ROOM_TURING : MTT__NORM_ROOM) / STEP_BYTES
     };
 };
@@ -1138,15 +1143,15 @@ struct mtt__norm_no_more {
 };
 
 /* Math:        xhat = (x - mean) rstd, g = dy w: dx = rstd (g - mean(g) - xhat mean(g xhat)) [+ joined];
-                partial[block] = (sum of dy xhat, sum of dy) over the block's rows. RMS: without mean(g) and
-                the sum of dy
-   Shapes:      dy, x, joined, dx [rows, C], w [C] T; stats [rows] (mean, rstd) float; partial [blocks, 2 C]
-                float
+                partial[block] = (sum of dy xhat, sum of dy, sum of dx as stored) over the block's rows. RMS:
+                without mean(g) and the sum of dy. SUMS_DX: with the sum of dx
+   Shapes:      dy, x, joined, dx [rows, C], w [C] T; stats [rows] (mean, rstd) float; partial
+                [blocks, SUMS C] float
    Launch:      S = mtt__norm_block. Blocks stride over tiles of rows, several rows at a time, and copy STAGES
                 - 1 steps ahead. A thread reads only its own copies, which takes no barrier; sums of a row
                 shared by warps take one
-   Requires:    C a multiple of 8, at most 32 times the threads of a row; shared memory for the stages of dy,
-                x and joined, which holds the rows' sums in the end; joined, dy or x may be dx
+   Requires:    C a multiple of 8, at most EACH times the threads of a row; shared memory for the stages of
+                dy, x and joined, which holds the rows' sums in the end; joined, dy or x may be dx
    Traffic:     dy, x, joined read once, dx written once; w stays in cache. Without stages, dy and x are read
                 again from L2
    Determinism: rows of a thread in order, then those of a block; mtt_k_column_sums adds up the blocks
@@ -1158,11 +1163,11 @@ static __global__ void __launch_bounds__(S::SIZE, S::AT_ONCE)
 {
     typedef typename S::T T;
     enum { STAGES = S::STAGES, PACK = S::PACK, PACKS = S::PACKS };
-    /* sums of dw and db take the place of rows: together, or one after the other */
+    /* sums take the place of rows: together, or dw and db one after the other */
     constexpr bool ALONE = MORE::WHOLE_TILES || S::THREADS == S::SIZE;
-    constexpr int SUMS = 2 - S::RMS, ROOM = STAGES * 3 * sizeof(T) / sizeof(float);
+    constexpr int SUMS = S::SUMS, ROOM = STAGES * 3 * sizeof(T) / sizeof(float);
     constexpr int TURNS = ALONE || ROOM >= SUMS ? 1 : SUMS;
-    static_assert(ALONE || ROOM >= 1, "sums fit where rows were");
+    static_assert(ALONE || ROOM >= (S::SUMS_DX ? SUMS : 1), "sums fit where rows were");
     extern __shared__ uint4 ring[];
     __shared__ float2 slots[2][S::SIZE / 32];
     const int threads = S::THREADS ? S::THREADS : o.threads, log2_threads = 31 - __clz(threads);
@@ -1177,7 +1182,7 @@ static __global__ void __launch_bounds__(S::SIZE, S::AT_ONCE)
     T *const staged = reinterpret_cast<T *>(ring) + group * width;
     const auto extra = more.begin(o, reinterpret_cast<uint8_t *>(ring) + STAGES * 3 * step * sizeof(T));
     const float share = 1.0f / (float)width;
-    float dw[PACKS][PACK] = {}, db[PACKS][PACK] = {};
+    float dw[PACKS][PACK] = {}, db[PACKS][PACK] = {}, dx_sums[PACKS][PACK] = {};
     float2 next = row < o.rows ? o.stats[row] : make_float2(0, 0);
     /* start copies of the first rows */
     MTT__UNROLL for (int s = 0; s < STAGES; s++, ahead = after(ahead))
@@ -1224,12 +1229,16 @@ static __global__ void __launch_bounds__(S::SIZE, S::AT_ONCE)
             const mtt__vector<T, PACK> stored = mtt__from_floats<T, PACK>(out);
             *reinterpret_cast<mtt__vector<T, PACK> *>(o.dx + row * width + column) = stored;
             extra.each(row, column, stored, xs, gain);
+            if (S::SUMS_DX) {
+                mtt__to_floats(stored, out);
+                MTT__UNROLL for (int k = 0; k < PACK; k++) dx_sums[p][k] += out[k];
+            }
         }
         if (STAGES) mtt__copy_row<S>(o, ahead, threads, lane, copy, step), ahead = after(ahead);
         stage = stage + 1 < STAGES ? stage + 1 : 0;
         extra.after_rows(row - group + block_rows);
     }
-    /* add up dw and db of the rows that the block works on at once */
+    /* add up the sums of the rows that the block works on at once */
     const int sums_width = SUMS * width, turn_width = sums_width / TURNS;
     float *partial = o.partial + (int64_t)blockIdx.x * sums_width, *sums = reinterpret_cast<float *>(ring);
     MTT__UNROLL for (int turn = 0; turn < TURNS; turn++, partial += width) {
@@ -1240,6 +1249,7 @@ static __global__ void __launch_bounds__(S::SIZE, S::AT_ONCE)
             if (column >= width) break;
             mtt__store_floats<PACK>(to, turn ? db[p] : dw[p]);
             if (!S::RMS && TURNS == 1) mtt__store_floats<PACK>(to + width, db[p]);
+            if (S::SUMS_DX) mtt__store_floats<PACK>(to + (SUMS - 1) * width, dx_sums[p]);
         }
         if (block_rows == 1) continue;
         __syncthreads(); /* all rows' sums are there before they are added up */
@@ -1251,18 +1261,18 @@ static __global__ void __launch_bounds__(S::SIZE, S::AT_ONCE)
     }
 }
 
-/* Threads of a row: 32 elements for each, and at least a warp. */
-static int mtt__norm_threads(int64_t width)
+/* Threads of a row, of up to `each` elements: a warp at least. */
+static int mtt__norm_threads(int64_t width, int each = 32)
 {
     int threads = 32;
-    while (threads * 32 < width) threads *= 2;
+    while (threads * each < width) threads *= 2;
     return threads;
 }
 
 /* Shared memory of the stages. */
 template <class S> static size_t mtt__norm_shared(int64_t width, int stages = S::STAGES)
 {
-    return (size_t)(width * S::SIZE / mtt__norm_threads(width)) * stages * 3 * sizeof(typename S::T);
+    return (size_t)(width * S::SIZE / mtt__norm_threads(width, S::EACH)) * stages * 3 * sizeof(typename S::T);
 }
 
 /* Runs a kernel of norm_backward, and adds up the sums of its blocks. */
@@ -1279,9 +1289,10 @@ static mtt_status mtt__norm_backward_by(mtt__cuda *c, const mtt_op *op, void (*k
     blocks = mtt__min(blocks, (int64_t)(op->workspace->bytes / mtt__op_scratch(op)));
     status = mtt__launch_shared(c, "norm_backward", kernel, (unsigned)blocks, S::SIZE, shared, o, more...);
     if (status != MTT_OK) return status;
-    return mtt__launch(c, "column_sums", mtt_k_column_sums<float>, mtt__blocks((2 - S::RMS) * width, 64),
+    return mtt__launch(c, "column_sums", mtt_k_column_sums<float>, mtt__blocks(S::SUMS * width, 64),
                        dim3(8, 32), (const float *)o.partial, mtt__at<float>(n->d_gain),
-                       mtt__at<float>(n->d_shift), width, blocks, (2 - S::RMS) * width, blocks, 0);
+                       mtt__at<float>(n->d_shift), mtt__at<float>(n->d_bias), width, blocks, S::SUMS * width,
+                       blocks, 0);
 }
 
 template <class S>
@@ -1303,6 +1314,14 @@ static mtt__norm_operands<T> mtt__norm_backward_of(const mtt_op *op, void *parti
             mtt__norm_threads(width), tile};
 }
 
+/* Whether the kernel also sums dx: that of LayerNorm in 16 bits, for widths up to 4,096. */
+static bool mtt__norm_sums_dx(const mtt_op *op)
+{
+    const mtt_op_norm_backward *n = MTT_OPERANDS_OF(norm_backward, op);
+    return n->d_bias && op->shape->norm == MTT_NORM_LAYER && n->dx->dtype != MTT_F32 &&
+           mtt__width(n->dx) <= 4096;
+}
+
 /* The usual block has 512 / sizeof(T) threads: a warp has a row of up to 1,024 columns. */
 template <class T, bool RMS> static mtt_status mtt__norm_backward(mtt__cuda *c, const mtt_op *op, int tile)
 {
@@ -1310,7 +1329,13 @@ template <class T, bool RMS> static mtt_status mtt__norm_backward(mtt__cuda *c, 
     void *scratch;
     mtt_status status = mtt__scratch(c, op, mtt__op_scratch(op), &scratch);
     if (status != MTT_OK) return status;
-    const mtt__norm_operands<T> o = mtt__norm_backward_of<T>(op, scratch, tile);
+    mtt__norm_operands<T> o = mtt__norm_backward_of<T>(op, scratch, tile);
+    if constexpr (SIZE == 256 && !RMS)
+        if (mtt__norm_sums_dx(op)) {
+            typedef mtt__norm_block<T, 0, SIZE, RMS, true> S;
+            o.threads = mtt__norm_threads(o.width, S::EACH);
+            return mtt__launch_norm_backward<S>(c, op, o);
+        }
     if (o.threads == 32) return mtt__launch_norm_backward<mtt__norm_block<T, 32, SIZE, RMS>>(c, op, o);
     if (o.threads <= SIZE) return mtt__launch_norm_backward<mtt__norm_block<T, 0, SIZE, RMS>>(c, op, o);
     if constexpr (SIZE < 256)
@@ -1331,7 +1356,10 @@ static mtt_status mtt__norm_backward_tiles(mtt__cuda *c, const mtt_op *op, int t
 
 static mtt_status mtt__cuda_norm_backward(mtt__cuda *c, const mtt_op *op)
 {
-    return mtt__norm_backward_tiles(c, op, 1);
+    const mtt_op_norm_backward *o = MTT_OPERANDS_OF(norm_backward, op);
+    mtt_status status = mtt__norm_backward_tiles(c, op, 1);
+    if (status != MTT_OK || !o->d_bias || mtt__norm_sums_dx(op)) return status;
+    return mtt__bias_gradient(c, op, o->dx, mtt__rows(o->dx), o->d_bias, 0);
 }
 
 /* ----------------------------------------------------------------------------------------------------------
@@ -3491,8 +3519,8 @@ static mtt_status mtt__cuda_rotary_backward(mtt__cuda *c, const mtt_op *op)
     });
     if (status != MTT_OK) return status;
     return mtt__launch(c, "column_sums", mtt_k_column_sums<float>, mtt__blocks(2 * D, 64), dim3(8, 32),
-                       (const float *)scratch, mtt__at<float>(o->d_q_gain), mtt__at<float>(o->d_k_gain), D,
-                       blocks, 2 * D, blocks, 0);
+                       (const float *)scratch, mtt__at<float>(o->d_q_gain), mtt__at<float>(o->d_k_gain),
+                       (float *)NULL, D, blocks, 2 * D, blocks, 0);
 }
 
 /* ---- attention over a cache ---- */

@@ -728,6 +728,7 @@ static void textbook_norm_backward(const textbook *t)
         v->d_shift[c] = fp32(t, db + (add ? v->d_shift[c] : 0));
         if (t->exact) magnitude->d_shift[c] = db_size;
     }
+    if (v->d_bias) column_sums(t, v->dx, magnitude->dx, rows, C, v->d_bias, magnitude->d_bias);
     if (o->dx_t || o->y_t) norm_backward_eight(t, o);
 #undef XHAT
 #undef XHAT_SIZE
@@ -2070,8 +2071,8 @@ static const double UNIT[PRECISION_COUNT] = {0x1p-24, 0x1p-11, 0x1p-9, 0x1p-12, 
 static double least_plain_error(const mtt_op *op, const mtt_tensor *out, int64_t elements,
                                 mtt_precision precision)
 {
-    int between =
-        op->kind == MTT_OP_chunked_loss || op->kind == MTT_OP_linear_backward_gelu; /* what is summed */
+    int between = op->kind == MTT_OP_chunked_loss || op->kind == MTT_OP_linear_backward_gelu || /* summed */
+                  (op->kind == MTT_OP_norm_backward && out == MTT_OPERANDS_OF(norm_backward, op)->d_bias);
     int rounded =
         is_16_bit(out) || (between && precision != MTT_FP32) || (precision == MTT_TF32 && is_product(op));
     int chunks = op->kind == MTT_OP_chunked_loss && has_eight(op) && out->role != MTT__A_ROW_LOSS &&
@@ -3358,10 +3359,10 @@ static void norms_eight(void *context)
         for (way = 0; way < WAYS; way++) {
             mtt_tensor *u = t[way];
             mtt_op_norm_backward row = {&u[DY], &u[X], &u[STATS], &u[GAIN], NULL, NULL, &u[DX],
-                                     NULL,   NULL,  NULL,      &u[D_GAIN], &u[D_SHIFT]};
+                                     NULL,   NULL,  NULL,      &u[D_GAIN], &u[D_SHIFT], NULL};
             mtt_op_quantize gradient = {&u[DX], NULL, NULL, NULL, &u[DX_8], &u[DX_T]};
             mtt_op_quantize norm = {&u[X], &u[STATS], &u[GAIN], &u[SHIFT], NULL, &u[Y_T]};
-            mtt_op op = {.kind = MTT_OP_norm_backward, .layer = -1, .inputs = 6, .outputs = 6,
+            mtt_op op = {.kind = MTT_OP_norm_backward, .layer = -1, .inputs = 6, .outputs = 7,
                          .shape = &shape, .operands = (mtt_tensor **)(void *)&row, .workspace = &workspace};
             if (number % 3) row.joined = &u[DX];
             u[Y_T].scale = (mtt_scale *)table.data;
@@ -3384,6 +3385,84 @@ static void norms_eight(void *context)
     }
     cuda.release(context, table.data);
     cuda.release(context, workspace.data);
+}
+
+/* The sum of dx that norm_backward makes, in its kernel (LayerNorm in 16 bits, up to 4,096 columns) or after
+   it, is that of dx as it is stored. The other results are those without it, but for the order of sums. Rows
+   are fewer than a block takes at once, and more than all blocks do. */
+static void norms_with_sums(void)
+{
+    enum { DY, X, STATS, GAIN, DX, D_GAIN, D_SHIFT, D_BIAS, KINDS };
+    static const int WIDTHS[] = {8, 504, 512, 520, 768, 1024, 1032, 2056, 4096, 4104};
+    static const int ROWS[] = {1, 3, 37, 2300};
+    static const struct { mtt_precision precision; mtt_dtype dtype; } KIND[] = {
+        {MTT_BF16, MTT_BF16_BITS}, {MTT_FP16, MTT_F16_BITS}, {MTT_FP32, MTT_F32}};
+    int number;
+    for (number = 0; number < 10 * 4 * 3 * 2; number += each()) {
+        const int width = WIDTHS[number % 10], rows = ROWS[number / 10 % 4], count = rows * width;
+        setup s = random_setup(number);
+        mtt_policy policy;
+        mtt_shape shape = {.rows = rows, .d_model = width};
+        mtt_tensor workspace;
+        const mtt_dtype dtype = KIND[number / 40 % 3].dtype;
+        mtt_tensor t[KINDS];
+        float *dx[2], *sums[2]; /* without d_bias and with it: d_gain, d_shift, d_bias */
+        void *context;
+        int with, k, wrong[3] = {0};
+        shape.norm = number / 120 ? MTT_NORM_RMS : MTT_NORM_LAYER;
+        s.policy.precision = KIND[number / 40 % 3].precision;
+        s.policy.device = MTT_DEVICE_CUDA;
+        if (!is_taken((int)s.policy.precision) || !mine()) continue;
+        new_case();
+        check(!mtt_policy_resolve(&env, &s.policy, &s.model, s.batch, s.seq_len, &policy), "%s", env.error);
+        context = context_of(&policy);
+        workspace = matrix_on_device(context, MTT_F32, 3 * width, number % 2 ? 600 : 1);
+        for (k = 0; k < KINDS; k++)
+            t[k] = matrix_on_device(context, k == STATS || k >= D_GAIN ? MTT_F32 : dtype,
+                                    k == GAIN || k >= D_GAIN ? 1 : rows, k == STATS ? 2 : width);
+        for (with = 0; with < 2; with++) {
+            mtt_op_norm_backward row = {&t[DY], &t[X], &t[STATS], &t[GAIN], NULL,
+                                        number % 3 ? &t[DX] : NULL, &t[DX], NULL, NULL, NULL, &t[D_GAIN],
+                                        shape.norm ? NULL : &t[D_SHIFT], with ? &t[D_BIAS] : NULL};
+            mtt_op op = {.kind = MTT_OP_norm_backward, .layer = -1, .inputs = 6, .outputs = 7,
+                         .shape = &shape, .operands = (mtt_tensor **)(void *)&row, .workspace = &workspace};
+            mtt_tensor host;
+            random_state = (uint64_t)number;
+            for (k = 0; k < KINDS; k++) {
+                host = t[k];
+                host.data = malloc(host.bytes);
+                fill_tensor(&host, 1, k == STATS ? 1.5f : 0);
+                cuda.upload(context, t[k].data, host.data, host.bytes);
+                if (k != DX) free(host.data);
+                else dx[with] = (float *)host.data;
+            }
+            check(cuda.run(context, &op, 1) == MTT_OK, "norm_backward: %s", env.error);
+            host = t[DX];
+            host.data = dx[with];
+            cuda.download(context, host.data, t[DX].data, host.bytes);
+            dx[with] = malloc((size_t)count * sizeof(float));
+            mtt__load(&host, 0, count, dx[with]);
+            free(host.data);
+            sums[with] = malloc(3 * (size_t)width * sizeof(float));
+            for (k = 0; k < 3; k++)
+                cuda.download(context, sums[with] + k * width, t[D_GAIN + k].data, t[D_GAIN + k].bytes);
+        }
+        for (k = 0; k < count; k++)
+            wrong[0] += fabs(dx[1][k] - dx[0][k]) > 0x1p-7 * fabs(dx[0][k]) + 1e-5;
+        for (k = 0; k < 2 * width; k++) wrong[1] += fabs(sums[1][k] - sums[0][k]) > 16 * 0x1p-23 * rows;
+        for (k = 0; k < width; k++) {
+            double sum = 0, size = 0;
+            int r;
+            for (r = 0; r < rows; r++) sum += dx[1][r * width + k], size += fabs(dx[1][r * width + k]);
+            wrong[2] += fabs(sums[1][2 * width + k] - sum) > 4 * 0x1p-23 * size;
+        }
+        check(!wrong[0] && !wrong[1] && !wrong[2],
+              "norm_backward %d of %d x %d: %d of dx, %d sums of parameters, %d of dx are wrong", number,
+              rows, width, wrong[0], wrong[1], wrong[2]);
+        for (k = 0; k < KINDS; k++) cuda.release(context, t[k].data);
+        cuda.release(context, workspace.data);
+        for (with = 0; with < 2; with++) free(dx[with]), free(sums[with]);
+    }
 }
 
 /* Bits that sums of forward products keep. The product of row r and column c adds 1, 2^-(r + c) and -1: the
@@ -3846,6 +3925,7 @@ static void operations(int large, int small)
     edges_of_tiles();
     turns_of_heads();
     products_with_gelu();
+    norms_with_sums();
     for (number = 0; number < large; number++) {
         setup s = random_setup(number);
         s.policy.accumulate = 1 + below(2);

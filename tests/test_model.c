@@ -2754,7 +2754,7 @@ static void norm_eight(void)
         }
         for (int i = 0; i < 2; i++) {
             mtt_op_norm_backward o = {&dy, &x, &stats, &gain, NULL, joins ? &dx[i] : NULL, &dx[i],
-                                   NULL, NULL, NULL, &sums[i][0], &sums[i][1]};
+                                   NULL, NULL, NULL, &sums[i][0], &sums[i][1], NULL};
             if (i && of & 1) o.dx_8 = &dx_8, o.dx_t = &dx_t;
             if (i && of & 2) o.shift = &shift, o.y_t = &y_t;
             run_op(MTT_OP_norm_backward, &op, &o);

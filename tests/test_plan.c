@@ -678,7 +678,7 @@ static void check_cost(const configuration *c, const mtt_op *op, int which, cons
         {"linear_backward_weight", 2 * R * in * out, X * T * (in + out) + wide * in * out + bias * G * out},
         {"linear_backward_input", 2 * R * in * out, X * R * in + W * in * out + E * R * out},
         {"norm_backward", (14 + next + 5 * again) * RC,
-         E * (3 * RC + joined * RC + (1 + again) * C) + stats + 2 * G * C + next * RC +
+         E * (3 * RC + joined * RC + (1 + again) * C) + stats + (2 + last) * G * C + next * RC +
              (next + again) * C * padded},
         {"dropout_backward", RC, E * 2 * RC + control},
         {"gelu_backward", 21 * RF, (2 * E + Y) * RF + last * 2 * F * padded},
@@ -2088,6 +2088,46 @@ static void norms_round(void)
     }
 }
 
+/* In 16 bits, norms' backward passes sum the gradients of the biases below them, each before anything adds to
+   dx, whatever is recomputed. With dropout, dx is not what the bias sums. */
+static void norms_sum(void)
+{
+    for (int way = 0; way < 5 * 6 * 2 * 3; way++) {
+        configuration c = known('A', 8);
+        mtt_schedule *s = NULL;
+        int sums = 0;
+        c.policy.precision = (mtt_precision)(way % 5);
+        c.policy.recompute = (mtt_recompute)(way / 5 % 6);
+        c.policy.budget_bytes = c.policy.recompute == MTT_RECOMPUTE_BUDGET ? (size_t)200 << 20 : 0;
+        c.model.dropout = way / 30 % 2 ? 0.1f : 0;
+        c.model.norm_place = (mtt_norm_place)(way / 60);
+        describe(&c);
+        if (mtt_schedule_create(&env, &c.model, &c.policy, c.batch, c.seq_len, &s)) continue;
+        const mtt__program *p = &s->programs[MTT__TRAIN];
+        for (int i = 0; i < p->op_count; i++) {
+            const mtt_op_norm_backward *n = MTT_OPERANDS_OF(norm_backward, &p->ops[i]);
+            const mtt_op_linear_backward_weight *w = NULL;
+            int written = 0;
+            if (p->ops[i].kind != MTT_OP_norm_backward || !n->d_bias) continue;
+            for (int k = i + 1; k < p->op_count && !w && !written; k++) {
+                const mtt_op *op = &p->ops[k];
+                w = MTT_OPERANDS_OF(linear_backward_weight, op);
+                if (op->kind != MTT_OP_linear_backward_weight || w->dy != n->dx) w = NULL;
+                for (int o = op->inputs; o < op->inputs + op->outputs; o++)
+                    written |= op->operands[o] == n->dx;
+            }
+            check(w && !w->d_bias && n->d_bias->first == i && strstr(n->d_bias->name, "c_proj.bias") &&
+                      !strncmp(n->d_bias->name, w->d_weight->name, strlen(n->d_bias->name) - strlen("bias")),
+                  "%s: operation %d sums the gradient of another bias", c.text, i);
+            sums++;
+        }
+        const int all = (c.policy.precision == MTT_BF16 || c.policy.precision == MTT_FP16) &&
+                        c.model.dropout == 0 && c.model.norm_place != MTT_NORM_NONE;
+        check(sums == (all ? 2 * c.model.layers : 0), "%s: %d sums", c.text, sums);
+        mtt_schedule_destroy(s);
+    }
+}
+
 /* In 16 bits, a product and its GELU are one operation with the FLOPs of both. So are a product and GELU's
    gradient. They stay apart where GELU alone is recomputed, and in segments. All other operations stay
    the same. */
@@ -2285,6 +2325,7 @@ int main(int argc, char **argv)
     attention_in_eight();
     merged();
     residual_norms();
+    norms_sum();
     norms_round();
     json();
     failing_allocations();
