@@ -1416,7 +1416,7 @@ typedef struct mtt_shape {
 
    rotary normalizes q and k, if there are gains, and rotates them, if there are angles: the cosine and the
    sine of each position and pair. linear_rotary does so in place, where the product is needed no further. The
-   gradient of rotary is also made in place.
+   gradient of rotary is also made in place, or with dx_t in 8 bits; it is rounded to 16 bits first.
 
    gather and cached_attention generate text. Row i of y is row index[i] of x, or zeros if that is negative.
    cached_attention takes rows of any sequences: row i is the token of sequence sequences[i] at place
@@ -1509,7 +1509,8 @@ typedef struct mtt_shape {
     X(flash_backward, 5, MTT_OPERANDS(*d_out, *qkv, *out, *lse, *control, *d_qkv, *d_qkv_t),                 \
       10 * mtt__attention_pairs(d) * d->d_head, moved,                                                       \
       mtt__flash_scratch(d, o->qkv->dtype, 2 * (d->heads / d->heads_kv) + (d->heads > d->heads_kv)))         \
-    X(rotary_backward, 5, MTT_OPERANDS(*dy, *qkv, *angles, *q_gain, *k_gain, *dx, *d_q_gain, *d_k_gain),     \
+    X(rotary_backward, 5, MTT_OPERANDS(*dy, *qkv, *angles, *q_gain, *k_gain, *dx, *d_q_gain, *d_k_gain,      \
+      *dx_t),                                                                                                \
       (o->q_gain ? 15 : 3) * mtt__count(o->dx), moved, o->q_gain ? mtt__rotary_scratch(d) : 0)               \
     X(embed_backward, 3, MTT_OPERANDS(*dx, *tokens, *control, *d_wte, *d_wpe),                               \
       mtt__count(o->dx), 3 * (double)o->dx->bytes,                                                           \
@@ -4783,7 +4784,8 @@ static void mtt__adjoint_rotary(mtt__builder *b, const mtt_op *op)
     const mtt_op_rotary *f = MTT_OPERANDS_OF(rotary, op);
     mtt_tensor *d = *mtt__gradient(b, f->y), *raw = f->q_gain ? mtt__need(b, f->qkv) : NULL;
     mtt_tensor *d_q = mtt__parameter_gradient(b, f->q_gain), *d_k = mtt__parameter_gradient(b, f->k_gain);
-    MTT__EMIT(b, op->layer, 0, rotary_backward, d, raw, f->angles, f->q_gain, f->k_gain, d, d_q, d_k);
+    MTT__EMIT(b, op->layer, 0, rotary_backward, d, raw, f->angles, f->q_gain, f->k_gain, d, d_q, d_k,
+              NULL);
     *mtt__gradient(b, f->qkv) = d;
 }
 
@@ -5175,13 +5177,15 @@ static mtt_op *mtt__writer(const mtt__builder *b, const mtt_tensor *t)
     return NULL;
 }
 
-/* A gradient in 8 bits: by what makes it, if that can. Attention can with sequences of whole 16 tokens. */
+/* A gradient in 8 bits: by what makes it, if that can. Attention can with sequences of whole 16 tokens, and
+   rotary where q and k have no norms. */
 static int mtt__absorb_gradient(mtt__builder *b, const mtt_op_quantize *q)
 {
     mtt_op *maker = mtt__writer(b, q->x);
     mtt_op_norm_backward *n = (mtt_op_norm_backward *)(void *)maker->operands;
     mtt_op_activation_backward *a = (mtt_op_activation_backward *)(void *)maker->operands;
     mtt_op_flash_backward *f = (mtt_op_flash_backward *)(void *)maker->operands;
+    mtt_op_rotary_backward *r = (mtt_op_rotary_backward *)(void *)maker->operands;
     switch (maker->kind) {
     case MTT_OP_norm_backward: n->dx_8 = q->y, n->dx_t = q->y_t; return 1;
     case MTT_OP_gelu_backward:
@@ -5189,6 +5193,10 @@ static int mtt__absorb_gradient(mtt__builder *b, const mtt_op_quantize *q)
     case MTT_OP_flash_backward:
         if (b->program->shape.seq_len % 16) return 0;
         f->d_qkv = q->y, f->d_qkv_t = q->y_t;
+        return 1;
+    case MTT_OP_rotary_backward:
+        if (r->q_gain) return 0;
+        r->dx = q->y, r->dx_t = q->y_t;
         return 1;
     default: return 0;
     }
@@ -5217,8 +5225,8 @@ static int mtt__absorb_input(mtt__builder *b, mtt_op *op)
     return 1;
 }
 
-/* What quantize would do in a pass of its own, the backward passes of norms, activations and attention do on
-   their way. */
+/* What quantize would do in a pass of its own, the backward passes of norms, activations, attention and
+   rotary do on their way. */
 static int mtt__rule_absorb(mtt__builder *b, mtt_op *op, const mtt_op *end)
 {
     const mtt_op_quantize *q;
@@ -9062,6 +9070,25 @@ static void mtt__round_also(const mtt_op *op, mtt_tensor *x, mtt_tensor *x_8, mt
     if (x_8 || x_t) mtt__cpu_quantize(op, &row);
 }
 
+/* dx = dy in 8 bits, with q and k rotated back. Before 8 bits, they are rounded to 16. */
+static void mtt__rotary_backward_eight(const mtt_op *op, const mtt_op_rotary_backward *o)
+{
+    const mtt_shape *d = op->shape;
+    int64_t dim = d->d_head, turned = d->heads + d->heads_kv, row;
+    MTT__THREADS(mtt__elements(o->dx))
+    for (row = 0; row < d->rows; row++) {
+        const float *angles = (const float *)o->angles->data + row % d->seq_len * dim;
+        int64_t head, at = row * mtt__width(o->dx), k;
+        float g[MTT__MAX_HEAD];
+        for (head = 0; head < turned + d->heads_kv; head++, at += dim) {
+            mtt__load(o->dy, at, dim, g);
+            if (head < turned) mtt__rotate(g, angles, dim, d->rotary_interleaved, 1);
+            for (k = 0; k < dim; k++) g[k] = mtt__from_bf16(mtt__to_bf16(g[k]));
+            mtt__store(o->dx, at, dim, g);
+        }
+    }
+}
+
 /* y_t = the activation of x, transposed, and zeros where it has no row of x */
 static void mtt__activation_transposed(mtt_mlp mlp, const mtt_tensor *x, const mtt_tensor *y_t)
 {
@@ -9186,6 +9213,7 @@ static int mtt__cpu_eight(const mtt_op *op)
 {
     const mtt_op_flash *f = MTT_OPERANDS_OF(flash, op);
     const mtt_op_flash_backward *df = MTT_OPERANDS_OF(flash_backward, op);
+    const mtt_op_rotary_backward *r = MTT_OPERANDS_OF(rotary_backward, op);
     const mtt_op_norm_backward *n = MTT_OPERANDS_OF(norm_backward, op);
     const mtt_op_activation_backward *a = MTT_OPERANDS_OF(activation_backward, op); /* gelu_backward, too */
     const mtt_op_linear_backward_weight *w = MTT_OPERANDS_OF(linear_backward_weight, op);
@@ -9201,6 +9229,11 @@ static int mtt__cpu_eight(const mtt_op *op)
         if (!df->d_qkv_t) return 0;
         mtt__cpu_flash_backward(op, df);
         mtt__round_also(op, df->d_qkv, NULL, df->d_qkv_t);
+        return 1;
+    case MTT_OP_rotary_backward:
+        if (!r->dx_t) return 0;
+        mtt__rotary_backward_eight(op, r);
+        mtt__round_also(op, r->dx, NULL, r->dx_t);
         return 1;
     case MTT_OP_norm_backward:
         if (!n->dx_t && !n->y_t) return 0;

@@ -3334,13 +3334,14 @@ MTT__DEVICE void mtt__load_angles(const mtt__rotary_operands<T> &o, int row, int
     if (o.angles) mtt__read_floats(o.angles + (int64_t)(row % o.seq_len) * o.d_head + lane * 8, angles);
 }
 
-/* (a, b) becomes (a cos - b sin, b cos + a sin), with `sign` -1 by the negative angles. */
+/* (a, b) becomes (a cos - b sin, b cos + a sin), with `sign` -1 by the negative angles. Its roundings are
+   written out, so that every kernel that rotates makes the same bits. */
 MTT__DEVICE void mtt__rotate_pairs(const float *angles, float sign, float *a, float *b)
 {
     MTT__UNROLL for (int k = 0; k < 4; k++) {
         const float cosine = angles[2 * k], sine = angles[2 * k + 1] * sign, old = a[k];
-        a[k] = old * cosine - b[k] * sine;
-        b[k] = b[k] * cosine + old * sine;
+        a[k] = fmaf(old, cosine, -__fmul_rn(b[k], sine));
+        b[k] = fmaf(b[k], cosine, __fmul_rn(old, sine));
     }
 }
 
@@ -3970,9 +3971,10 @@ MTT__DEVICE void mtt__store_e4m3(const mtt__eight &y, int64_t at, const float *v
 
 /* ---- operands of products ---- */
 
-/* What mtt_k_quantize rounds. PLAIN: x. NORMED: the norm of x, recomputed from its statistics. GELU_BACKWARD:
-   the gradient of GELU's input, and GELU's result. GELU_BACKWARD + MLP: the same for that activation. */
-enum { MTT__PLAIN, MTT__NORMED, MTT__GELU_BACKWARD };
+/* What mtt_k_quantize rounds. PLAIN: x. NORMED: the norm of x, recomputed from its statistics. ROTATED: x,
+   with q and k rotated back. GELU_BACKWARD: the gradient of GELU's input, and GELU's result. GELU_BACKWARD +
+   MLP: the same for that activation. */
+enum { MTT__PLAIN, MTT__NORMED, MTT__ROTATED, MTT__GELU_BACKWARD };
 static_assert(MTT_MLP_GELU == 0, "GELU_BACKWARD + MTT_MLP_GELU");
 
 struct mtt__quantize {
@@ -3982,6 +3984,7 @@ struct mtt__quantize {
     int64_t rows, padded;      /* elements in a row of a transpose that are written, */
     int64_t pitch;             /* and from row to row */
     int width;
+    mtt__rotary_operands<__nv_bfloat16> rotary; /* ROTATED: angles and heads */
 };
 
 /* A tile of 128 rows and 64 columns of codes, transposed: a column is 32 words of four codes. One word more
@@ -4010,6 +4013,29 @@ MTT__DEVICE void mtt__sum_codes(float c[4], uint32_t word, uint32_t ones)
     mtt__mma(c, halves, ones, ones, __half());
 }
 
+/* Rotates eight columns of a row of q and k back, and rounds them to BF16. If pairs lie half a head apart,
+   the other half is read from memory: lines that this block reads anyway, or a block beside it if heads are
+   wider than a tile. Seen from the second half of a head, the angles have the other sign. */
+MTT__DEVICE void mtt__rotated_values(const mtt__quantize &o, int64_t row, int column, float *v)
+{
+    const int D = o.rotary.d_head, place = column % D;
+    float angles[8], a[4], b[4];
+    if (column >= o.rotary.turned * D) return;
+    if (o.rotary.interleaved) {
+        mtt__load_angles(o.rotary, (int)row, place / 8, angles);
+        MTT__UNROLL for (int k = 0; k < 4; k++) a[k] = v[2 * k], b[k] = v[2 * k + 1];
+        mtt__rotate_pairs(angles, -1.0f, a, b);
+        MTT__UNROLL for (int k = 0; k < 4; k++) v[2 * k] = a[k], v[2 * k + 1] = b[k];
+    } else
+        MTT__UNROLL for (int g = 0; g < 8; g += 4) { /* half a head is a multiple of 4 */
+            const int second = place + g >= D / 2, apart = second ? -D / 2 : D / 2;
+            mtt__read_floats<4>(o.x + row * o.width + column + g + apart, b);
+            mtt__load_angles(o.rotary, (int)row, (place + g) % (D / 2) / 4, angles);
+            mtt__rotate_pairs(angles, second ? 1.0f : -1.0f, v + g, b);
+        }
+    MTT__UNROLL for (int k = 0; k < 8; k++) v[k] = mtt__to_float(mtt__from_float<__nv_bfloat16>(v[k]));
+}
+
 /* Computes eight values of a row: v, the values to round; u, the activation's result; up, the gradient of
    SwiGLU's second half. */
 template <int KIND>
@@ -4026,6 +4052,8 @@ MTT__DEVICE void mtt__quantized_values(const mtt__quantize &o, int64_t row, int 
         if (o.shift) mtt__read_floats(o.shift + column, shift);
         MTT__UNROLL for (int k = 0; k < 8; k++)
             v[k] = mtt__normalized<T>(v[k], stats) * gain[k] + shift[k];
+    } else if (KIND == MTT__ROTATED) {
+        mtt__rotated_values(o, row, column, v);
     } else if (KIND >= MTT__GELU_BACKWARD) {
         enum { MLP = KIND >= MTT__GELU_BACKWARD ? KIND - MTT__GELU_BACKWARD : MTT_MLP_GELU };
         float d[8];
@@ -4098,15 +4126,16 @@ template <int KIND, class Q> MTT__DEVICE void mtt__quantize_tile(const mtt__quan
 }
 
 /* Math:        y = x, or a function of it, in 8 bits, and its transpose: PLAIN x; NORMED (x - mean) rstd gain
-                + shift; GELU_BACKWARD dy GELU'(x), and gelu_t the transpose of GELU(x) in e4m3; from there
-                up the same for the other activations
-   Shapes:      x, dy, y [rows, width], y_t, gelu_t [width, padded]; x, dy BF16, y and y_t type Q. SwiGLU:
-                x and y have 2 width columns, y_t as many rows, gate before up
+                + shift; ROTATED x, with heads below `turned` rotated by the negative angles and rounded to
+                BF16; GELU_BACKWARD dy GELU'(x), and gelu_t the transpose of GELU(x) in e4m3; from there up
+                the same for the other activations
+   Shapes:      x, dy, y [rows, width], y_t, gelu_t [width, padded]; x, dy BF16, y and y_t type Q; angles [T,
+                D] float. SwiGLU: x and y have 2 width columns, y_t as many rows, gate before up
    Launch:      a block of 256 threads for a tile of 128 x 64; a thread has 8 columns of 4 rows
-   Requires:    width a multiple of 8; padded one of 16, less than 128 above rows
+   Requires:    width and D multiples of 8; padded one of 16, less than 128 above rows
    Traffic:     x and dy read, what is wanted written: transposes in pieces of 128 bytes, by shared memory
    Determinism: elementwise; records a largest value and a count
-   Reference:   mtt__cpu_quantize, mtt__cpu_gelu_backward */
+   Reference:   mtt__cpu_quantize, mtt__rotary_backward_eight, mtt__cpu_gelu_backward */
 template <int KIND, class Q>
 static __global__ void __launch_bounds__(256) mtt_k_quantize(const mtt__quantize o)
 {
@@ -4163,6 +4192,16 @@ static mtt_status mtt__quantize_by(mtt__cuda *c, const mtt_op_quantize *o)
 static mtt_status mtt__cuda_quantize(mtt__cuda *c, const mtt_op *op)
 {
     return mtt__quantize_by(c, MTT_OPERANDS_OF(quantize, op));
+}
+
+static mtt_status mtt__eight_rotary_backward(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_op_rotary_backward *o = MTT_OPERANDS_OF(rotary_backward, op);
+    mtt__quantize q = {};
+    q.rotary = mtt__rotary_of<__nv_bfloat16>(op, o->dy, NULL, NULL, NULL, o->angles, NULL);
+    q.x = q.rotary.x, q.y = mtt__eight_of(o->dx), q.y_t = mtt__eight_of(o->dx_t);
+    q.rows = q.rotary.rows, q.width = (int)mtt__width(o->dx), q.padded = q.pitch = mtt__width(o->dx_t);
+    return mtt__launch_quantize<MTT__ROTATED, mtt__e5m2>(c, q);
 }
 
 static mtt_status mtt__cuda_quantize_weights(mtt__cuda *c, const mtt_op *op)
@@ -4785,6 +4824,8 @@ static mtt__function mtt__eight_function(const mtt_op *op)
         const mtt_op_norm_backward *o = MTT_OPERANDS_OF(norm_backward, op);
         return o->dx_t || o->y_t ? mtt__eight_norm_backward : NULL;
     }
+    case MTT_OP_rotary_backward:
+        return MTT_OPERANDS_OF(rotary_backward, op)->dx_t ? mtt__eight_rotary_backward : NULL;
     case MTT_OP_gelu_backward:
         return MTT_OPERANDS_OF(gelu_backward, op)->dx_t ? mtt__eight_gelu_backward : NULL;
     case MTT_OP_activation_backward:

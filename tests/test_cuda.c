@@ -1435,6 +1435,7 @@ static void textbook_rotary_backward(const textbook *t)
         if (t->exact) sizes[i / D][i % D] = 0;
     }
     for (i = 0; i < d->rows * width && t->exact; i++) magnitude->dx[i] = 0;
+    if (o->dx_t) memcpy(v->dx, v->dy, (size_t)(d->rows * width) * sizeof(double)); /* v, too */
     for (row = 0; row < d->rows; row++)
         for (head = 0; head < d->heads + d->heads_kv; head++) {
             int64_t at = row * width + head * D, of_k = head >= d->heads;
@@ -2470,8 +2471,9 @@ static int rounded_code(const mtt_op *op, const mtt_tensor *out, double x, int64
 /* Results in 8 bits, with the textbook's values before they are rounded. A value may be off by what FP32 is
    off (twice the simple reference's error and SLACK units, by the value's own magnitude); gradients of
    logits also by 2^-9 of their size, since their exponential is an approximation that only 16 bits have;
-   attention's by half a unit of BF16's last place, to which they are rounded first, and their terms as in
-   least_plain_error. The result must be the rounding of such a value. Returns what it may have recorded. */
+   attention's and rotary's by half a unit of BF16's last place, to which they are rounded first, and terms of
+   attention as in least_plain_error. The result must be the rounding of such a value. Returns what it may
+   have recorded. */
 static range_of_records compare_eight(const setup *s, const mtt_op *op, const char *whose,
                                       const mtt_tensor *out,
                                       const double *exact, const double *plain, const double *magnitude)
@@ -2479,6 +2481,7 @@ static range_of_records compare_eight(const setup *s, const mtt_op *op, const ch
     const uint8_t *codes = (const uint8_t *)out->data;
     double scale = out->scale ? (double)out->scale->scale : 1, ratio = 0;
     int attention = op->kind == MTT_OP_flash_backward;
+    int twice = attention || op->kind == MTT_OP_rotary_backward;
     double unit = op->kind == MTT_OP_chunked_loss ? 0x1p-9 : 0;
     int64_t count = mtt__elements(out), wrong = 0, other = 0, example = 0, i;
     range_of_records r = {0, 0, 0, 0};
@@ -2487,7 +2490,7 @@ static range_of_records compare_eight(const setup *s, const mtt_op *op, const ch
     if (attention && count < 3 * FEW) ratio = fmax(ratio, 0x1p-9);
     for (i = 0; i < count; i++) {
         double size = fabs(exact[i]);
-        double rounded = attention && size > 0 ? ldexp(0.5, ilogb(size) - 7) : unit * size;
+        double rounded = twice && size > 0 ? ldexp(0.5, ilogb(size) - 7) : unit * size;
         double error = (2 * ratio + SLACK * 0x1p-23) * magnitude[i] + rounded;
         int code = signed_code(codes[i]);
         if (isnan(exact[i])) { /* no operation has written it: the device neither */
@@ -2540,6 +2543,9 @@ static void check_transposes(const setup *s, const mtt_op *op, const char *whose
     } else if (op->kind == MTT_OP_flash_backward) {
         const mtt_op_flash_backward *o = MTT_OPERANDS_OF(flash_backward, &stored_op);
         check_transpose(s, op, whose, o->d_qkv, o->d_qkv_t, rows);
+    } else if (op->kind == MTT_OP_rotary_backward) {
+        const mtt_op_rotary_backward *o = MTT_OPERANDS_OF(rotary_backward, &stored_op);
+        if (o->dx_t) check_transpose(s, op, whose, o->dx, o->dx_t, rows);
     } else if (op->kind == MTT_OP_gelu_backward) {
         const mtt_op_gelu_backward *o = MTT_OPERANDS_OF(gelu_backward, &stored_op);
         check_transpose(s, op, whose, o->dx, o->dx_t, rows);
@@ -2566,6 +2572,7 @@ static int is_transpose(const mtt_op *op, int operand)
     const mtt_tensor *t = op->operands[operand];
     if (op->kind == MTT_OP_norm_backward) return t == MTT_OPERANDS_OF(norm_backward, op)->dx_t;
     if (op->kind == MTT_OP_flash_backward) return t == MTT_OPERANDS_OF(flash_backward, op)->d_qkv_t;
+    if (op->kind == MTT_OP_rotary_backward) return t && t == MTT_OPERANDS_OF(rotary_backward, op)->dx_t;
     if (op->kind == MTT_OP_gelu_backward) return t == MTT_OPERANDS_OF(gelu_backward, op)->dx_t;
     if (op->kind == MTT_OP_activation_backward)
         return t && t == MTT_OPERANDS_OF(activation_backward, op)->dx_t;
@@ -3317,6 +3324,47 @@ static int same_on_device(void *context, const mtt_tensor *a, const mtt_tensor *
     return same;
 }
 
+/* Gradients of q and k that are rotated and rounded in one pass have the bits of two passes. Heads are parts
+   of a tile, lie across two, or fill several. Some gradients become infinite. */
+static void rotary_in_eight(void *context)
+{
+    static const int WIDTHS[] = {8, 24, 32, 40, 64, 80, 96, 128, 256}, LENGTHS[] = {1, 16, 33, 130};
+    int number, i;
+    for (number = 0; number < 9 * 4 * 2 * 2; number += each()) {
+        const int D = WIDTHS[number % 9], T = LENGTHS[number / 9 % 4], kv = 1 + number / 36 % 2, rows = 2 * T;
+        const int width = 2 * (1 + kv) * D, padded = (rows + 15) / 16 * 16;
+        mtt_shape shape = {.batch = 2, .seq_len = T, .heads = 2, .heads_kv = kv, .d_head = D, .rows = rows,
+                           .rotary_interleaved = number / 72};
+        mtt_tensor t[6], host[2];
+        mtt_op_rotary_backward both = {&t[0], NULL, &t[1], NULL, NULL, &t[2], NULL, NULL, &t[3]};
+        mtt_op_rotary_backward alone = {&t[0], NULL, &t[1], NULL, NULL, &t[0], NULL, NULL, NULL};
+        mtt_op_quantize then = {&t[0], NULL, NULL, NULL, &t[4], &t[5]};
+        if (!mine()) continue;
+        new_case();
+        t[0] = matrix_on_device(context, MTT_BF16_BITS, rows, width);
+        t[1] = matrix_on_device(context, MTT_F32, T, D);
+        for (i = 2; i < 6; i += 2) {
+            t[i] = matrix_on_device(context, MTT_F8_E5M2, rows, width);
+            t[i + 1] = matrix_on_device(context, MTT_F8_E5M2, width, padded);
+        }
+        for (i = 0; i < 2; i++) {
+            host[i] = t[i];
+            host[i].data = malloc(t[i].bytes);
+            fill_tensor(&host[i], i ? 1 : number % 4 ? 1 : 40000, 0);
+            cuda.upload(context, t[i].data, host[i].data, t[i].bytes);
+            free(host[i].data);
+        }
+        run_alone(context, MTT_OP_rotary_backward, 5, 4, &both, &shape);
+        run_alone(context, MTT_OP_rotary_backward, 5, 4, &alone, &shape);
+        run_alone(context, MTT_OP_quantize, 4, 2, &then, &shape);
+        for (i = 2; i < 4; i++)
+            check(same_on_device(context, &t[i], &t[i + 2]),
+                  "rotary_backward, case %d, heads of %d, %d rows: other bits than those of quantize in %s",
+                  number, D, rows, i == 2 ? "dx" : "dx_t");
+        for (i = 0; i < 6; i++) cuda.release(context, t[i].data);
+    }
+}
+
 /* What a norm's backward pass makes in 8 bits has the bits of quantize after the pass without these results.
    It then adds columns up in another order, the same for each choice of results. On an H200 one kernel makes
    all results for widths up to 3,040. Rows fill no tile, one, and more than all blocks have. */
@@ -3531,6 +3579,7 @@ static void eight_operations(int setups)
     norms_eight(context_of(&policy));
     eight_products_with_gelu();
     attention_in_eight();
+    rotary_in_eight(context_of(&policy));
     for (number = 0; number < setups; number++) {
         s = eight_setup(number);
         step_schedule(&s, 1);

@@ -2830,6 +2830,38 @@ static void attention_eight(void)
     }
 }
 
+/* Gradients of q and k, rotated back and rounded to 8 bits at once, are those of quantize after rotation. */
+static void rotary_eight(void)
+{
+    enum { B = 2, H = 4, KV = 2, T = 9, R = B * T };
+    static const int WIDTHS[] = {8, 24, 64};
+    for (int kind = 0; kind < 3 * 2; kind++) {
+        int D = WIDTHS[kind / 2], C = (H + 2 * KV) * D, infinite = 0;
+        mtt_shape shape = {.batch = B, .seq_len = T, .heads = H, .heads_kv = KV, .d_head = D, .rows = R,
+                           .rotary_interleaved = kind % 2};
+        mtt_op op = {.shape = &shape, .workspace = tiles()};
+        mtt_tensor dy = new_tensor(MTT_BF16_BITS, R, C, NULL), before = new_tensor(MTT_BF16_BITS, R, C, NULL),
+                   angles = new_tensor(MTT_F32, T, D, NULL),
+                   dx = new_tensor(MTT_F8_E5M2, R, C, NULL), wanted = new_tensor(MTT_F8_E5M2, R, C, NULL),
+                   dx_t = new_transpose(&dx, 0);
+        mtt_op_rotary_backward both = {&dy, NULL, &angles, NULL, NULL, &dx, NULL, NULL, &dx_t},
+                               alone = {&dy, NULL, &angles, NULL, NULL, &dy, NULL, NULL, NULL};
+        mtt_op_quantize then = {&dy, NULL, NULL, NULL, &wanted, NULL};
+        new_case();
+        fill(&dy, 6e4), fill(&angles, 1);
+        memcpy(before.data, dy.data, dy.bytes);
+        run_op(MTT_OP_rotary_backward, &op, &both);
+        check(!memcmp(before.data, dy.data, dy.bytes), "rotary backward to 8 bits changes what it reads");
+        run_op(MTT_OP_rotary_backward, &op, &alone);
+        run_op(MTT_OP_quantize, &op, &then);
+        for (int i = 0; i < R * C; i++) infinite += (((uint8_t *)dx.data)[i] & 0x7f) == 0x7c;
+        check(!memcmp(dx.data, wanted.data, dx.bytes) && is_transpose(&dx_t, &dx) && infinite,
+              "rotary backward, heads of %d: 8 bits are not those of quantize", D);
+        free(dy.data), free(before.data), free(angles.data);
+        free(dx.data), free(wanted.data), free(dx_t.data);
+    }
+}
+
 /* c[i][j] = the sum of a[i][k] b[k][j]; A and B are read where a tensor is transposed, too. A sum of n terms
    has n roundings in FP32, and c one more if it is in 16 bits. */
 static void check_sums(const mtt_tensor *c, const mtt_tensor *a, int a_t, const mtt_tensor *b, int b_t, int n,
@@ -2986,6 +3018,7 @@ static void eight_operations(void)
     gelu_eight();
     norm_eight();
     attention_eight();
+    rotary_eight();
     linear_eight();
     loss_eight();
 }

@@ -658,7 +658,7 @@ static void check_cost(const configuration *c, const mtt_op *op, int which, cons
         {"linear_rotary", (2 * C + (q_gain ? 7 : 3)) * RQ,
          X * RC + W * C * z->Q + E * (z->Q + 3 * RQ) + angles + E * gains},
         {"rotary_backward", (q_gain ? 15 : 3) * RQ,
-         E * (2 + q_gain) * RQ + angles + (E + G) * gains},
+         last ? (E + 1) * RQ + padded * z->Q + angles : E * (2 + q_gain) * RQ + angles + (E + G) * gains},
         {"attention_scores", 2 * S * D, E * (RQ + S)},
         {"softmax", 5 * S, E * 2 * S},
         {"dropout_scores", S, E * 2 * S + control},
@@ -1972,15 +1972,18 @@ static void lists_between_passes(void)
 }
 
 /* Under FP8 flash attention makes the 8 bits that products read, and no others. Transposes of its gradients
-   need sequences of whole 16 tokens: with others, gradients in 16 bits are quantized. */
+   need sequences of whole 16 tokens: with others, gradients in 16 bits are quantized. With rotary positions
+   the rotation back makes them, unless q and k have norms. */
 static void attention_in_eight(void)
 {
-    for (int kind = 0; kind < 2 * 4 * 2; kind++) {
+    for (int kind = 0; kind < 2 * 4 * 2 * 3; kind++) {
         configuration c = known('A', 32);
-        int count, fused = kind / 8;
+        int count, turned = kind / 16, fused = kind / 8 % 2 && !turned;
         mtt_schedule *s = NULL;
         c.model.vocab = 256; /* or the head alone would fix the peak, and layers recompute nothing */
-        c.seq_len = fused ? 48 : 40;
+        c.seq_len = kind / 8 % 2 ? 48 : 40;
+        if (turned) c.model.positions = MTT_POSITIONS_ROTARY;
+        c.model.qk_norm = turned == 2;
         c.policy.precision = MTT_FP8;
         c.policy.fp8_products = (mtt_fp8_products)(kind % 2);
         c.policy.attention = MTT_ATTENTION_FLASH;
@@ -1991,7 +1994,12 @@ static void attention_in_eight(void)
         for (int i = 0; i < count; i++) {
             const mtt_op_flash *f = MTT_OPERANDS_OF(flash, &ops[i]);
             const mtt_op_flash_backward *g = MTT_OPERANDS_OF(flash_backward, &ops[i]);
+            const mtt_op_rotary_backward *r = MTT_OPERANDS_OF(rotary_backward, &ops[i]);
             const mtt_op_quantize *q = MTT_OPERANDS_OF(quantize, &ops[i]);
+            if (ops[i].kind == MTT_OP_rotary_backward)
+                check(r->dx->dtype == (turned == 1 ? MTT_F8_E5M2 : MTT_BF16_BITS) &&
+                          (turned == 1 ? r->dx_t->last > i && r->dx != r->dy : !r->dx_t && r->dx == r->dy),
+                      "%s: rotated gradients are %s in 8 bits", c.text, turned == 1 ? "not" : "already");
             if (ops[i].kind == MTT_OP_flash)
                 check(f->out_8 ? f->out_8->last > i : ops[i].recomputed, "%s: flash %d %s 8 bits", c.text, i,
                       f->out_8 ? "makes unused" : "makes no");
