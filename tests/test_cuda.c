@@ -157,8 +157,8 @@ static const char *describe(const setup *s)
              s->model.rotary_interleaved ? " interleaved" : "", s->model.qk_norm ? " norm" : "",
              s->model.d_ff, s->model.vocab, s->batch, s->seq_len, s->policy.window,
              (double)s->model.dropout, s->policy.attention ? "flash" : "plain",
-             s->policy.loss == MTT_LOSS_CHUNKED ? "chunked" : "full", (int)s->model.norm, (int)s->model.norm_place,
-             (int)s->model.mlp, s->model.no_biases ? ", no biases" : "");
+             s->policy.loss == MTT_LOSS_CHUNKED ? "chunked" : "full", (int)s->model.norm,
+             (int)s->model.norm_place, (int)s->model.mlp, s->model.no_biases ? ", no biases" : "");
     return text;
 }
 

@@ -1596,18 +1596,19 @@ static void validation(void)
                   p.loss == (products == MTT_FP8_ALL ? MTT_LOSS_CHUNKED : MTT_LOSS_FULL),
               "FP8 of products %d has chunks of %d rows, loss %d", products, p.loss_chunk_rows, (int)p.loss);
     }
+    enum { CPU = MTT_DEVICE_CPU, CUDA = MTT_DEVICE_CUDA };
     static const struct { mtt_policy given; int batch, rows; mtt_loss loss; } LOSSES[] = {
-        {{.device = MTT_DEVICE_CPU}, 64, 1024, MTT_LOSS_FULL},
-        {{.device = MTT_DEVICE_CUDA}, 1, 8192, MTT_LOSS_CHUNKED},
-        {{.device = MTT_DEVICE_CUDA}, 33, 8448, MTT_LOSS_CHUNKED},
-        {{.device = MTT_DEVICE_CUDA}, 64, 16384, MTT_LOSS_CHUNKED},
-        {{.device = MTT_DEVICE_CUDA}, 1 << 20, 16384, MTT_LOSS_CHUNKED},
-        {{.device = MTT_DEVICE_CUDA, .loss_chunk_rows = 100}, 64, 100, MTT_LOSS_CHUNKED},
-        {{.device = MTT_DEVICE_CUDA, .loss = MTT_LOSS_CHUNKED}, 64, 2048, MTT_LOSS_CHUNKED},
-        {{.device = MTT_DEVICE_CUDA, .loss = MTT_LOSS_FULL}, 64, 2048, MTT_LOSS_FULL},
-        {{.device = MTT_DEVICE_CUDA, .precision = MTT_FP8, .loss = MTT_LOSS_FULL}, 64, 2048, MTT_LOSS_CHUNKED},
-        {{.device = MTT_DEVICE_CUDA, .precision = MTT_FP8}, 64, 16384, MTT_LOSS_CHUNKED},
-        {{.device = MTT_DEVICE_CPU, .precision = MTT_FP8}, 64, 1024, MTT_LOSS_CHUNKED},
+        {{.device = CPU}, 64, 1024, MTT_LOSS_FULL},
+        {{.device = CUDA}, 1, 8192, MTT_LOSS_CHUNKED},
+        {{.device = CUDA}, 33, 8448, MTT_LOSS_CHUNKED},
+        {{.device = CUDA}, 64, 16384, MTT_LOSS_CHUNKED},
+        {{.device = CUDA}, 1 << 20, 16384, MTT_LOSS_CHUNKED},
+        {{.device = CUDA, .loss_chunk_rows = 100}, 64, 100, MTT_LOSS_CHUNKED},
+        {{.device = CUDA, .loss = MTT_LOSS_CHUNKED}, 64, 2048, MTT_LOSS_CHUNKED},
+        {{.device = CUDA, .loss = MTT_LOSS_FULL}, 64, 2048, MTT_LOSS_FULL},
+        {{.device = CUDA, .precision = MTT_FP8, .loss = MTT_LOSS_FULL}, 64, 2048, MTT_LOSS_CHUNKED},
+        {{.device = CUDA, .precision = MTT_FP8}, 64, 16384, MTT_LOSS_CHUNKED},
+        {{.device = CPU, .precision = MTT_FP8}, 64, 1024, MTT_LOSS_CHUNKED},
     };
     for (size_t i = 0; i < sizeof(LOSSES) / sizeof(LOSSES[0]); i++)
         check(!mtt_policy_resolve(NULL, &LOSSES[i].given, &resolved, LOSSES[i].batch, 1024, &p) &&
