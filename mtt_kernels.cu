@@ -471,7 +471,8 @@ static void mtt__host_free(mtt_env *env, void *block)
     else free(block);
 }
 
-/* Launches a kernel with dynamic shared memory. CUDA gives more than 48 KiB only on request. */
+/* Launches a kernel with dynamic shared memory. CUDA gives a block more than 48 KiB only on request, and what
+   the kernel has by itself counts. */
 template <class... P, class... A>
 static mtt_status mtt__launch_shared(mtt__cuda *c, const char *what, void (*kernel)(P...), dim3 grid,
                                      dim3 block, size_t bytes, A... args)
@@ -481,7 +482,7 @@ static mtt_status mtt__launch_shared(mtt__cuda *c, const char *what, void (*kern
                               "%s needs %zu bytes of shared memory a block, and CUDA device %d has %d: take "
                               "narrower heads or attention without flash", what, bytes, c->device,
                               c->shared_bytes);
-    if (bytes > 48 << 10) {
+    if (bytes > 40 << 10) {
         const cudaFuncAttribute most = cudaFuncAttributeMaxDynamicSharedMemorySize;
         const cudaError_t error = cudaFuncSetAttribute(kernel, most, (int)bytes);
         if (error != cudaSuccess) return mtt__checked(c, error, what);
