@@ -355,11 +355,12 @@ static int ignore_token(void *user, int prompt, int32_t id, const char *text, si
     return 0;
 }
 
-/* Continues batch-size prompts, which are at `tokens`. */
+/* Continues batch-size prompts, which are at `tokens`. The cache has places for what is wanted, no more. */
 static mtt_status generate(const mtt_backend *backend, const int32_t *tokens)
 {
+    const int most = PROMPT + set.generate, context = set.seq_len < most ? set.seq_len : most;
     const mtt_generator_desc desc = {.precision = set.policy.precision, .window = set.policy.window,
-                                     .batch = set.batch, .context = set.seq_len};
+                                     .batch = set.batch, .context = context};
     mtt_generation job = {.prompt_count = set.batch, .write = ignore_token};
     const int32_t **prompts = malloc((size_t)set.batch * sizeof(*prompts));
     int *sizes = malloc((size_t)set.batch * sizeof(*sizes)), i;
