@@ -17,9 +17,8 @@ if [ "$gpus" = 1 ]; then
       -lpthread -lm || exit 1
   export LD_LIBRARY_PATH=$build/nccl${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 fi
-timeout 600 "$build/test_together_cuda" quick $most > "$build/together.log" 2>&1
-cat "$build/together.log"
-check "test_together_cuda" grep -qE '^[1-9][0-9]* passed, 0 failed' "$build/together.log"
+timeout 600 "$build/test_together_cuda" quick $most > "$build/together.log" 2>&1 & # beside the trainer's runs
+together=$!
 
 out=$(mktemp -d) && cd "$out" || exit 1
 trap 'rm -rf "$out"' EXIT
@@ -61,6 +60,10 @@ for first in $most $other; do
   done
   same moved_bf16_flash "from $first to $next ranks"
 done
+
+wait $together
+cat "$build/together.log"
+check "test_together_cuda" grep -qE '^[1-9][0-9]* passed, 0 failed' "$build/together.log"
 
 last=$((most - 1))
 signal() { # SIGNAL [OPTION]: to the last rank of a long run; sets code and took
