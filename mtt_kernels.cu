@@ -5494,7 +5494,8 @@ static __global__ void __launch_bounds__(S::THREADS, mtt__blocks_that_fit<S>(MTT
             MTT__UNROLL for (int m = 0; m < S::ROW_TILES; m++)
                 mtt__load_matrices(q_rmem[k][m], mtt__advance<D>(q_lane, k * 2) + m * 16 * D * 2);
     }
-    if (threadIdx.x == 0) { /* perhaps in the place of its own warp's first rows of Q, which have been read */
+    __syncwarp(); /* the warp has read its rows of Q, which the block's work may replace */
+    if (threadIdx.x == 0) {
         block.head = head;
         block.first_key = f.window ? max(0, q0 - f.window + 1) / BLOCK_KV * BLOCK_KV : 0;
     }

@@ -87,6 +87,16 @@ static inline int below(int bound)
     return (int)(random_bits() % (uint64_t)bound);
 }
 
+#ifdef MTT_H_INCLUDED
+/* How many activations there are, so that one which is new is drawn, too. */
+static inline int mlp_forms(void)
+{
+    const mtt_field *f = mtt_model_fields();
+    while (strcmp(f->name, "mlp")) f++;
+    return (int)f->high + 1;
+}
+#endif
+
 /* The folder of this run; close_folder removes it with its files. */
 static char folder[200];
 

@@ -94,13 +94,6 @@ static mtt_attention flash_of(int d_head)
     return turing && d_head > 128 ? MTT_ATTENTION_PLAIN : MTT_ATTENTION_FLASH;
 }
 
-static int mlp_forms(void)
-{
-    const mtt_field *f = mtt_model_fields();
-    while (strcmp(f->name, "mlp")) f++;
-    return (int)f->high + 1;
-}
-
 /* Half of the setups have other norms, MLPs or biases than the default, in all combinations. */
 static void set_options(mtt_model_desc *m, int number)
 {
@@ -843,7 +836,7 @@ static void activation_elements(const textbook *t, const double *x, int64_t rows
         case MTT_MLP_RELU2: y[i] = size = fp32(t, positive * positive); break;
         case MTT_MLP_SILU: y[i] = fp32(t, *at * s), size = fabs(*at); break;
         case MTT_MLP_SWIGLU: y[i] = fp32(t, fp32(t, *at * s) * at[F]), size = fabs(*at * at[F]); break;
-        default: y[i] = size = NAN; /* a new form is found wrong until its formula stands here */
+        default: y[i] = size = NAN; /* a form without a formula here is found wrong */
         }
         if (t->exact) y_size[i] = size;
     }

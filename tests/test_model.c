@@ -923,14 +923,6 @@ static void gradients(void)
 
 /* ---- norms, MLPs and biases ---- */
 
-/* How many there are, so that one which is new is drawn, too. */
-static int mlp_forms(void)
-{
-    const mtt_field *f = mtt_model_fields();
-    while (strcmp(f->name, "mlp")) f++;
-    return (int)f->high + 1;
-}
-
 /* The first cases have one option each, or the defaults; the others are drawn. */
 static void draw_options(mtt_model_desc *m, int number)
 {
