@@ -149,6 +149,15 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpy
     return cudaSuccess;
 }
 
+cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t bytes,
+                              size_t rows, cudaMemcpyKind, cudaStream_t)
+{
+    return emulate::enqueue([=] {
+        for (size_t i = 0; i < rows; i++)
+            memcpy((char *)to + i * to_pitch, (const char *)from + i * from_pitch, bytes);
+    });
+}
+
 cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t)
 {
     return emulate::enqueue([=] { memset(to, value, bytes); });
@@ -664,24 +673,28 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
                                               cublasLtMatmulPreference_t, int,
                                               cublasLtMatmulHeuristicResult_t results[], int *count)
 {
+    static const size_t NEEDS[] = {0, 4, 64}; /* the second is refused without a workspace */
+    const size_t needs = NEEDS[((emulate::layout *)d)->columns % 3];
     *count = emulate::supported(*(emulate::product *)desc, *(emulate::layout *)a, *(emulate::layout *)b,
                                 *(emulate::layout *)d);
     memset(results, 0, sizeof(*results));
+    results->workspaceSize = results->algo.data[0] = needs;
     return *count ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
 }
 
 cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const void *alpha, const void *a,
                               cublasLtMatrixLayout_t a_layout, const void *b, cublasLtMatrixLayout_t b_layout,
                               const void *beta, const void *c, cublasLtMatrixLayout_t, void *d,
-                              cublasLtMatrixLayout_t d_layout, const cublasLtMatmulAlgo_t *, void *workspace,
-                              size_t workspace_bytes, cudaStream_t)
+                              cublasLtMatrixLayout_t d_layout, const cublasLtMatmulAlgo_t *algorithm,
+                              void *workspace, size_t workspace_bytes, cudaStream_t)
 {
+    if (workspace_bytes < algorithm->data[0]) return CUBLAS_STATUS_INVALID_VALUE;
     const emulate::product p = *(emulate::product *)desc;
     const emulate::layout la = *(emulate::layout *)a_layout, lb = *(emulate::layout *)b_layout,
                           ld = *(emulate::layout *)d_layout;
     const float factor = *(const float *)alpha, added = *(const float *)beta;
     emulate::enqueue([=] {
-        memset(workspace, 0xff, workspace_bytes); /* a product may write all of it */
+        if (workspace) memset(workspace, 0xff, workspace_bytes); /* a product may write all of it */
         emulate::multiply(p, factor, a, la, b, lb, added, c, d, ld);
     });
     return CUBLAS_STATUS_SUCCESS;

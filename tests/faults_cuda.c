@@ -77,6 +77,10 @@ CALL_MEMORY(cudaGraphInstantiate, (cudaGraphExec_t *exec, cudaGraph_t graph, uns
 CALL(cudaMemcpyAsync,
      (void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind, cudaStream_t stream),
      (to, from, bytes, kind, stream))
+CALL(cudaMemcpy2DAsync,
+     (void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t bytes, size_t rows,
+      enum cudaMemcpyKind kind, cudaStream_t stream),
+     (to, to_pitch, from, from_pitch, bytes, rows, kind, stream))
 CALL(cudaIpcGetMemHandle, (cudaIpcMemHandle_t *handle, void *block), (handle, block))
 CALL(cudaIpcOpenMemHandle, (void **block, cudaIpcMemHandle_t handle, unsigned flags), (block, handle, flags))
 CALL(cudaMemsetAsync, (void *to, int value, size_t bytes, cudaStream_t stream), (to, value, bytes, stream))
