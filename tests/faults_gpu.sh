@@ -12,7 +12,7 @@ arch=-gencode=arch=compute_90a,code=sm_90a kernels=$build/kernels_90a.o # of .ci
 if nvidia-smi -L > /dev/null 2>&1; then arch=$(tools/arch.sh) kernels=$build/faults_kernels.o; fi
 [ "$kernels" -nt mtt_kernels.cu ] && [ "$kernels" -nt mtt.h ] ||
   nvcc -O1 "$arch" -c mtt_kernels.cu -o "$kernels" || exit 1
-names=$(sed -nE 's/^CALL[A-Z_]*\(([a-zA-Z_]+),.*/\1/p; s/^cuda.* __wrap_([A-Za-z]+)\(.*/\1/p' \
+names=$(sed -nE 's/^CALL[A-Z_]*\(([a-zA-Z0-9_]+),.*/\1/p; s/^cuda.* __wrap_([A-Za-z]+)\(.*/\1/p' \
   tests/faults_cuda.c)
 missing=$(nm -u "$kernels" | awk '{ print $2 }' |
   grep -E '^(cuda|cublas|__cudaLaunch)' | grep -vE 'Get(Error|Status)(Name|String)$' | grep -vxF "$names")
