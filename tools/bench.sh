@@ -112,7 +112,7 @@ function line(n, k,  s) {
   if (row_ms[n, k] == "-") return s short(row_bytes[n, k]) " | |" (theirs ? " | |" : "")
   return s sprintf("%.2f | %s |", row_ms[n, k], mb(row_bytes[n, k])) (theirs ? ratios(n, k) : "")
 }
-$1 == "title" { name[++cases] = $2; title[$2] = $3; wanted[$2] = 1; parts += $2 ~ /gqa|generate/; next }
+$1 == "title" { name[++cases] = $2; title[$2] = $3; wanted[$2] = 1; next }
 $1 == "about" { about[$2] = $3; next }
 !($1 in wanted) { next }
 $1 == "largest" {
@@ -129,19 +129,25 @@ $2 ~ /^PyTorch/ {
 }
 { row[$1, ++rows[$1]] = $2; row_ms[$1, rows[$1]] = $3; row_bytes[$1, rows[$1]] = $4 }
 END {
-  for (c = 1; c <= cases; c++) any += rows[name[c]]
+  for (c = 1; c <= cases; c++) {
+    any += rows[name[c]]
+    if (rows[name[c]] && match(name[c], /gqa|generate/)) has[substr(name[c], RSTART, RLENGTH)] = 1
+  }
   if (any) {
     print "| model, batch x T |" (theirs ? " PyTorch: ms | MB |" : "") " mtt | ms | MB |" \
       (theirs ? " speed | memory |" : "")
     print "|---|" (theirs ? "---:|---:|" : "") "---|---:|---:|" (theirs ? "---:|---:|" : "")
     for (c = 1; c <= cases; c++) for (k = 1; k <= rows[name[c]]; k++) print line(name[c], k)
     versions = theirs ? sprintf(", PyTorch %s for CUDA %s", about["pytorch"], about["cuda"]) : ""
-    printf "\n%s, %s%s. Each time is the mean of the second half of %d steps, ", \
+    printf "\n%s, %s%s.\nEach time is the mean of the second half of %d steps, ", \
       about["device"], about["date"], versions, about["steps"]
-    print "without synchronizing after each step. MB is 10^6 bytes. Rows are BF16 unless they name"
-    print "TF32 or FP8. Where no row says otherwise, the loss goes over 8,192 to 16,384 tokens at a time."
-    if (parts) print "Attention: the forward and the backward pass of one layer, the mean of 10 in a row.\n" \
-      "New tokens: the time of one of each sequence, with its share of prompts of 16 tokens."
+    print "without synchronizing after each step. MB is 10^6 bytes."
+    print "Rows are BF16 unless they name TF32 or FP8. Where no row says otherwise, the loss goes over"
+    print "8,192 to 16,384 tokens at a time."
+    if (has["gqa"])
+      print "Attention: the forward and the backward pass of one layer, the mean of 10 in a row."
+    if (has["generate"])
+      print "New tokens: the time of one of each sequence, with its share of prompts of 16 tokens."
   }
   if (batches) printf "%sPlanned largest batch with %s: %s.\n", any ? "\n" : "", \
     "flash, segments, chunked, compact and dropout", batches
