@@ -250,8 +250,8 @@ static mtt_status open_weights(mtt_env *env, mtt_model **weights)
 /* Runs the step on random tokens, each the target of the one before it. */
 static mtt_status dump_step(mtt_env *env, const mtt_schedule *schedule, mtt_model *weights)
 {
-    const mtt_policy *p = mtt_schedule_policy(schedule);
-    const int64_t count = (int64_t)p->accumulate * batch * seq_len;
+    const mtt_policy p = dump_policy(schedule);
+    const int64_t count = (int64_t)p.accumulate * batch * seq_len;
     int32_t *tokens = malloc(((size_t)count + 1) * sizeof(*tokens));
     mtt_backend backend = *mtt_cpu_backend();
     uint64_t state = 1;
@@ -263,7 +263,7 @@ static mtt_status dump_step(mtt_env *env, const mtt_schedule *schedule, mtt_mode
         state = state * 6364136223846793005u + 1442695040888963407u; /* Knuth's generator */
         tokens[i] = (int32_t)((state >> 33) % (uint64_t)mtt_schedule_model(schedule)->vocab);
     }
-    if (p->device == MTT_DEVICE_CUDA) status = mtt_cuda_backend(env, 0, &backend);
+    if (p.device == MTT_DEVICE_CUDA) status = mtt_cuda_backend(env, 0, &backend);
     if (!status)
         status = dump_save(env, dump_path, schedule, batch, seq_len, &backend, weights, tokens, tokens + 1);
     if (!status && !stat(dump_path, &file))

@@ -2,6 +2,7 @@
 
 usage: schedule_files.py dump A [B]       tensors of a step; B: of the same step with another technique
        schedule_files.py weights A B      a dump of a step with the weights of checkpoint B
+       schedule_files.py step A B         the weights after a step, of the same micro-batches planned otherwise
        schedule_files.py viz FILE JSON    a plan as a memory snapshot of PyTorch, and the plan's JSON
 """
 
@@ -76,6 +77,14 @@ def weights(path, checkpoint):
         assert ours[name][2] == theirs[name][2], name
 
 
+def step(path, other):
+    ours, theirs = read(path)[1], read(other)[1]
+    names = ["loss"] + [name for name in ours if name.startswith("after.")]
+    assert len(names) > 20
+    for name in names:
+        assert ours[name][2] == theirs[name][2], f"{name} differs"
+
+
 def viz(path, plan):
     plan = json.load(open(plan))
     snapshot = pickle.load(open(path, "rb"))
@@ -106,4 +115,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "dump":
         dump(sys.argv[2], sys.argv[3] if len(sys.argv) > 3 else None)
     else:
-        {"weights": weights, "viz": viz}[sys.argv[1]](*sys.argv[2:])
+        {"weights": weights, "step": step, "viz": viz}[sys.argv[1]](*sys.argv[2:])

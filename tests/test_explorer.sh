@@ -68,6 +68,15 @@ if command -v python3 > /dev/null; then
     mv one.safetensors kept.safetensors
   done
   expect 0 'wrote one.safetensors' --technique bf16_early --dump one.safetensors
+  # a batch that the plan splits is trained as so many micro-batches
+  split="--technique budget_split --batch-size 16 --memory-budget 1000K"
+  expect 0 '' $split --json
+  parts=$(grep -o '"micro_batches": [0-9]*' out | grep -o '[0-9]*$')
+  check "a plan splits the batch" [ "${parts:-1}" -gt 1 ]
+  expect 0 'wrote one.safetensors' $split --dump one.safetensors
+  expect 0 'wrote two.safetensors' --technique fp32 --batch-size $((16 / ${parts:-1})) \
+    --accumulate "${parts:-1}" --dump two.safetensors
+  check "the dump of a split batch" python3 "$tests/schedule_files.py" step one.safetensors two.safetensors
   expect 0 '' --device cuda --technique bf16_flash_checkpointing --json
   mv out json
   expect 0 'pytorch.org/memory_viz' --device cuda --technique bf16_flash_checkpointing --memory-viz one.pickle

@@ -257,24 +257,35 @@ static mtt_status dump_open(dump *d, const char *path)
     return status;
 }
 
+/* The policy with which a trainer makes the same schedule. That of the schedule counts the parts of a split
+   batch as micro-batches. */
+static mtt_policy dump_policy(const mtt_schedule *schedule)
+{
+    mtt_policy policy = *mtt_schedule_policy(schedule);
+    mtt_plan_report report;
+    mtt_schedule_report(schedule, &report);
+    policy.accumulate /= report.micro_batches;
+    return policy;
+}
+
 /* Trains a step and writes its tensors. `tokens`, `targets`: of all micro-batches. `model`: weights of it;
    NULL: initial ones. A failure leaves the path as it was. */
 static mtt_status dump_save(mtt_env *env, const char *path, const mtt_schedule *schedule, int batch,
                             int seq_len, const mtt_backend *device, mtt_model *model, const int32_t *tokens,
                             const int32_t *targets)
 {
-    const mtt_policy *policy = mtt_schedule_policy(schedule);
+    const mtt_policy policy = dump_policy(schedule);
     mtt_backend watched = *device;
     mtt_step_info info;
     dump d;
     mtt_status status;
     memset(&d, 0, sizeof(d));
     d.env = env, d.device = *device;
-    if (policy->early_update) d.optim.clip = -1; /* all gradients are never known at once */
+    if (policy.early_update) d.optim.clip = -1; /* all gradients are never known at once */
     dump_now = &d;
     watched.run = dump_run;
-    status = mtt_trainer_create(env, mtt_schedule_model(schedule), policy, &d.optim, &watched, batch, seq_len,
-                                &d.trainer);
+    status = mtt_trainer_create(env, mtt_schedule_model(schedule), &policy, &d.optim, &watched, batch,
+                                seq_len, &d.trainer);
     if (!status && model) status = mtt_trainer_load(d.trainer, model);
     if (!status) d.ops = mtt_schedule_ops(mtt_trainer_schedule(d.trainer), &d.op_count);
     if (!status) status = dump_open(&d, path);
