@@ -222,8 +222,8 @@ PYTHON
 DEVICE=cpu bench 0 \
   '^\| tiny, 4 x 64 \| 2000.50 \(graphs\) \| 1,049 \| flash \| [0-9.]+ \| 5 \| [0-9.]+x \| 0 % \|$' tiny
 check "FP8 beside it" says out '^\|  \| \| \| FP8, flash \| [0-9.]+ \| [0-9]+ \| [0-9.]+x \| [01] % \|$'
-check "it names the versions" \
-  grep -q 'PyTorch 9.8+cu7 for CUDA 7.6. Each time is the mean of the second half of 4 steps, without' out
+check "it names the versions" says out ', PyTorch 9\.8\+cu7 for CUDA 7\.6\.$'
+check "it says how it measured" says out '^Each time is the mean of the second half of 4 steps, without'
 DEVICE=cpu bench 0 '^\| tiny, 4 x 64, dropout 0.1 \| 2000.50 \(graphs\) .* flash \| ' tiny_dropout
 check "PyTorch has the same dropout" says calls '--speed tiny --pytorch bf16 --dropout 0.1 --modes compile'
 check "chosen cases leave the page alone" cmp page.md page.old
