@@ -603,7 +603,8 @@ typedef struct mtt_plan_report {
    larger than memory can be, or than the policy's budget. */
 MTTDEF mtt_status mtt_plan(mtt_env *env, const mtt_model_desc *model, const mtt_policy *policy, int batch,
                            int seq_len, mtt_plan_report *report);
-/* The largest batch, not split, whose arena is at most `budget_bytes`; at most 2^20, or 0 after a failure.
+/* The largest batch, not split, whose arena is at most `budget_bytes`; at most 2^20, or 0 after a failure. It
+   counts on an arena growing with the batch; gaps of packing may hide a batch that is larger by 1 %.
    MTT_E_BUDGET: not even one sequence fits; the error says what it needs. */
 MTTDEF mtt_status mtt_plan_max_batch(mtt_env *env, const mtt_model_desc *model, const mtt_policy *policy,
                                      int seq_len, size_t budget_bytes, int *batch);
@@ -628,7 +629,8 @@ MTTDEF mtt_status mtt_schedule_create(mtt_env *env, const mtt_model_desc *model,
                                       int batch, int seq_len, mtt_schedule **out);
 MTTDEF void mtt_schedule_destroy(mtt_schedule *schedule);
 MTTDEF void mtt_schedule_report(const mtt_schedule *schedule, mtt_plan_report *report);
-/* What a schedule was made of, with all defaults filled in. */
+/* What a schedule was made of, with all defaults filled in. `accumulate` counts the parts of a batch that
+   `split` has cut: it is the policy's times mtt_plan_report.micro_batches. */
 MTTDEF const mtt_model_desc *mtt_schedule_model(const mtt_schedule *schedule);
 MTTDEF const mtt_policy *mtt_schedule_policy(const mtt_schedule *schedule);
 /* The operations in the order in which they run, and all tensors that they use. An operation has its
@@ -6485,7 +6487,8 @@ static size_t mtt__arena_bytes(const mtt_schedule *s)
 }
 
 /* Builds the programs, with so many layers recomputed whole and in part. Only the training step depends on
-   these: the others stay once they are built. Ends at the first program above `limit` bytes. */
+   these: the others stay once they are built. Ends at the first program above `limit` bytes. What is built
+   to the end counts for the least that a plan takes. */
 static mtt_status mtt__build(mtt_schedule *s, int whole, int partial, size_t limit)
 {
     int count = s->chunk ? MTT__TOKEN + 1 : MTT__PROGRAMS, i;
@@ -6501,6 +6504,7 @@ static mtt_status mtt__build(mtt_schedule *s, int whole, int partial, size_t lim
         }
         if (status || s->programs[i].arena_bytes > limit) return status;
     }
+    s->least = mtt__arena_bytes(s) < s->least ? mtt__arena_bytes(s) : s->least;
     return MTT_OK;
 }
 
@@ -6534,7 +6538,8 @@ static mtt_status mtt__fewest(const mtt__search *q, int whole, int whole_by, int
 
 enum { MTT__FEW_LAYERS = 8 };
 
-/* Tries all mixtures and builds the cheapest that fits; all layers whole is known to. */
+/* Tries all mixtures and builds the cheapest that fits, or all layers whole if none does. With `packed`, the
+   least that any of them takes is then known. */
 static mtt_status mtt__choose_of_all(const mtt__search *q)
 {
     mtt_schedule *s = q->schedule;
@@ -6542,7 +6547,8 @@ static mtt_status mtt__choose_of_all(const mtt__search *q)
     double best = HUGE_VAL;
     for (w = layers; w >= 0; w--)
         for (p = 0; p <= layers - w; p++) {
-            mtt_status status = mtt__build(s, w, p, q->packed ? q->budget : 0);
+            size_t limit = q->budget > s->least ? q->budget : s->least;
+            mtt_status status = mtt__build(s, w, p, q->packed ? limit : 0);
             if (status) return status;
             if (s->programs[MTT__TRAIN].arena_bytes > q->budget || mtt__plan_cost(s) >= best) continue;
             best = mtt__plan_cost(s), whole = w, partial = p;
@@ -6561,17 +6567,14 @@ static mtt_status mtt__choose_of_all(const mtt__search *q)
                | . . . B \
                +------------ whole
 
-   Of a large model the search visits the ends: memory and cost are close to linear in the two numbers, so one
-   of them is the cheapest. A small model may need more memory where more is recomputed, beside a layer's
-   gradients: there the search tries everything. */
+   The search visits the ends: memory and cost are close to linear in the two numbers, so one of them is the
+   cheapest. All layers whole is known to fit. */
 static mtt_status mtt__choose(const mtt__search *q)
 {
     mtt_schedule *s = q->schedule;
     int layers = s->model.layers, w = 0, p = 0, last = 0, whole = -1, partial = 0, step;
     double cost, best = 0;
-    mtt_status status;
-    if (layers <= MTT__FEW_LAYERS) return mtt__choose_of_all(q);
-    status = mtt__fewest(q, 0, 1, layers, -1, layers, &w);
+    mtt_status status = mtt__fewest(q, 0, 1, layers, -1, layers, &w);
     if (!status) status = mtt__fewest(q, w, 1, 0, 0, layers - w, &last);
     last += w;
     step = 1 + (last - w) * layers / 256;
@@ -6587,39 +6590,46 @@ static mtt_status mtt__choose(const mtt__search *q)
     return status ? status : mtt__build(s, whole, partial, SIZE_MAX);
 }
 
+/* Where all layers whole do not fit: as few as possible in part, if all in part do, or the last one alone. */
+static mtt_status mtt__choose_less(const mtt__search *q)
+{
+    mtt_schedule *s = q->schedule;
+    int layers = s->model.layers, fewest = 0;
+    mtt_status status = mtt__build(s, 0, layers, SIZE_MAX);
+    if (status) return status;
+    if (mtt__arena_bytes(s) > q->budget) return mtt__build(s, layers - 1, 1, SIZE_MAX);
+    status = mtt__fewest(q, 0, 0, 0, 1, layers, &fewest);
+    return status ? status : mtt__build(s, 0, fewest, SIZE_MAX);
+}
+
+static mtt_status mtt__over_budget(const mtt_schedule *s, size_t budget)
+{
+    return mtt__fail(s->env, MTT_E_BUDGET,
+                     "the budget is %zu bytes, the smallest plan takes %zu: %zu too many; %slower %s"
+                     "seq_len, or use the chunked loss, flash attention, or segments", budget, s->least,
+                     s->least - budget, s->batch == 1 || s->policy.split || s->policy.early_update ? "" :
+                     "set split, ", s->batch == 1 ? "" : "the batch or ");
+}
+
 /* Recomputes so many layers that the plan fits the budget: without one, the plan with all layers whole and
    0.1 % (for 0.03 % GPT-2 with 32,768 tokens keeps its last layer and saves 2 % of the time). A first search
    does without packing, which takes long; if its result has gaps and misses the budget, a second one packs
-   every candidate. In small models a mixture, or all layers in part, may take less than all layers whole. */
+   every candidate. A small model may need more memory where more is recomputed, beside a layer's gradients:
+   there the search tries everything. */
 static mtt_status mtt__fit_budget(mtt_schedule *s)
 {
-    int layers = s->model.layers, fewest = 0, packed;
+    int layers = s->model.layers;
     mtt_status status = mtt__build(s, layers, 0, SIZE_MAX);
-    size_t arena = mtt__arena_bytes(s), budget = arena + arena / 1024;
-    mtt__search q = {s, 0, 1};
-    if (s->policy.recompute == MTT_RECOMPUTE_BUDGET) budget = s->policy.budget_bytes;
-    s->least = arena;
-    for (packed = 0; packed < 2 && !status; packed++) {
-        q.budget = budget > s->least ? budget : s->least;
-        q.packed = packed;
-        status = mtt__choose(&q);
-        arena = mtt__arena_bytes(s);
-        if (status || arena <= budget) return status;
-        if (arena < s->least) s->least = arena;
+    size_t arena = mtt__arena_bytes(s);
+    mtt__search q = {s, arena + arena / 1024, 0};
+    if (s->policy.recompute == MTT_RECOMPUTE_BUDGET) q.budget = s->policy.budget_bytes;
+    for (q.packed = arena > q.budget; q.packed < 2 && !status; q.packed++) {
+        if (layers <= MTT__FEW_LAYERS) status = mtt__choose_of_all(&q);
+        else status = arena > q.budget ? mtt__choose_less(&q) : mtt__choose(&q);
+        if (!status && mtt__arena_bytes(s) <= q.budget) return MTT_OK;
     }
-    if (!status) status = mtt__build(s, 0, layers, SIZE_MAX);
-    if (status) return status;
-    arena = mtt__arena_bytes(s);
-    if (arena < s->least) s->least = arena;
-    if (arena > budget)
-        return mtt__fail(s->env, MTT_E_BUDGET,
-                         "the budget is %zu bytes, the smallest plan takes %zu: %zu too many; %slower %s"
-                         "seq_len, or use the chunked loss, flash attention, or segments", budget, s->least,
-                         s->least - budget, s->batch == 1 || s->policy.split || s->policy.early_update ? "" :
-                         "set split, ", s->batch == 1 ? "" : "the batch or ");
-    q.budget = budget;
-    status = mtt__fewest(&q, 0, 0, 0, 1, layers, &fewest);
-    return status ? status : mtt__build(s, 0, fewest, SIZE_MAX);
+    if (status || arena <= q.budget) return status ? status : mtt__build(s, layers, 0, SIZE_MAX);
+    return mtt__over_budget(s, q.budget);
 }
 
 /* Recomputes what the policy says. A budget with room for everything needs no search. */
@@ -6635,24 +6645,29 @@ static mtt_status mtt__build_policy(mtt_schedule *s)
     return status || mtt__arena_bytes(s) <= limit ? status : mtt__fit_budget(s);
 }
 
-/* Cuts the batch into `split` micro-batches. */
-static mtt_status mtt__build_split(mtt_schedule *s, int batch, int accumulate, int split)
+/* Cuts the batch into `split` micro-batches. MTT_LOSS_AUTO of `asked` goes by their rows. */
+static mtt_status mtt__build_split(mtt_schedule *s, const mtt_policy *asked, int batch, int accumulate,
+                                   int split)
 {
     s->split = split;
     s->batch = batch / split;
     s->policy.accumulate = accumulate * split;
+    s->policy.loss = asked->loss;
+    s->policy.loss_chunk_rows = asked->loss_chunk_rows;
+    mtt__resolve_loss(&s->policy, (int64_t)s->batch * s->seq_len);
     return mtt__build_policy(s);
 }
 
-/* Takes the cheapest number of micro-batches. Once nothing is recomputed any more, more of them only cost. */
-static mtt_status mtt__fit_split(mtt_schedule *s)
+/* Takes the cheapest number of micro-batches. Once nothing is recomputed any more, more of them only cost. If
+   none fits, the error is the last one's, with the least of all. */
+static mtt_status mtt__fit_split(mtt_schedule *s, const mtt_policy *asked)
 {
     int batch = s->batch, accumulate = s->policy.accumulate, best = 0, last = 0, split;
     double best_cost = 0;
     mtt_status status = MTT_OK;
     for (split = 1; split <= batch && split <= (1 << 20) / accumulate && !last; split++) {
         if (batch % split) continue;
-        status = mtt__build_split(s, batch, accumulate, split);
+        status = mtt__build_split(s, asked, batch, accumulate, split);
         if (status == MTT_E_BUDGET) continue;
         if (status) return status;
         last = s->recompute_layers + s->recompute_selective == 0;
@@ -6660,7 +6675,7 @@ static mtt_status mtt__fit_split(mtt_schedule *s)
         best = split;
         best_cost = mtt__plan_cost(s);
     }
-    return !best || best == s->split ? status : mtt__build_split(s, batch, accumulate, best);
+    return !best || best == s->split ? status : mtt__build_split(s, asked, batch, accumulate, best);
 }
 
 static mtt_status mtt__schedule_init(mtt_schedule *s, mtt_env *env, const mtt_model_desc *model,
@@ -6672,10 +6687,11 @@ static mtt_status mtt__schedule_init(mtt_schedule *s, mtt_env *env, const mtt_mo
     s->batch = batch;
     s->seq_len = seq_len;
     s->split = 1;
+    s->least = SIZE_MAX;
     status = mtt_model_resolve(env, model, &s->model);
     if (!status) status = mtt_policy_resolve(env, policy, &s->model, batch, seq_len, &s->policy);
     if (status) return status;
-    if (s->policy.split && s->policy.recompute == MTT_RECOMPUTE_BUDGET) status = mtt__fit_split(s);
+    if (s->policy.split && s->policy.recompute == MTT_RECOMPUTE_BUDGET) status = mtt__fit_split(s, policy);
     else status = mtt__build_policy(s);
     if (status) mtt__release_programs(s);
     return status;
@@ -6830,9 +6846,9 @@ MTTDEF mtt_status mtt_policy_fit(mtt_env *env, const mtt_model_desc *model, cons
         p.recompute = MTT_RECOMPUTE_BUDGET;
         p.budget_bytes = budget_bytes;
         status = mtt__schedule_init(&s, env, model, &p, batch, seq_len);
-        if (status == MTT_E_BUDGET && s.least < least) least = s.least;
-        if (status == MTT_E_BUDGET) continue;
-        if (status) return status;
+        if (status && status != MTT_E_BUDGET) return status;
+        if (s.least < least) least = s.least;
+        if (status) continue;
         cost = mtt__plan_cost(&s);
         if (s.recompute_layers + s.recompute_selective == 0 && s.split == 1) p.recompute = MTT_RECOMPUTE_NONE;
         mtt__release_programs(&s);
@@ -6841,10 +6857,10 @@ MTTDEF mtt_status mtt_policy_fit(mtt_env *env, const mtt_model_desc *model, cons
         best = cost;
         *fit = p;
     }
-    if (found) return MTT_OK;
+    if (found || least == SIZE_MAX) return found ? MTT_OK : MTT_E_BUDGET;
     return mtt__fail(env, MTT_E_BUDGET,
                      "the budget is %zu bytes, the smallest policy takes %zu: %zu too many; lower the batch",
-                     budget_bytes, least, least > budget_bytes ? least - budget_bytes : 0);
+                     budget_bytes, least, least - budget_bytes);
 }
 
 /* -----------------------------------------------------------------------------------------------------------
@@ -15141,6 +15157,7 @@ MTTDEF mtt_status mtt_model_open(mtt_env *env, const char *path, mtt_model **out
     *out = NULL;
     if (!m) return MTT_E_MEMORY;
     m->env = env;
+    errno = ENOENT;
     if (size >= sizeof(m->path)) size = 0, errno = ENAMETOOLONG;
     memcpy(m->path, path, size);
     if (!size || mtt__os_find(path, &info)) status = mtt__file_fail(env, path, "open it", errno);
@@ -15396,19 +15413,28 @@ static mtt_status mtt__end_sequence(const mtt_generation *g, mtt__sequence *q)
     return g->write(g->user, number, -1, q->text, q->held) ? MTT_END : MTT_OK;
 }
 
-/* Hands out an id, and the text before a stop string or what may become one. *stopped is 1 at a stop
-   string. */
-static mtt_status mtt__hand_out(const mtt_generation *g, mtt__sequence *q, int32_t id, int *stopped)
+/* Returns where the first stop string begins, in whole or with what is known of it; `count`: nowhere. */
+static size_t mtt__stop_begins(const mtt_generation *g, const char *text, size_t count, int in_whole)
 {
     size_t at, size;
-    int waits = 0, ends, i;
-    *stopped = 0;
-    for (at = 0; at < q->held && !*stopped && !waits; at += !*stopped && !waits)
-        for (i = 0; i < g->stop_count && !*stopped; i++) {
+    int i;
+    for (at = 0; at < count; at++)
+        for (i = 0; i < g->stop_count; i++) {
             size = strlen(g->stops[i]);
-            *stopped = q->held - at >= size && !memcmp(q->text + at, g->stops[i], size);
-            waits |= q->held - at < size && !memcmp(q->text + at, g->stops[i], q->held - at);
+            if (in_whole && size > count - at) continue;
+            if (!memcmp(text + at, g->stops[i], size < count - at ? size : count - at)) return at;
         }
+    return count;
+}
+
+/* Hands out an id, and the text before a stop string or what may become one. *stopped is 1 at a stop string:
+   one that is there in whole ends the text, even inside of what may become another. */
+static mtt_status mtt__hand_out(const mtt_generation *g, mtt__sequence *q, int32_t id, int *stopped)
+{
+    size_t at = mtt__stop_begins(g, q->text, q->held, 1);
+    int ends;
+    *stopped = at < q->held;
+    if (!*stopped) at = mtt__stop_begins(g, q->text, q->held, 0);
     ends = g->write(g->user, q->number, id, q->text, at);
     q->held -= at;
     memmove(q->text, q->text + at, q->held);

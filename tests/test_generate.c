@@ -240,6 +240,53 @@ static void reference(mtt_trainer *trainer, const mtt_tokenizer *tokenizer, cons
     free(logits);
 }
 
+/* Text of two letters, in tokens of up to 3, ends before the first stop string that is there in whole, also
+   inside of what may become another. What waits is always the beginning of a stop string. */
+static void test_stops(void)
+{
+    enum { LETTERS = 24, STOPS = 3 };
+    int stopped_inside = 0;
+    for (int i = 0; i < 2000; i++) {
+        char text[LETTERS + 4], room[LETTERS + 4], stops[STOPS][8];
+        const char *list[STOPS] = {stops[0], stops[1], stops[2]};
+        received want = {.bytes = 0};
+        mtt_generation g = {.stops = list, .stop_count = 1 + below(STOPS), .write = receive, .user = got};
+        mtt__sequence q = {.number = 0};
+        int stopped = 0, expected = 0, inside = 0;
+        q.text = room;
+        memset(got, 0, sizeof(*got));
+        for (int k = 0; k < g.stop_count; k++) {
+            int size = 1 + below(6);
+            for (int l = 0; l < size; l++) stops[k][l] = (char)('a' + below(2));
+            stops[k][size] = 0;
+        }
+        for (int known = 0; known < LETTERS && !stopped && !expected;) {
+            int token = 1 + below(3);
+            for (int l = 0; l < token; l++) text[known + l] = (char)('a' + below(2));
+            memcpy(want.text, text, want.bytes = (size_t)(known + token));
+            expected = cut_at_stop(&g, &want);
+            memcpy(room + q.held, text + known, (size_t)token);
+            q.held += (size_t)token;
+            known += token;
+            must(mtt__hand_out(&g, &q, 1, &stopped));
+            for (int k = 0; expected && k < g.stop_count; k++)
+                for (size_t at = got->bytes - (got->bytes < 6 ? got->bytes : 6); at < got->bytes; at++)
+                    inside |= known - (int)at < (int)strlen(stops[k]) &&
+                              !memcmp(text + at, stops[k], (size_t)known - at);
+            for (int k = 0, waits = !q.held || stopped; !waits; k++) {
+                check(k < g.stop_count, "stops %d: \"%.*s\" waits for nothing", i, (int)q.held, room);
+                waits = k >= g.stop_count || (q.held < strlen(stops[k]) && !memcmp(room, stops[k], q.held));
+            }
+        }
+        if (!expected) memcpy(got->text + got->bytes, room, q.held), got->bytes += q.held;
+        check(stopped == expected && got->bytes == want.bytes && !memcmp(got->text, want.text, want.bytes),
+              "stops %d: \"%.*s\", and not \"%.*s\"", i, (int)got->bytes, got->text, (int)want.bytes,
+              want.text);
+        stopped_inside += inside;
+    }
+    check(stopped_inside > 50, "%d texts end inside of a longer stop string", stopped_inside);
+}
+
 static void test_text(int number)
 {
     static received expected;
@@ -717,6 +764,7 @@ int main(int argc, char **argv)
     backend.alloc = counted_arena;
     quick = argc > 1 && !strcmp(argv[1], "quick");
     for (int k = 0; k < 150; k += each(), new_case()) test_logits(k);
+    test_stops();
     for (int k = 0; k < 60; k += each(), new_case()) test_text(k);
     for (int k = 0; k < 60; k += each(), new_case()) test_min_p(k);
     for (int k = 0; k < 2000; k += each(), new_case()) test_choice(k);
