@@ -1884,7 +1884,8 @@ static __global__ void __launch_bounds__(256)
 }
 
 /* An algorithm that asks for 4 bytes counts tiles in them, and cuBLASLt clears them before each product: 4 us
-   in a graph. Without a workspace it deals the tiles out beforehand. A product refused without one gets it. */
+   in a graph. Without a workspace it deals the tiles out beforehand. Only a product that is refused so gets
+   one. */
 static cublasStatus_t mtt__blas_run(mtt__cuda *c, const mtt_op *op, const mtt__product_plan *p, int algorithm,
                                     const mtt__blas_product &g, float beta)
 {
