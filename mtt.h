@@ -362,8 +362,8 @@ typedef struct mtt_model_desc {
    scales the loss dynamically. FP8: as BF16, but operands of linear layers are rounded to 8 bits just before
    they are multiplied: activations and weights to e4m3, each tensor with a power of two as its scale;
    gradients to e5m2, with the loss scaled as under FP16 (Micikevicius et al. 2022, arXiv 2209.05433),
-   stochastically for logits. Evaluations and generation are those of BF16. For d_model and d_ff that are
-   multiples of 16, on CUDA for compute capability 8.9 and later. */
+   stochastically for logits. Evaluations and generation are those of BF16. For d_model, d_ff and heads_kv *
+   d_head that are multiples of 16, on CUDA for compute capability 8.9 and later. */
 typedef enum mtt_precision { MTT_FP32, MTT_TF32, MTT_BF16, MTT_FP16, MTT_FP8 } mtt_precision;
 
 /* The products of FP8 that are in 8 bits: all, which implies the chunked loss; all but the head. */
@@ -467,8 +467,8 @@ typedef struct mtt_policy {
                                 memory. Default 0. Ranks must not divide them */
     int ranks;               /* processes that train one model together, 1..1024, default 1; a trainer takes
                                 its backend's */
-    int rank;                /* whose plan it is, from 0, default 0; shares differ by a block of 8,192
-                                parameters a layer. A trainer takes its backend's */
+    int rank;                /* whose plan it is, from 0, default 0; shares are blocks of 8,192 parameters,
+                                and the last ranks may have fewer. A trainer takes its backend's */
     mtt_shard shard;         /* default none; one rank has nothing to divide */
     mtt_exchange exchange;   /* default overlapped */
     int nccl;                /* 1 = GPUs exchange by NCCL even where they could copy; same bits. Default 0 */
@@ -603,14 +603,14 @@ typedef struct mtt_plan_report {
    larger than memory can be, or than the policy's budget. */
 MTTDEF mtt_status mtt_plan(mtt_env *env, const mtt_model_desc *model, const mtt_policy *policy, int batch,
                            int seq_len, mtt_plan_report *report);
-/* The largest batch, not split, whose arena is at most `budget_bytes`; at most 2^20, or 0 after a failure. It
-   counts on an arena growing with the batch; gaps of packing may hide a batch that is larger by 1 %.
+/* The largest batch, not split, whose arena is at most `budget_bytes`, on every rank; at most 2^20, or 0
+   after a failure. It counts on an arena growing with the batch; gaps may hide one that is 1 % larger.
    MTT_E_BUDGET: not even one sequence fits; the error says what it needs. */
 MTTDEF mtt_status mtt_plan_max_batch(mtt_env *env, const mtt_model_desc *model, const mtt_policy *policy,
                                      int seq_len, size_t budget_bytes, int *batch);
-/* The fastest policy, by the schedule's FLOPs and traffic, whose arena is at most `budget_bytes`. It varies
-   what leaves the result the same: recomputation, loss, attention, and micro-batches if the policy has
-   `split`. MTT_E_BUDGET: none fits; the error says by how much the smallest misses. */
+/* The fastest policy, by the schedule's FLOPs and traffic, whose arena is at most `budget_bytes`, the same on
+   every rank. It varies what leaves the result the same: recomputation, loss, attention, and micro-batches if
+   the policy has `split`. MTT_E_BUDGET: none fits; the error says by how much the smallest misses. */
 MTTDEF mtt_status mtt_policy_fit(mtt_env *env, const mtt_model_desc *model, const mtt_policy *policy,
                                  int batch, int seq_len, size_t budget_bytes, mtt_policy *fit);
 /* Writes one JSON object and a 0, cut at the capacity; 2048 bytes are enough. Returns the length of what it
@@ -1077,8 +1077,8 @@ typedef struct mtt_sampling {
                           probability (Nguyen et al. 2024, arXiv 2407.01082); 0 = all */
     float repetition_penalty; /* before all this, logits of ids that the prompt or the text has already are
                                  divided by it if positive, else multiplied (Keskar et al. 2019, arXiv
-                                 1909.05858), as in transformers; above 0, 0 or 1 = off. mtt_sample does not
-                                 know these ids, and leaves it to mtt_generate and mtt_generator_run */
+                                 1909.05858), as in transformers; 1e-6 to 1e6, 0 or 1 = off. mtt_sample does
+                                 not know these ids, and leaves it to mtt_generate and mtt_generator_run */
     uint64_t seed;
 } mtt_sampling;
 
@@ -6590,16 +6590,20 @@ static mtt_status mtt__choose(const mtt__search *q)
     return status ? status : mtt__build(s, whole, partial, SIZE_MAX);
 }
 
-/* Where all layers whole do not fit: as few as possible in part, if all in part do, or the last one alone. */
+/* Where all layers whole do not fit: as few as possible in part, if all in part do; or the last one in part
+   or kept, or all kept but one. */
 static mtt_status mtt__choose_less(const mtt__search *q)
 {
     mtt_schedule *s = q->schedule;
-    int layers = s->model.layers, fewest = 0;
+    int layers = s->model.layers, fewest = 0, k;
     mtt_status status = mtt__build(s, 0, layers, SIZE_MAX);
-    if (status) return status;
-    if (mtt__arena_bytes(s) > q->budget) return mtt__build(s, layers - 1, 1, SIZE_MAX);
-    status = mtt__fewest(q, 0, 0, 0, 1, layers, &fewest);
-    return status ? status : mtt__build(s, 0, fewest, SIZE_MAX);
+    if (!status && mtt__arena_bytes(s) <= q->budget) {
+        status = mtt__fewest(q, 0, 0, 0, 1, layers, &fewest);
+        return status ? status : mtt__build(s, 0, fewest, SIZE_MAX);
+    }
+    for (k = 0; k < 3 && !status && mtt__arena_bytes(s) > q->budget; k++)
+        status = mtt__build(s, k < 2 ? layers - 1 : 0, k != 1, SIZE_MAX);
+    return status;
 }
 
 static mtt_status mtt__over_budget(const mtt_schedule *s, size_t budget)
@@ -6645,6 +6649,22 @@ static mtt_status mtt__build_policy(mtt_schedule *s)
     return status || mtt__arena_bytes(s) <= limit ? status : mtt__fit_budget(s);
 }
 
+/* Returns the rank with the largest share of a program that is built; this one if ranks divide nothing. What
+   they must decide alike goes by what that one can hold. */
+static int mtt__fullest_rank(const mtt_schedule *s)
+{
+    const mtt__program *p = &s->programs[MTT__TRAIN];
+    int64_t most = -1, begin;
+    int fullest = s->policy.rank, rank, i;
+    for (rank = 0; rank < s->policy.ranks && s->policy.shard != MTT_SHARD_NONE; rank++) {
+        int64_t share = 0;
+        for (i = 0; i < p->parameter_count; i++)
+            share += mtt__round_up(mtt__share(&p->parameters[i].part, rank, &begin), MTT__PART);
+        if (share > most) most = share, fullest = rank;
+    }
+    return fullest;
+}
+
 /* Cuts the batch into `split` micro-batches. MTT_LOSS_AUTO of `asked` goes by their rows. */
 static mtt_status mtt__build_split(mtt_schedule *s, const mtt_policy *asked, int batch, int accumulate,
                                    int split)
@@ -6658,13 +6678,17 @@ static mtt_status mtt__build_split(mtt_schedule *s, const mtt_policy *asked, int
     return mtt__build_policy(s);
 }
 
-/* Takes the cheapest number of micro-batches. Once nothing is recomputed any more, more of them only cost. If
-   none fits, the error is the last one's, with the least of all. */
+/* Takes the cheapest number of micro-batches, on all ranks the same. Once nothing is recomputed any more,
+   more of them only cost. If none fits, the error is the last one's, with the least of all. */
 static mtt_status mtt__fit_split(mtt_schedule *s, const mtt_policy *asked)
 {
-    int batch = s->batch, accumulate = s->policy.accumulate, best = 0, last = 0, split;
+    int batch = s->batch, accumulate = s->policy.accumulate, best = 0, last = 0, me = s->policy.rank, split;
     double best_cost = 0;
-    mtt_status status = MTT_OK;
+    mtt_status status;
+    s->batch = 1; /* shares are those of any batch */
+    status = mtt__build(s, 0, 0, 0);
+    if (status) return status;
+    s->policy.rank = mtt__fullest_rank(s);
     for (split = 1; split <= batch && split <= (1 << 20) / accumulate && !last; split++) {
         if (batch % split) continue;
         status = mtt__build_split(s, asked, batch, accumulate, split);
@@ -6675,7 +6699,9 @@ static mtt_status mtt__fit_split(mtt_schedule *s, const mtt_policy *asked)
         best = split;
         best_cost = mtt__plan_cost(s);
     }
-    return !best || best == s->split ? status : mtt__build_split(s, asked, batch, accumulate, best);
+    if (!best || (best == s->split && me == s->policy.rank)) return status;
+    s->policy.rank = me;
+    return mtt__build_split(s, asked, batch, accumulate, best);
 }
 
 static mtt_status mtt__schedule_init(mtt_schedule *s, mtt_env *env, const mtt_model_desc *model,
@@ -6758,6 +6784,7 @@ MTTDEF void mtt_schedule_report(const mtt_schedule *s, mtt_plan_report *r)
     r->arena_bytes = mtt__arena_bytes(s);
     r->micro_batches = s->split;
     r->outside_bytes = 3145728 + 524288 * (size_t)mtt__threads() + 65536 * (size_t)s->model.layers;
+    r->outside_bytes += 2048 * (size_t)(s->policy.ranks - 1) * (size_t)(s->model.layers + 4); /* transfers */
 #ifdef MTT_CBLAS
     r->outside_bytes += 2097152 + 1310720 * (size_t)mtt__threads();
 #endif
@@ -6803,31 +6830,47 @@ MTTDEF mtt_status mtt_plan(mtt_env *env, const mtt_model_desc *model, const mtt_
     return MTT_OK;
 }
 
+/* Makes a policy that of the rank with the largest share. */
+static mtt_status mtt__take_fullest_rank(mtt_env *env, const mtt_model_desc *model, int seq_len,
+                                         mtt_policy *p)
+{
+    mtt_policy any = *p;
+    mtt_schedule s;
+    mtt_status status;
+    if (p->ranks < 2) return MTT_OK;
+    any.recompute = MTT_RECOMPUTE_NONE;
+    status = mtt__schedule_init(&s, env, model, &any, 1, seq_len);
+    if (status) return status;
+    p->rank = mtt__fullest_rank(&s);
+    mtt__release_programs(&s);
+    return MTT_OK;
+}
+
 MTTDEF mtt_status mtt_plan_max_batch(mtt_env *env, const mtt_model_desc *model, const mtt_policy *policy,
                                      int seq_len, size_t budget_bytes, int *batch)
 {
     mtt_policy p = *policy;
-    mtt_plan_report report;
     int low = 0, high = 1 << 20, next = 1; /* low fits, high + 1 does not */
-    p.budget_bytes = budget_bytes;
+    mtt_status status = mtt__take_fullest_rank(env, model, seq_len, &p);
+    p.budget_bytes = budget_bytes ? budget_bytes : 1;
     p.split = 0;
     *batch = 0;
-    while (low < high) {
-        mtt_status status = mtt_plan(env, model, &p, next, seq_len, &report);
-        if (status && status != MTT_E_BUDGET) return status;
-        if (!status && report.arena_bytes <= budget_bytes) low = next;
-        else {
-            if (next == 1 && status) return status;
-            if (next == 1)
-                return mtt__fail(env, MTT_E_BUDGET,
-                                 "the budget is %zu bytes, a batch of one sequence takes %zu: raise it, "
-                                 "shorten the sequences or recompute more", budget_bytes, report.arena_bytes);
-            high = next - 1;
-        }
+    while (low < high && !status) {
+        mtt_schedule s;
+        mtt_status fits = mtt__schedule_init(&s, env, model, &p, next, seq_len);
+        size_t arena = fits ? s.least : mtt__arena_bytes(&s);
+        if (!fits) mtt__release_programs(&s);
+        if (fits && (fits != MTT_E_BUDGET || (next == 1 && arena == SIZE_MAX))) return fits;
+        if (!fits && arena <= budget_bytes) low = next;
+        else if (next == 1)
+            return mtt__fail(env, MTT_E_BUDGET,
+                             "the budget is %zu bytes, a batch of one sequence takes %zu: raise it, shorten "
+                             "the sequences or recompute more", budget_bytes, arena);
+        else high = next - 1;
         next = high == 1 << 20 && low < 1 << 19 ? 2 * low : low + (high - low + 1) / 2;
     }
     *batch = low;
-    return MTT_OK;
+    return status;
 }
 
 MTTDEF mtt_status mtt_policy_fit(mtt_env *env, const mtt_model_desc *model, const mtt_policy *policy,
@@ -6836,19 +6879,21 @@ MTTDEF mtt_status mtt_policy_fit(mtt_env *env, const mtt_model_desc *model, cons
     double best = 0;
     size_t least = SIZE_MAX;
     int found = 0, choice;
-    for (choice = 0; choice < 4; choice++) {
-        mtt_policy p = *policy;
+    mtt_policy fullest = *policy;
+    mtt_status status = mtt__take_fullest_rank(env, model, seq_len, &fullest);
+    for (choice = 0; choice < 4 && !status; choice++) {
+        mtt_policy p = fullest;
         mtt_schedule s;
-        mtt_status status;
+        mtt_status fits;
         double cost;
         p.attention = choice & 1 ? MTT_ATTENTION_PLAIN : MTT_ATTENTION_FLASH;
         p.loss = choice & 2 ? MTT_LOSS_CHUNKED : MTT_LOSS_AUTO;
         p.recompute = MTT_RECOMPUTE_BUDGET;
-        p.budget_bytes = budget_bytes;
-        status = mtt__schedule_init(&s, env, model, &p, batch, seq_len);
-        if (status && status != MTT_E_BUDGET) return status;
+        p.budget_bytes = budget_bytes ? budget_bytes : 1;
+        fits = mtt__schedule_init(&s, env, model, &p, batch, seq_len);
+        if (fits && fits != MTT_E_BUDGET) return fits;
         if (s.least < least) least = s.least;
-        if (status) continue;
+        if (fits) continue;
         cost = mtt__plan_cost(&s);
         if (s.recompute_layers + s.recompute_selective == 0 && s.split == 1) p.recompute = MTT_RECOMPUTE_NONE;
         mtt__release_programs(&s);
@@ -6856,11 +6901,12 @@ MTTDEF mtt_status mtt_policy_fit(mtt_env *env, const mtt_model_desc *model, cons
         found = 1;
         best = cost;
         *fit = p;
+        fit->rank = policy->rank;
     }
-    if (found || least == SIZE_MAX) return found ? MTT_OK : MTT_E_BUDGET;
+    if (found || status || least == SIZE_MAX) return found ? MTT_OK : status ? status : MTT_E_BUDGET;
     return mtt__fail(env, MTT_E_BUDGET,
-                     "the budget is %zu bytes, the smallest policy takes %zu: %zu too many; lower the batch",
-                     budget_bytes, least, least - budget_bytes);
+                     "the budget is %zu bytes, the smallest policy takes %zu: %zu too many; lower %sseq_len",
+                     budget_bytes, least, least - budget_bytes, batch == 1 ? "" : "the batch or ");
 }
 
 /* -----------------------------------------------------------------------------------------------------------
@@ -9869,6 +9915,9 @@ static mtt_status mtt__refuse_memory(mtt_trainer *t, const mtt_policy *policy)
     for (k = 0; k < 3 && most[k]; k++)
         mtt__print(&text, "%s %s (%s) %.1f MiB", k ? "," : "", most[k]->name,
                    mtt_category_name(most[k]->category), (double)most[k]->bytes / 1048576);
+    if (policy->recompute == MTT_RECOMPUTE_BUDGET && policy->budget_bytes > t->free_before)
+        return mtt__fail(t->env, MTT_E_BUDGET, "%s; lower budget_bytes from %zu to %zu, which the device has "
+                         "free", reason, policy->budget_bytes, t->free_before);
     mtt_plan_max_batch(t->env, &s->model, policy, s->seq_len, t->free_before, &batch);
     return mtt__fail(t->env, MTT_E_BUDGET,
                      "%s; the largest batch that fits is %d of sequences of %d tokens: lower batch or "
@@ -14574,6 +14623,7 @@ MTTDEF mtt_status mtt_resume(mtt_trainer *t, const char *path, mtt_batches *batc
     const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
     mtt__checkpoint c;
     mtt__st st;
+    uint32_t crc = 0;
     size_t i;
     mtt_status status = mtt__checkpoint_init(&c, t, batches, 0);
     c.st = &st;
@@ -14584,8 +14634,12 @@ MTTDEF mtt_status mtt_resume(mtt_trainer *t, const char *path, mtt_batches *batc
     if (!status) status = mtt__st_verify(&st);
     if (!status) status = mtt__checkpoint_values(&c);
     status = mtt__all_agree(t, status, NULL);
-    if (!status) /* the metadata have the checksums of all tensors */
-        status = mtt__all_same(t, "the checkpoint", st.metadata_crc);
+    for (i = 0; i < st.metadata.count && !status; i++) { /* among them are the checksums of all tensors */
+        const mtt__st_entry *pair = &st.metadata.at[i];
+        crc = mtt__crc32(&st.crc, crc, pair->name, strlen(pair->name) + 1);
+        crc = mtt__crc32(&st.crc, crc, pair->value, strlen(pair->value) + 1);
+    }
+    if (!status) status = mtt__all_same(t, "the checkpoint", crc);
     for (i = 0; i < c.kept && !status; i++) /* the trainer changes from here on */
         status = mtt__move_optim(t, MTT__PUT, &p->parameters[c.kinds[i] / MTT__OPTIM_KINDS],
                                 c.kinds[i] % MTT__OPTIM_KINDS, 0,
@@ -15289,7 +15343,7 @@ static mtt_choice mtt__choice(const mtt_sampling *s, int count, uint64_t index)
     c.scale = (float)fmin(halving / temperature, 3e38);
     c.top_p = s->top_p;
     c.top_k = s->top_k;
-    if (s->min_p > 0) c.below = (float)(-temperature * log((double)s->min_p));
+    if (s->min_p > 0) c.below = (float)(-temperature * log(s->min_p < 1 ? (double)s->min_p : 1));
     return c;
 }
 
@@ -15361,7 +15415,9 @@ static mtt_status mtt__generation_check(mtt_env *env, const mtt_tokenizer *token
     mtt__in_range(&faults, "top_k", s->top_k, 0, INT_MAX);
     mtt__in_range(&faults, "top_p", (double)s->top_p, 0, 1);
     mtt__in_range(&faults, "min_p", (double)s->min_p, 0, 1);
-    mtt__in_range(&faults, "repetition_penalty", (double)s->repetition_penalty, 0, 1e6);
+    if (s->repetition_penalty != 0)
+        mtt__in_range(&faults, "repetition_penalty", (double)s->repetition_penalty, 1e-6, 1e6);
+    mtt__in_range(&faults, "full_context", g->full_context, MTT_CONTEXT_SLIDE, MTT_CONTEXT_STOP);
     if (tokenizer) mtt__in_range(&faults, "ids of the tokenizer", mtt_tokenizer_vocab(tokenizer), 1, vocab);
     if (faults.count) return MTT_E_ARGUMENT;
     if (g->count < 0 || g->prompt_count < 0 || g->stop_count < 0 || g->stop_id_count < 0)
@@ -15572,6 +15628,8 @@ static mtt_status mtt__generation_init(mtt_schedule *s, mtt_env *env, const mtt_
                          (unsigned)desc->precision > MTT_FP8 ? "?" : mtt__precisions[desc->precision].name);
     if (chunk < 1 || chunk > 1 << 20)
         return mtt__fail(env, MTT_E_ARGUMENT, "chunk is %d, it must be 1 to %d", chunk, 1 << 20);
+    if (desc->context < 0 || desc->context > 1 << 20)
+        return mtt__fail(env, MTT_E_ARGUMENT, "context is %d, it must be 1 to %d", desc->context, 1 << 20);
     status = mtt_model_resolve(env, model, &s->model);
     s->seq_len = desc->context ? desc->context : s->model.max_seq;
     if (!status && s->model.positions == MTT_POSITIONS_LEARNED && s->seq_len > s->model.max_seq)
@@ -15995,6 +16053,7 @@ struct mtt_ranks {
     int busy_peers;  /* so many have told this rank */
     double timeout;  /* ms */
     double told;     /* ms: when this rank last said that it waits for its device */
+    double looked;   /* ms: when it last looked at its peers */
     mtt_status status;             /* of the first failure */
     char failure[512];             /* its text */
     mtt__frame stop;               /* the head of this rank's last frame */
@@ -16207,6 +16266,21 @@ static void mtt__ranks_poll(mtt_ranks *r)
     poll(r->polls, (nfds_t)r->count, 50);
 }
 
+/* Returns the time, for a look at the peers. The first look begins their silence. Between later ones lie 50
+   ms, or this process was stopped, as by Ctrl-Z: then perhaps they were, too, and that time is not theirs. */
+static double mtt__look(mtt_ranks *r, int begins)
+{
+    double now = mtt__now_ms(), gap = now - r->looked;
+    int i;
+    for (i = 0; i < r->count; i++) {
+        mtt__peer *p = &r->peers[i];
+        if (begins) p->since = now;
+        else if (gap > 1000) p->since += gap, p->heard += gap;
+    }
+    r->looked = now;
+    return now;
+}
+
 /* Fails because a rank has been silent for too long. */
 static mtt_status mtt__silent(mtt_ranks *r, int rank, double ms)
 {
@@ -16330,11 +16404,10 @@ static void mtt__mpi_note_all(mtt_ranks *r, uint32_t note)
 
 static mtt_status mtt__mpi_transfer_all(mtt_ranks *r)
 {
-    double now = mtt__now_ms(), told = now;
+    double now = mtt__look(r, 1), told = now;
     int count, i;
     mtt_status status = mtt__mpi_start(r, &count);
-    for (i = 0; i < r->count; i++) r->peers[i].since = now;
-    for (; !status && count; now = mtt__now_ms()) {
+    for (; !status && count; now = mtt__look(r, 0)) {
         status = mtt__mpi_notes(r); /* first: the data of a peer that has ended came before its last note */
         for (i = 0; i < count && !status; i++) {
             int ended = 0;
@@ -16408,17 +16481,16 @@ static void mtt__note_all(mtt_ranks *r, uint32_t note)
    said so, and it must not blame them. */
 static mtt_status mtt__transfer_all(mtt_ranks *r)
 {
-    double now = mtt__now_ms(), told = now;
+    double now = mtt__look(r, 1), told = now;
     int i;
 #ifdef MTT_MPI
     if (r->by_mpi) return mtt__mpi_transfer_all(r);
 #endif
     for (i = 0; i < r->count; i++) {
         r->peers[i].in.at = r->peers[i].out.at = 0;
-        r->peers[i].since = now;
         r->polls[i].revents = POLLIN; /* try all of them first */
     }
-    for (;; now = mtt__now_ms()) {
+    for (;; now = mtt__look(r, 0)) {
         mtt_status status = MTT_OK;
         int owed = 0, late = now - told > r->timeout / 8;
         if (late) told = now, mtt__note_all(r, MTT__FRAME_WAITING);
@@ -16523,13 +16595,13 @@ static mtt_status mtt__watch_peer(mtt_ranks *r, int rank, double now)
 /* See mtt_backend. Says every now and then that this rank waits. */
 static mtt_status mtt__watch(mtt_ranks *r, int begins)
 {
-    double now = mtt__now_ms();
+    double now;
     mtt_status status = MTT_OK;
     int i;
     if (!r) return MTT_OK;
     if (r->status) return mtt__fail(r->env, r->status, "%s", r->failure);
+    now = mtt__look(r, begins);
     if (begins) r->told = now;
-    for (i = 0; i < r->count && begins; i++) r->peers[i].since = now;
     if (now - r->told > r->timeout / 8) r->told = now, mtt__note_all(r, MTT__FRAME_WAITING);
 #ifdef MTT_MPI
     if (r->by_mpi) status = mtt__mpi_watch(r, now);

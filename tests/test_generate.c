@@ -705,6 +705,10 @@ static void test_refusals(void)
     }
     desc = (mtt_generator_desc){.context = 21};
     refused(mtt_generator_plan(&env, &model, &desc, &plan), "max_seq 20");
+    desc = (mtt_generator_desc){.context = -3};
+    refused(mtt_generator_plan(&env, &model, &desc, &plan), "context is -3");
+    desc = (mtt_generator_desc){.context = (1 << 20) + 1};
+    refused(mtt_generator_plan(&env, &model, &desc, &plan), "context is 1048577");
     desc = (mtt_generator_desc){.chunk = -1};
     refused(mtt_generator_plan(&env, &model, &desc, &plan), "chunk is -1");
     desc = (mtt_generator_desc){.batch = -1};
@@ -745,6 +749,14 @@ static void test_refusals(void)
     g.stop_count = 0, g.stop_id_count = -1;
     refused(mtt_generator_run(generator, NULL, &g), "stop_id_count -1");
     g.stop_id_count = 0;
+    g.full_context = (mtt_full_context)7;
+    refused(mtt_generator_run(generator, NULL, &g), "full_context is 7");
+    g.full_context = MTT_CONTEXT_SLIDE;
+    g.sampling.repetition_penalty = 1e-40f;
+    refused(mtt_generator_run(generator, NULL, &g), "repetition_penalty is 1e-40");
+    g.sampling.repetition_penalty = -1;
+    refused(mtt_generator_run(generator, NULL, &g), "repetition_penalty is -1");
+    g.sampling.repetition_penalty = 0;
     sizes[0] = 0;
     refused(mtt_generator_run(generator, NULL, &g), "prompt 0 has 0 ids");
     g.stops = (const char *const[]){""};

@@ -1415,6 +1415,63 @@ static void least_splits(void)
     }
 }
 
+/* Ranks whose shares differ decide alike, from what the fullest can hold: the number of micro-batches, the
+   largest batch, the policy that fits. */
+static void ranks_decide_alike(void)
+{
+    int unequal = 0;
+    random_state = 4004;
+    for (int i = 0; i < 60; i += each()) {
+        configuration c = random_configuration();
+        mtt_plan_report own, first = {0};
+        mtt_policy fit, fits;
+        size_t low = SIZE_MAX, high = 0;
+        int batch = 0, largest = 0;
+        c.batch = 2 + 2 * below(6);
+        c.model.d_model *= 2;
+        c.policy.ranks = 2 + below(7);
+        c.policy.shard = (mtt_shard)(MTT_SHARD_OPTIMIZER + below(2));
+        for (c.policy.rank = 0; c.policy.rank < c.policy.ranks; c.policy.rank++) {
+            c.policy.recompute = MTT_RECOMPUTE_LAYER;
+            if (!plan(&c, &own)) continue;
+            if (own.arena_bytes < low) low = own.arena_bytes;
+            if (own.arena_bytes > high) high = own.arena_bytes;
+        }
+        unequal += low < high;
+        c.policy.recompute = MTT_RECOMPUTE_BUDGET;
+        c.policy.budget_bytes = low + (high - low) / 4 * (size_t)below(6);
+        c.policy.split = 1;
+        for (c.policy.rank = 0; c.policy.rank < c.policy.ranks; c.policy.rank++) {
+            mtt_status status;
+            describe(&c);
+            status = mtt_plan(&env, &c.model, &c.policy, c.batch, c.seq_len, &own);
+            if (!c.policy.rank) first = own, first.ops = (int)status;
+            check(first.ops == (int)status && (status || own.micro_batches == first.micro_batches),
+                  "%s: rank %d of %d: %d micro-batches, status %d; rank 0 %d and %d", c.text, c.policy.rank,
+                  c.policy.ranks, own.micro_batches, (int)status, first.micro_batches, first.ops);
+            check(status || own.arena_bytes <= c.policy.budget_bytes, "%s: over the budget", c.text);
+            mtt_plan_max_batch(&env, &c.model, &c.policy, c.seq_len, high * 2, &batch);
+            if (!c.policy.rank) largest = batch;
+            check(batch == largest, "%s: rank %d has a batch of %d, rank 0 of %d", c.text, c.policy.rank,
+                  batch, largest);
+            memset(&fits, 0, sizeof(fits));
+            mtt_policy_fit(&env, &c.model, &c.policy, c.batch, c.seq_len, high, &fits);
+            check(fits.rank == c.policy.rank || !fits.ranks, "%s: the fit is of rank %d", c.text, fits.rank);
+            fits.rank = 0;
+            if (!c.policy.rank) fit = fits;
+            check(!memcmp(&fit, &fits, sizeof(fit)), "%s: rank %d has another fit", c.text, c.policy.rank);
+        }
+        c.policy.recompute = MTT_RECOMPUTE_NONE;
+        c.policy.split = 0;
+        if (!mtt_plan_max_batch(&env, &c.model, &c.policy, c.seq_len, high * 2, &batch))
+            for (c.policy.rank = 0; c.policy.rank < c.policy.ranks; c.policy.rank++)
+                check(!mtt_plan(&env, &c.model, &c.policy, batch, c.seq_len, &own) &&
+                          own.arena_bytes <= high * 2,
+                      "%s: the largest batch is none of rank %d", c.text, c.policy.rank);
+    }
+    check(unequal * each() > 30, "%d of %d models have shares that differ", unequal, 60 / each());
+}
+
 /* Each word sets its field and no other; a policy's name is its words in the order of the fields. */
 static void techniques(void)
 {
@@ -2419,6 +2476,7 @@ int main(int argc, char **argv)
     exact_budgets();
     least_budgets();
     least_splits();
+    ranks_decide_alike();
     techniques();
     last_layer();
     splits();

@@ -317,7 +317,8 @@ check "stderr says what it is" says err '^sequences in the largest batch under -
 expect 0 "largest batch under the budget: $largest" $a --memory-budget 24G --batch-size "$largest"
 expect 4 "$largest does" $a --memory-budget 24G --batch-size $((largest + 1))
 expect 4 '10485760 bytes.*one sequence takes [0-9]+' $a --memory-budget 10M
-expect 4 'smallest plan takes [0-9]+: .* too many; lower seq_len' $a --memory-budget 300M --recompute budget
+expect 4 'smallest plan takes [0-9]+: .* too many; lower seq_len' $a --memory-budget 300M \
+  --recompute budget --split
 expect 4 'too many; set split, lower the batch or seq_len' $a --memory-budget 500M --recompute budget
 expect 4 'does; or pass --recompute budget --split$' $a --memory-budget 500M
 run $a --json --memory-budget 900M --recompute budget --split
@@ -623,11 +624,15 @@ fi
 # interrupted, killed, resumed: the same to the bit
 long="--data results/text.txt $model --steps 800 --seed 3 --dropout 0.1 --lr-schedule cosine --save-every 50"
 long+=" --eval-every 100 --eval-batches 1"
+: > results/.whole_fp32_step7.safetensors.tmp # left by a process that was killed
+: > results/.whole_fp32_step7.json.tmp
 run $long --dataset whole
+check "what a killed save left is removed, and nothing else" \
+  [ ! -e results/.whole_fp32_step7.safetensors.tmp -a -e results/.whole_fp32_step7.json.tmp ]
 run $long --dataset full --steps 1 --no-checkpoint
 (ulimit -f 8; once INT results/full_fp32.jsonl $long --dataset full --no-checkpoint; exit $code)
 check "SIGINT with a full log ends with $?, not 130" [ $? = 130 ]
-check "SIGINT with a full log says so" says err 'cannot write results/full_fp32.jsonl'
+check "SIGINT with a full log says why" says err 'cannot write results/full_fp32.jsonl: File too large'
 once INT results/cut_fp32.jsonl $long --dataset cut
 check "SIGINT ends with $code, not 130" [ $code = 130 ]
 check "SIGINT leaves no metrics" [ ! -e results/cut_fp32_metrics.json ]
@@ -974,6 +979,15 @@ check "ranks whose checkpoints cannot be written end with $?, not 3" [ $? = 3 ]
 check "ranks go on without a checkpoint" \
   [ "$(grep -c 'step[12]0.safetensors: cannot write it: File too large' err)" = 2 -a \
   -s results/narrow_fp32_zero2_metrics.json ]
+port=$((20000 + RANDOM % 12000))
+for ranks in 2 3; do
+  RANK=$((ranks - 2)) WORLD_SIZE=$ranks MASTER_ADDR=127.0.0.1 MASTER_PORT=$port "$train" $together \
+    --dataset turned --rank-timeout 3 > out.$ranks 2> err.$ranks < /dev/null & ids[ranks]=$!
+done
+wait ${ids[2]} ${ids[3]}
+check "a rank that is turned away says why" \
+  says err.3 '^train: rank 1: .* start all with the same number of ranks$'
+check "the other one names it" says err.2 '^train: rank 0 .* Turned away: rank 1 of 3 '
 WORLD_SIZE=2 RANK=0 MASTER_ADDR=127.0.0.1 \
   expect 2 'the launcher has started 2: leave it out' $together --ranks 3
 expect 3 'absent.txt: cannot open' --data absent.txt --ranks 3
@@ -1018,6 +1032,17 @@ ranks STOP child hangs --rank-timeout 2
 check "a rank that hangs ends with $code, not 7, after $took s" [ $code = 7 -a $took -lt 10 ]
 check "a rank that hangs is named" \
   says err '^train: rank 1 \(host .*\) has been silent for 2 seconds'
+# All are stopped for longer than the timeout, as by Ctrl-Z or a batch system, then go on.
+"$train" ${long/--steps 800/--steps 1000000} --dataset slept --ranks 3 --rank-timeout 2 > out 2> err \
+  < /dev/null & id=$!
+log=results/slept_fp32.jsonl
+for _ in $(seq 3000); do [ "$(cat $log 2> /dev/null | wc -c)" -ge 8192 ] && break; sleep 0.02; done
+all=($id $(grep -lE "^PPid:[[:space:]]+$id\$" /proc/[0-9]*/status 2> /dev/null | cut -d/ -f3))
+for turn in 1 2 3; do kill -STOP ${all[@]}; sleep 2.6; kill -CONT ${all[@]}; sleep 0.3; done
+kill -INT $id
+{ wait $id; code=$?; } 2> /dev/null
+check "${#all[@]} ranks that were all stopped go on: $code, not 130: $(tail -n 1 err)" \
+  [ ${#all[@]} = 3 -a $code = 130 ]
 
 # the same by MPI, whose build has no BLAS and therefore bits of its own
 by_mpi() { # RANKS ARGUMENT...: sets code

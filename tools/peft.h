@@ -179,10 +179,12 @@ static inline mtt_status peft_save(mtt_env *env, mtt_ranks *ranks, mtt_trainer *
     values = malloc((size_t)(most + longest + 1) * sizeof(float));
     header = malloc((size_t)(count + 1) * 320);
     if (!values || !header) status = peft_fail(env, MTT_E_MEMORY, "no memory to write the adapters");
-    else if (!policy->rank) status = peft_open(env, folder, &weights, &config);
+    else if (!policy->rank) status = mtt_ranks_busy(ranks);
+    if (!status && !policy->rank) status = peft_open(env, folder, &weights, &config);
     status = peft_agree(env, ranks, status);
     if (!status && weights) mtt_writer_put(weights, header, peft_header(t, model, header));
     if (!status) status = peft_data(weights, t, model, values, values + most);
+    if (!status && weights) status = mtt_ranks_busy(ranks);
     if (!status && weights) {
         peft_config(config, t, model, policy->lora_rank, policy->lora_alpha);
         status = mtt_writer_finish(weights);

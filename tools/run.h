@@ -37,6 +37,7 @@ typedef struct run {
     char dataset[RUN_NAME + 1], name[512];
     int keep;         /* checkpoints by step that stay */
     int lock;         /* the folder's file .lock */
+    int unwritten;    /* errno of the first line of the log that could not be written */
     int curves;       /* CURVES_NONE, or the kind of the file `rows` */
     FILE *rows;       /* one for each line of the log */
     int64_t saved;    /* step of the newest checkpoint that is whole; -1 = none yet */
@@ -85,13 +86,13 @@ static void run_note(void *user, const char *text)
 }
 
 /* Prints why a call failed, if it did, and returns the exit code. Rank 0 alone prints what all ranks know.
-   That another rank has stopped is printed once on each host, which may have a log of its own. After a rank
-   is lost every call fails in the same words. */
+   A rank that was turned away has no handle, and says why. That another rank has stopped is printed once on
+   each host, which may have a log of its own. After a rank is lost every call fails in the same words. */
 static int run_tell(run *r, mtt_status status)
 {
     static char last[sizeof(r->env->error)];
     const char *error = r->env->error;
-    int known = run_rank && (status == MTT_E_NUMBERS || status == MTT_E_MISMATCH);
+    int known = run_rank && r->ranks && (status == MTT_E_NUMBERS || status == MTT_E_MISMATCH);
     if (!status) return 0;
     if (!known && (status != MTT_E_STOPPED || r->first) && (!*error || strcmp(error, last)))
         fprintf(stderr, "train: %s%s%s\n", run_who(), *error ? error : mtt_status_string(status),
@@ -521,8 +522,7 @@ static mtt_status run_open_log(run *r, long long step)
 static void run_log_now(run *r, const char *line)
 {
     run_log_line(r, line);
-    if (r->log) fflush(r->log);
-    if (r->rows) fflush(r->rows);
+    if (((r->log && fflush(r->log)) || (r->rows && fflush(r->rows))) && !r->unwritten) r->unwritten = errno;
 }
 
 /* Logs a step. `tokens`: tokens in it. */
@@ -549,13 +549,21 @@ static void run_log_quality(run *r, long long step, const mtt_quality *q)
     run_log_now(r, line);
 }
 
+/* Closes a file that run_log_now may have failed to write; errno then says why. 1 = all of it was written. */
+static int run_close(const run *r, FILE *f)
+{
+    int whole = result_close(f);
+    if (r->unwritten) errno = r->unwritten;
+    return whole;
+}
+
 static mtt_status run_close_log(run *r)
 {
     FILE *log = r->log, *rows = r->rows;
     mtt_status status = MTT_OK;
     r->log = r->rows = NULL;
-    if (rows && !result_close(rows)) status = run_cannot(r, "write", run_path(r, run_curves_ending(r)));
-    if (log && !result_close(log)) status = run_cannot(r, "write", run_path(r, RESULT_LOG));
+    if (rows && !run_close(r, rows)) status = run_cannot(r, "write", run_path(r, run_curves_ending(r)));
+    if (log && !run_close(r, log)) status = run_cannot(r, "write", run_path(r, RESULT_LOG));
     return status;
 }
 
@@ -649,7 +657,8 @@ static mtt_status run_resume(run *r, mtt_trainer *t, mtt_batches *batches)
     mtt_status status;
     while ((other = run_newest(r, other, 1)) > step)
         run_say("note: %s is no file: it is passed over\n", run_checkpoint(r, other));
-    status = mtt_ranks_agree(r->ranks, "the step of the newest checkpoint", (uint64_t)step);
+    status = mtt_ranks_agree(r->ranks, "the step of the newest checkpoint (0: there is none)",
+                             step < 0 ? 0 : (uint64_t)step);
     for (; !status; step = before) {
         status = mtt_resume(t, run_checkpoint(r, step), batches);
         before = run_newest(r, step, 0);
@@ -690,6 +699,7 @@ static mtt_status run_save_best(run *r, mtt_trainer *t, const mtt_batches *batch
     int linked = 0;
     mtt_status status;
     if (!run_rank) {
+        mtt_ranks_busy(r->ranks); /* a network's disk may take long; a failure comes back from run_decide */
         unlink(temporary);
         linked = r->saved == mtt_trainer_step(t) && !link(run_checkpoint(r, r->saved), temporary) &&
                  !rename(temporary, best);
@@ -837,6 +847,21 @@ static mtt_status run_set_aside(run *r, const char *changes)
     return status;
 }
 
+/* Removes what a killed process left of a checkpoint that it was writing: the folder is locked. */
+static void run_sweep(const run *r)
+{
+    DIR *folder = run_rank ? NULL : opendir(r->folder);
+    struct dirent *e;
+    while (folder && (e = readdir(folder))) {
+        char name[sizeof(e->d_name)];
+        size_t size = strlen(e->d_name);
+        if (size < 5 || e->d_name[0] != '.' || strcmp(e->d_name + size - 4, ".tmp")) continue;
+        snprintf(name, sizeof(name), "%.*s", (int)size - 5, e->d_name + 1);
+        if (run_step_of(r, name) >= 0) unlink(result_path(r->folder, e->d_name, ""));
+    }
+    if (folder) closedir(folder);
+}
+
 /* Continues the run, or starts it and keeps an earlier one's files. What can fail later is tried now.
    `often`: steps between checkpoints; 0 = one at the end; less = none. */
 static mtt_status run_begin(run *r, mtt_trainer *t, mtt_batches *batches, const mtt_tokenizer *tokenizer,
@@ -849,12 +874,14 @@ static mtt_status run_begin(run *r, mtt_trainer *t, mtt_batches *batches, const 
     char changes[2048];
     int evaluated;
     run_list_changes(r, tokens, changes, sizeof(changes));
+    run_sweep(r);
     if (!status) status = resume ? run_resume(r, t, batches) : run_set_aside(r, changes);
     if (!status && !resume && r->model) status = mtt_trainer_load(t, r->model);
     if (!status && !resume && !r->model && r->has_adapters)
         run_say("note: --lora-rank without --init trains adapters of random weights, which stay random\n");
     mtt_model_close(r->model);
     r->model = NULL;
+    if (!status && !run_rank) status = mtt_ranks_busy(r->ranks);
     if (!status && !run_rank && often >= 0)
         status = mtt_tokenizer_save(tokenizer, run_path(r, RESULT_TOKENIZER));
     if (!status && !run_rank) status = run_write_settings(r, tokens);

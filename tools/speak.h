@@ -117,6 +117,20 @@ static void speak_plan_briefly(const mtt_plan_report *plan)
     run_say("\n");
 }
 
+/* Answers --find-max-batch. Returns an exit code. */
+static int speak_largest(int batch)
+{
+    fputs("sequences in the largest batch under --memory-budget:\n", stderr);
+    printf("%d\n", batch);
+    return 0;
+}
+
+/* What helps a budget beside recomputation, where the policy may have it. */
+static const char *speak_split(const mtt_policy *policy)
+{
+    return policy->early_update ? "" : " --split";
+}
+
 /* The plan in full for a dry run, as one JSON object, or in two lines. Then the largest batch that a budget
    has room for; 0 = there is no budget. */
 static void speak_plan(const mtt_plan_report *plan, int dry_run, int as_json, int max_batch)

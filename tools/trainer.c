@@ -232,16 +232,16 @@ static int prepare(mtt_dataset *data, mtt_batches *batches)
     if (!status && !set.dry_run)
         status = run_check_model(&files, &set.model, &set.policy, set.batch, set.seq_len);
     if (!status && !set.dry_run) status = open_data(data, batches);
+    if (!status && !set.find_max)
+        status = mtt_plan(&env, &set.model, &set.policy, set.batch, set.seq_len, &plan);
     if (!status && budget)
         status = mtt_plan_max_batch(&env, &set.model, &set.policy, set.seq_len, budget, &max_batch);
-    if (!status && set.find_max) fputs("sequences in the largest batch under --memory-budget:\n", stderr);
-    if (!status && set.find_max) return printf("%d\n", max_batch), 0;
-    if (!status) status = mtt_plan(&env, &set.model, &set.policy, set.batch, set.seq_len, &plan);
     if (status) return report(status);
+    if (set.find_max) return speak_largest(max_batch);
     speak_plan(&plan, set.dry_run, set.json, max_batch);
     if (max_batch && plan.arena_bytes > budget)
         return report(run_fail(&files, MTT_E_BUDGET, "a batch of %d does not fit --memory-budget, %d does; or"
-                               " pass --recompute budget --split", set.batch, max_batch));
+                               " pass --recompute budget%s", set.batch, max_batch, speak_split(&set.policy)));
     if (set.dry_run) return 0;
     status = choose_steps(batches);
     if (!status && !run_rank) status = run_meet(&files);
