@@ -752,8 +752,8 @@ static void test_refusals(void)
     g.full_context = (mtt_full_context)7;
     refused(mtt_generator_run(generator, NULL, &g), "full_context is 7");
     g.full_context = MTT_CONTEXT_SLIDE;
-    g.sampling.repetition_penalty = 1e-40f;
-    refused(mtt_generator_run(generator, NULL, &g), "repetition_penalty is 1e-40");
+    g.sampling.repetition_penalty = 1e-10f;
+    refused(mtt_generator_run(generator, NULL, &g), "repetition_penalty is 1e-10");
     g.sampling.repetition_penalty = -1;
     refused(mtt_generator_run(generator, NULL, &g), "repetition_penalty is -1");
     g.sampling.repetition_penalty = 0;
