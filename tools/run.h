@@ -522,7 +522,8 @@ static mtt_status run_open_log(run *r, long long step)
 static void run_log_now(run *r, const char *line)
 {
     run_log_line(r, line);
-    if (((r->log && fflush(r->log)) || (r->rows && fflush(r->rows))) && !r->unwritten) r->unwritten = errno;
+    if (r->log && fflush(r->log) && !r->unwritten) r->unwritten = errno;
+    if (r->rows && fflush(r->rows) && !r->unwritten) r->unwritten = errno;
 }
 
 /* Logs a step. `tokens`: tokens in it. */
