@@ -13,6 +13,7 @@
 # (libboost-context-dev) and CUDA's headers (CUDA_HOME, default /usr/local/cuda), no CUDA library. Not
 # covered: speed, blocks that run at the same time (but for those of a cluster), missing fences of the
 # asynchronous proxy, and races that neither order of a block's threads shows.
+export LC_ALL=C # decimals have a point
 here=$(cd "$(dirname "$0")" && pwd) || exit 1
 build=$(mkdir -p "$1/emulate" && cd "$1/emulate" && pwd) || exit 1
 shift

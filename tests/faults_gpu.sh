@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # faults_gpu.sh BUILD_DIR [TECHNIQUE...] - builds tests/faults_cuda.c, in which each CUDA call of a trainer's
 # life fails once, and runs it where there is a GPU. Every call of mtt_kernels.cu must be in its tables.
+export LC_ALL=C # decimals have a point
 build=$1; shift
 mkdir -p "$build" && tools/deps.sh || exit 1
 if ! command -v nvcc > /dev/null; then

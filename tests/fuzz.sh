@@ -3,6 +3,7 @@
 # of tests/fuzz.c for SECONDS (default 60), under the address, undefined-behaviour and leak sanitizers. It
 # begins with the inputs of tests/corpus. Inputs that reach new code stay in BUILD_DIR/fuzz/TARGET/found for
 # the next call; one that makes a target fail is reported and lies beside them.
+export LC_ALL=C # decimals have a point
 mkdir -p "$1/fuzz" && build=$(cd "$1/fuzz" && pwd) || exit 1
 seconds=${2:-60} corpus=$PWD/tests/corpus passed=0 failed=0
 shift $(($# < 2 ? $# : 2))

@@ -15,6 +15,7 @@
 # join tests/gpu_last_run.json part*.json. A part that is missing or has not ended, as after a time-out, makes
 # a record incomplete, which it says.
 set -u
+export LC_ALL=C # decimals have a point
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive} # parts have more threads than there are cores
 record() { # RECORD...: prints the record of all their parts
   local lines all part line p f s passed=0 failed=0 skipped=0 list='' missing='' complete=true

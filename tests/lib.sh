@@ -1,4 +1,5 @@
 # lib.sh - functions that the test scripts share.
+export LC_ALL=C # decimals have a point
 passed=0 failed=0 skipped=0
 pass() { passed=$((passed + 1)); }
 fail() { failed=$((failed + 1)); echo "FAILED: $*"; }

@@ -163,7 +163,7 @@ def save_config(folder, config):
     text = json.dumps(config, ensure_ascii=rng.random() < 0.5)
     if rng.random() < 0.1:
         text = text.replace('"type":', '"\\u0074ype":').replace('"rope_s', '"\\u0072ope_s')
-    with open(f"{folder}/config.json", "w") as f:
+    with open(f"{folder}/config.json", "w", encoding="utf-8") as f:
         f.write(text)
 
 
@@ -215,7 +215,7 @@ def their_model(folder, config, family):
 
 
 def values(*arguments):
-    done = subprocess.run([f"{work}/values", *arguments], capture_output=True, text=True, errors="replace")
+    done = subprocess.run([f"{work}/values", *arguments], capture_output=True, encoding="utf-8", errors="replace")
     assert done.returncode in (0, 1), done
     return done.returncode == 0, done.stdout
 

@@ -198,7 +198,7 @@ def make_tokenizer(pre, file):
     form["model"]["ignore_merges"] = pre == "llama-bpe"
     if pattern and "{1,3}" in pattern:  # pieces that no merge makes: ignore_merges changes ids
         form["model"]["merges"] = [m for i, m in enumerate(form["model"]["merges"]) if i % 7]
-    json.dump(form, open(file, "w"))
+    json.dump(form, open(file, "w", encoding="utf-8"))
 
 
 def make_model(pre, folder):
@@ -217,7 +217,7 @@ rng = random.Random(5)
 words = ["".join(rng.choices("aeiouklmnprst", k=rng.randrange(1, 8))) for _ in range(300)]
 weights = [1 / (k + 1) for k in range(300)]
 source = "\n\n".join(" ".join(rng.choices(words, weights, k=200)) for _ in range(60))
-open(os.path.join(work, "text"), "w").write(source)
+open(os.path.join(work, "text"), "w", encoding="utf-8").write(source)
 run("cc", "-O2", "-fopenmp", os.path.realpath("tests/model_values.c"), "-o", "values", "-lm")
 failed = False
 for name, options in MODELS.items():

@@ -52,7 +52,7 @@ def gpt2(data):
 def ours(binary, tokenizer, texts, options=""):
     lines = "".join(t.encode().hex() + "\n" for t in texts)
     out = subprocess.run(
-        [binary, "encode", tokenizer, "hex", options], input=lines, capture_output=True, text=True, check=True
+        [binary, "encode", tokenizer, "hex", options], input=lines, capture_output=True, encoding="utf-8", check=True
     ).stdout
     return [[int(n) for n in line.split()] for line in out.split("\n")[:-1]]
 
@@ -301,7 +301,7 @@ def families(binary, data, folder):
         again = f"{folder}/{name}.again.json"
         with open(again, "w", encoding="utf-8") as file:
             file.write(
-                subprocess.run([binary, "encode", old, "hex", "S"], capture_output=True, check=True, text=True).stdout
+                subprocess.run([binary, "encode", old, "hex", "S"], capture_output=True, check=True, encoding="utf-8").stdout
             )
         back = tokenizers.Tokenizer.from_file(again)
         fast = transformers.PreTrainedTokenizerFast(tokenizer_file=old)
@@ -340,7 +340,7 @@ def tiktokens(binary, data, folder, texts, samples):
             with open(again, "w", encoding="utf-8") as file:
                 file.write(
                     subprocess.run(
-                        [binary, "encode", path, "hex", "S" + option], capture_output=True, check=True, text=True
+                        [binary, "encode", path, "hex", "S" + option], capture_output=True, check=True, encoding="utf-8"
                     ).stdout
                 )
             want = [encoding.encode_ordinary(t) for t in texts]

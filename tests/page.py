@@ -60,7 +60,7 @@ def check_tensors(plan):
 def compare_listing(plan, path):
     """The operands of each line, and what it frees, are the page's."""
     small = {"control", "counters", "ranges"}
-    lines = open(path).read().splitlines()[:len(plan["ops"])]
+    lines = open(path, encoding="utf-8").read().splitlines()[:len(plan["ops"])]
     for i, (op, line) in enumerate(zip(plan["ops"], lines)):
         name, rest = re.match(r" *%d \S+ +(?:again +)?[\d.]+ MiB  (\S+) +(.*)" % i, line).groups()
         reads, writes, freed = re.match(r"(.*?) ?-> ?(.*?) ?(?: ?frees (.*))?$", rest).groups()
@@ -235,7 +235,7 @@ def main():
         sys.stdout.write(page + (DRIVER if sys.argv[1] == "drive" else PLANNER))
         return
     plan = plans_of(sys.argv[2])[int(sys.argv[3])]
-    compare_timeline(plan, json.load(open(sys.argv[4])))
+    compare_timeline(plan, json.load(open(sys.argv[4], encoding="utf-8")))
     check_tensors(plan)
     if len(sys.argv) > 5: compare_listing(plan, sys.argv[5])
 

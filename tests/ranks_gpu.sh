@@ -3,6 +3,7 @@
 # trainer with one rank and with 2, 4, ... N, and ranks that are stopped, killed, or hang. They copy from each
 # other's memory; a third of the runs go by NCCL. BUILD_DIR has test_together_cuda and train_cuda. NCCL
 # refuses to share a GPU: where there is one alone, tests/nccl_fake.c takes its place.
+export LC_ALL=C # decimals have a point
 here=$(cd "$(dirname "$0")" && pwd) || exit 1
 build=$(cd "$1" && pwd) || exit 1
 . "$here/lib.sh"

@@ -2,6 +2,7 @@
 # rooms.sh - what the files promise their readers: widths and sizes, rooms that use only those above them, no
 # guests in the hall, no private name with two definitions, a contract for every kernel, no variable that
 # threads share by mistake, operands by name.
+export LC_ALL=C # decimals have a point
 cd "$(dirname "$0")/.." || exit 1
 passed=0 failed=0 skipped=0
 tell() { if [ "$1" = 0 ]; then passed=$((passed + 1)); else failed=$((failed + 1)); echo "FAILED: $2"; fi; }
@@ -147,6 +148,10 @@ none "$(awk '/MTT__THREADS\(|omp parallel for/ && !/define/ {wait = 1; own = $0;
       text = substr(text, RSTART + RLENGTH)
     }
   }' mtt.h)" "threads share an inner loop's variable"
+
+# A comma in the user's decimals must not change what a script computes: mawk then reads 5.0861 as 5.
+none "$(grep -LE '^export (.* )?LC_ALL=C( |$)|^\. tests/lib\.sh$' \
+  $(find .ci examples tests tools -name '*.sh' -o -path .ci/run))" "a script that the user's locale can change"
 
 none "$(tests/mutate.sh stale)" "a stale change in tests/mutate.sh"
 none "$(grep -nE 'op->(in|out)\[' mtt.h mtt_kernels.cu {examples,tools,tests}/*.[ch])" "an operand by number"

@@ -2,6 +2,7 @@
 # run.sh BUILD_DIR PROGRAM... - runs the test programs and the tests of the trainer and the tools, three
 # beside each other where there are two cores, since some wait more than they compute, and adds up their
 # closing lines. BUILD_DIR/logs keeps what each said.
+export LC_ALL=C # decimals have a point
 build=$1 logs=$1/logs; shift
 passed=0 failed=0 skipped=0 closing='^[0-9]+ passed, [0-9]+ failed, [0-9]+ skipped$'
 jobs=$(nproc 2> /dev/null); [ "${jobs:-1}" -lt 2 ] || jobs=3
@@ -34,7 +35,7 @@ show() { # prints what has ended since the last call
   done
 }
 all=(test_train.sh test_suites.sh test_tools_data.sh test_convert.sh "$@" test_golden.sh test_explorer.sh
-  test_learn.sh test_generate.sh) # the longest first
+  test_locale.sh test_learn.sh test_generate.sh) # the longest first
 for program in "${all[@]}"; do
   [ $program != test_cuda ] || wait # it has the machine for itself
   while [ "$(jobs -rp | wc -l)" -ge ${jobs:-1} ]; do wait -n; done

@@ -1,6 +1,7 @@
 # same_files.sh - what the tests of other systems share: the same calls of programs on this system and on the
 #                 other one, each in a folder of its own, must leave the same files. $build has the programs:
 #                 NAME for this system, NAME$ending for the other one, whose programs $runs runs.
+export LC_ALL=C # decimals have a point
 rm -rf "$build"/{here,there} && mkdir "$build"/{here,there}
 exact=(-std=gnu99 -O1 -ffp-contract=off -DMTT_PORTABLE) # bits depend on which products run, and are fused
 build_programs() { # COMPILER

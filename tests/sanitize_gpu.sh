@@ -2,6 +2,7 @@
 # sanitize_gpu.sh BUILD_DIR [PROGRAM] - a small step of each technique, and text, under the four tools of
 # compute-sanitizer, on a GPU. memcheck and synccheck watch cuBLASLt's kernels, too. initcheck and racecheck
 # misread those, so the host computes the products for them.
+export LC_ALL=C # decimals have a point
 build=$1 program=${2:-$1/sanitize_cuda} passed=0 failed=0 skipped=0
 if ! command -v compute-sanitizer > /dev/null; then
   echo "compute-sanitizer is missing: it comes with the CUDA Toolkit" >&2

@@ -86,7 +86,7 @@ def step(path, other):
 
 
 def viz(path, plan):
-    plan = json.load(open(plan))
+    plan = json.load(open(plan, encoding="utf-8"))
     snapshot = pickle.load(open(path, "rb"))
     segment, = snapshot["segments"]
     base, size = segment["address"], segment["total_size"]

@@ -710,7 +710,7 @@ def by_tensorboard(folder):
         for e in events.Scalars(tag): yield tag, e.step, e.wall_time, e.value
 
 want = []
-for row in map(json.loads, open(sys.argv[2])):
+for row in map(json.loads, open(sys.argv[2], encoding="utf-8")):
     want += [(tags[key], row["step"], row["time"], struct.unpack("f", struct.pack("f", row[key]))[0])
              for key in tags if row.get(key) is not None]
 assert len(want) > 100

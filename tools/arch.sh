@@ -5,6 +5,7 @@
 # With `gpu`: the name of a GPU that mtt can use, of compute capability 7.5 or later. If there is none,
 # nothing, and on stderr why not, unless there is no nvidia-smi either.
 # With `half`: the 16 bits in which that GPU trains: fp16 if it is a T4 or its like, else bf16.
+export LC_ALL=C # decimals have a point
 command -v nvidia-smi > /dev/null || { [ -n "${1:-}" ] || echo -arch=native; exit 0; }
 gpus=$(nvidia-smi --query-gpu=compute_cap,name --format=csv,noheader 2> /dev/null |
   sed -nE 's/^ *([0-9]+\.[0-9]+), *(.*)$/\1 \2/p' | sort -V)

@@ -17,6 +17,7 @@ is missing.
 TEXT
 }
 set -u -o pipefail
+export LC_ALL=C # decimals have a point
 [ "${BASH_VERSINFO[0]}" -ge 4 ] || { echo "bench: needs bash 4: brew install bash" >&2; exit 2; }
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive} # threads that spin slow each other down on a busy machine
 root=$(cd "$(dirname "$0")/.." && pwd)

@@ -14,6 +14,7 @@ Exit status: 1 if a program cannot be built or a run of ours failed, 2 for a wro
 TEXT
 }
 set -u -o pipefail
+export LC_ALL=C # decimals have a point
 [ "${BASH_VERSINFO[0]}" -ge 4 ] || { echo "bench_cpu: needs bash 4: brew install bash" >&2; exit 2; }
 root=$(cd "$(dirname "$0")/.." && pwd)
 python=${PYTHON:-python3} repeats=${REPEATS:-5} steps=${STEPS:-8} failed=

@@ -1,4 +1,5 @@
 # cases.sh - the models whose steps bench.sh times and profile.sh takes apart. Read by both.
+export LC_ALL=C # decimals have a point
 
 # benchmark NAME MODE_OF_PYTORCH TITLE TECHNIQUE,.. OPTION...: TECHNIQUE:N has chunks of N rows. A mode takes
 # up to half a minute to compile, so a case has the faster one of compile and graphs.

@@ -80,12 +80,12 @@ def train(args, folder, name, model, technique, *options):
     command += ["--no-head-bias"] * (not model.get("bias", True))
     command += ["--norm", "rms", "--mlp", "swiglu", "--no-biases"] if model.get("llama") else []
     try:
-        done = subprocess.run(command, capture_output=True, text=True)
+        done = subprocess.run(command, capture_output=True, encoding="utf-8")
     except OSError as error:
         raise RuntimeError(f"cannot run {args.train} ({error.strerror}): build it with `make train`, or name it with --train")
     if done.returncode:
         raise RuntimeError((done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1])
-    with open(f"{folder}/{name}_{technique}.jsonl") as log:
+    with open(f"{folder}/{name}_{technique}.jsonl", encoding="utf-8") as log:
         return [json.loads(line) for line in log]
 
 
@@ -128,7 +128,7 @@ def synthetic_data(args, folder, model):
     V, T, ids = model["vocab"], model["seq_len"], phrases(args.seed, model["vocab"])
     prefix, any_model = f"{folder}/synthetic{V}", dict(CASES["tiny"], seq_len=8)
     if not os.path.exists(prefix + ".tokenizer.json"):  # the trainer needs one of V ids; any words will do
-        with open(prefix, "w") as file, open(prefix + ".vocab.txt", "w") as words:
+        with open(prefix, "w", encoding="utf-8") as file, open(prefix + ".vocab.txt", "w", encoding="utf-8") as words:
             file.writelines(f"{i}\n\n" for i in range(1 << 16))
             words.writelines(["[UNK]\n", "[SEP]\n"] + [f"{i}\n" for i in range(V - 2)])
         train(args, folder, f"synthetic{V}", any_model, "fp32", "--data", prefix, "--tokenizer", words.name, "--steps", 1)
@@ -443,7 +443,7 @@ def time_pytorch(args, m, feed, precision, mode, kernel):
 def time_mtt(args, m, folder, prefix, technique):
     try:
         log = train(args, folder, "speed", m, technique, "--data", prefix, "--steps", args.speed_steps, "--no-checkpoint")
-        with open(f"{folder}/speed_{technique}_metrics.json") as file:
+        with open(f"{folder}/speed_{technique}_metrics.json", encoding="utf-8") as file:
             metrics = json.load(file)
         ms = [row["ms"] for row in log if "ms" in row]
         return dict(ms=statistics.median(ms[len(ms) // 2:]), mib=metrics["arena_bytes"] / 2**20)
@@ -488,7 +488,7 @@ def compare_speed(args, folder, result):
 
 def write_json(args, result):
     if args.json and int(os.environ.get("RANK", 0)) == 0:
-        with open(args.json, "w") as file:
+        with open(args.json, "w", encoding="utf-8") as file:
             json.dump(result, file, indent=1)
 
 

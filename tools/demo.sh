@@ -3,6 +3,7 @@
 # `make demo` calls it in the repository root. The default text is the project's own source, which needs no
 # download. Results go to results/demo/NAME, a folder for each text. Options are those of experiments.sh.
 set -u -o pipefail
+export LC_ALL=C # decimals have a point
 [ "${BASH_VERSINFO[0]}" -ge 4 ] || { echo "demo: needs bash 4: brew install bash" >&2; exit 2; }
 text=${1:-} name=mtt_source failed=
 shift $(($# > 0))
@@ -33,8 +34,8 @@ out=results/demo/$name
 
 show_sample() { # FILE: bytes that are no text, and control characters, do not reach the terminal
   echo "A sample of what it writes now:"
-  iconv -cf utf-8 -t utf-8 "$1" | tr -d '\000-\010\013-\037\177' | cat -s | head -n 24 |
-    while IFS= read -r line; do echo "  | ${line:0:95}"; done
+  tr -d '\000-\010\013-\037\177' < "$1" | cat -s | head -n 24 | cut -b 1-95 | sed 's/^/  | /' |
+    iconv -cf utf-8 -t utf-8 # at last: a line may be cut within a letter
 }
 compare() { # TRAINER DEVICE OPTION...: results of another build are not continued, but moved away
   local train=$1 dir=$out/$2 file; shift

@@ -3,6 +3,7 @@
 # it fast; with gnuplot also that this is there. Installs Debian's packages if that needs no password;
 # otherwise prints the line to run.
 set -u
+export LC_ALL=C # decimals have a point
 cc=${CC:-cc}
 has() { printf '#include <%s>\n' "$1" | $cc -E -x c - >/dev/null 2>&1; }
 if ! command -v "$cc" > /dev/null; then

@@ -25,6 +25,7 @@ experiments.sh SUITE... [options] [-- options of train]      suites: a b c d e, 
 TEXT
 }
 set -u -o pipefail
+export LC_ALL=C # decimals have a point
 [ "${BASH_VERSINFO[0]}" -ge 4 ] || { echo "experiments: needs bash 4: brew install bash" >&2; exit 2; }
 shopt -s extglob nullglob
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive} # threads that spin slow each other down on a busy machine
@@ -75,7 +76,7 @@ case $baseline in '' | fp32 | tf32) ;; *) fail "--baseline $baseline: expected f
 pick() { if [ -n "$small" ]; then echo "$2"; else echo "$1"; fi; }             # LARGE SMALL
 field() { sed -n "s/.*\"$1\": \"*\([A-Za-z0-9_.+-]*\).*/\1/p" "$2" | head -n 1; } # KEY FILE: a name or number
 plain() { # PATH: as a name, of A-Za-z0-9_.-, that begins with neither - nor .
-  local LC_ALL=C name=${1##*/}
+  local name=${1##*/}
   name=${name//[^A-Za-z0-9_.-]/_}
   echo "${name/#[-.]/_}"
 }

@@ -10,6 +10,7 @@
 # checksum and size are right. .gz and .zst are unpacked, to BYTES at most (100 times the packed size, and at
 # least 1 MiB).
 set -u
+export LC_ALL=C # decimals have a point
 [ "${BASH_VERSINFO[0]}" -ge 4 ] || { echo "get_data: needs bash 4: brew install bash" >&2; exit 2; }
 folder=data limit=
 speakleash=${SPEAKLEASH:-https://d6t0.c15.e2-2.dev/speakleash-ds-pub/datasets_text}

@@ -10,6 +10,7 @@ program built elsewhere (build/profile).
 TEXT
 }
 set -u -o pipefail
+export LC_ALL=C # decimals have a point
 root=$(cd "$(dirname "$0")/.." && pwd)
 profile=${PROFILE:-$root/build/profile} device=${DEVICE:-cuda} gpu=${CUDA_VISIBLE_DEVICES:-0}
 read -ra compared <<< "${TECHNIQUES:-bf16_flash fp8_flash}"

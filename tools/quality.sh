@@ -8,6 +8,7 @@
 # The same command leaves complete runs as they are. Exit status: 1 if a run failed; 2 for a wrong call, or if
 # RESULTS has runs of a model with other settings.
 set -u -o pipefail
+export LC_ALL=C # decimals have a point
 [ "${BASH_VERSINFO[0]}" -ge 4 ] || { echo "quality: needs bash 4: brew install bash" >&2; exit 2; }
 gpus=(${GPUS:-0}) techniques=(${TECHNIQUES:-bf16_flash_chunked fp8_flash}) runs=() logs=()
 train=${TRAIN:-build/train_cuda} results=${RESULTS:-results/quality}

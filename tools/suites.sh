@@ -1,5 +1,6 @@
 # suites.sh - the experiments of suites A to E, which five teams trained in PyTorch, and our best settings;
 # and those of the demo. Read by experiments.sh, whose variables it uses.
+export LC_ALL=C # decimals have a point
 
 # For each suite: the kind of tokenizer that is trained on a text (bpe unless named), the original vocabulary,
 # the vocabulary of a trained tokenizer, the original GPU's memory in bytes, and a budget for a CPU.
