@@ -151,7 +151,8 @@ none "$(awk '/MTT__THREADS\(|omp parallel for/ && !/define/ {wait = 1; own = $0;
 
 # A comma in the user's decimals must not change what a script computes: mawk then reads 5.0861 as 5.
 none "$(grep -LE '^export (.* )?LC_ALL=C( |$)|^\. tests/lib\.sh$' \
-  $(find .ci examples tests tools -name '*.sh' -o -path .ci/run))" "a script that the user's locale can change"
+  $(find .ci examples tests tools -name '*.sh' -o -path .ci/run))" \
+  "a script that the user's locale can change"
 
 none "$(tests/mutate.sh stale)" "a stale change in tests/mutate.sh"
 none "$(grep -nE 'op->(in|out)\[' mtt.h mtt_kernels.cu {examples,tools,tests}/*.[ch])" "an operand by number"
