@@ -14315,6 +14315,21 @@ static int mtt__st_number(const mtt__st *st, const char *name, uint64_t most, ui
     return pair && mtt_json_u64(&j, value) && j.at == j.end && *value <= most;
 }
 
+#define MTT__NO_NUMBER "%s has no valid \"%s\" in its metadata: give a checkpoint of mtt_save"
+
+/* Reads a number that a file may lack; then *value stays. A text that is no number from low to high is a
+   fault of the file, and no default stands in for it. */
+static mtt_status mtt__st_optional(const mtt__st *st, const char *name, uint64_t low, uint64_t high,
+                                   int *value)
+{
+    uint64_t number;
+    if (!mtt__st_find(&st->metadata, name)) return MTT_OK;
+    if (!mtt__st_number(st, name, high, &number) || number < low)
+        return mtt__fail(st->env, MTT_E_FORMAT, MTT__NO_NUMBER, st->path, name);
+    *value = (int)number;
+    return MTT_OK;
+}
+
 /* Prints a number to the metadata, or reads it from a file. If high is 0, the file must have the same one. */
 static void mtt__checkpoint_number(mtt__checkpoint *c, const char *name, uint64_t low, uint64_t high,
                                    void *number, size_t size)
@@ -14322,6 +14337,7 @@ static void mtt__checkpoint_number(mtt__checkpoint *c, const char *name, uint64_
     const mtt__st_entry *pair;
     const char *bits = strstr(name, "_bits");
     uint64_t here = 0, value;
+    int number_there;
     if (c->status) return;
     memcpy(&here, number, size);
     if (!c->st) {
@@ -14330,12 +14346,12 @@ static void mtt__checkpoint_number(mtt__checkpoint *c, const char *name, uint64_
     }
     if (!high) low = high = here;
     pair = mtt__st_find(&c->st->metadata, name);
-    if (mtt__st_number(c->st, name, high, &value) && value >= low) memcpy(number, &value, size);
-    else if (!pair || low < high)
-        c->status = mtt__fail(c->t->env, pair ? MTT_E_FORMAT : MTT_E_MISMATCH,
-                              "%s has no valid \"%s\" in its metadata: give a checkpoint of mtt_save",
-                              c->st->path, name);
-    else if (bits && mtt__st_number(c->st, name, UINT32_MAX, &value))
+    number_there = mtt__st_number(c->st, name, UINT64_MAX, &value);
+    if (number_there && value >= low && value <= high) memcpy(number, &value, size);
+    else if (!number_there || low < high)
+        c->status = mtt__fail(c->t->env, pair ? MTT_E_FORMAT : MTT_E_MISMATCH, MTT__NO_NUMBER, c->st->path,
+                              name);
+    else if (bits && value <= UINT32_MAX)
         c->status = mtt__fail(c->t->env, MTT_E_MISMATCH, "%s has %.*s %.7g, here it is %.7g: use its run's",
                               c->st->path, (int)(bits - name), name, (double)mtt__bits_float((uint32_t)value),
                               (double)mtt__bits_float((uint32_t)here));
@@ -14625,11 +14641,14 @@ MTTDEF mtt_status mtt_resume(mtt_trainer *t, const char *path, mtt_batches *batc
     mtt__st st;
     uint32_t crc = 0;
     size_t i;
+    int window, context = 0;
     mtt_status status = mtt__checkpoint_init(&c, t, batches, 0);
     c.st = &st;
     memset(&st, 0, sizeof(st));
     if (!status) status = mtt__st_open(t->env, path, &st);
     if (!status) status = mtt__checkpoint_numbers(&c);
+    if (!status) status = mtt__st_optional(&st, "window", 0, INT_MAX, &window); /* may differ here */
+    if (!status) status = mtt__st_optional(&st, "context", 1, 1 << 20, &context);
     if (!status) status = mtt__checkpoint_find(&c);
     if (!status) status = mtt__st_verify(&st);
     if (!status) status = mtt__checkpoint_values(&c);
@@ -14652,11 +14671,10 @@ MTTDEF mtt_status mtt_resume(mtt_trainer *t, const char *path, mtt_batches *batc
     }
     if (!status) {
         const mtt__st_entry *from = mtt__st_find(&st.metadata, "precision");
-        uint64_t context = 0;
         int scaled = from && (!strcmp(from->value, "fp16") || !strcmp(from->value, "fp8"));
         if (!mtt__precisions[t->schedule->policy.precision].scaled) c.counters.loss_scale = 1;
         else if (!scaled && c.counters.loss_scale == 1) c.counters.loss_scale = mtt__first_loss_scale(t);
-        t->positions = mtt__st_number(&st, "context", 1 << 20, &context) ? (int)context : 0;
+        t->positions = context;
         t->step = c.counters.steps;
         t->micro_batch = c.micro_batch;
         t->optim.seed = c.seed;
@@ -14929,7 +14947,37 @@ static int mtt__model_ignores(const mtt_model *m, const char *name)
     if (m->form == MTT_FORM_MTT) return !strncmp(name, "optim.", 6) || !strcmp(name, "fp8.scales");
     for (i = 0; i < MTT__LENGTH(ends); i++)
         if (size > strlen(ends[i]) && !strcmp(name + size - strlen(ends[i]), ends[i])) return 1;
+    if (!strcmp(name, "rotary_emb.inv_freq")) return 1; /* of all layers */
     return m->desc.tied_head && !strcmp(name, "lm_head.weight");
+}
+
+/* An element of a tensor of F32, F16, BF16 or F64. */
+static float mtt__st_float(const mtt__st_entry *e, size_t i)
+{
+    uint16_t half;
+    float single;
+    double wide;
+    if (e->dtype == MTT_F32) return memcpy(&single, e->data + 4 * i, sizeof(single)), single;
+    if (!strcmp(mtt__st_dtype[e->dtype].name, "F64"))
+        return memcpy(&wide, e->data + 8 * i, sizeof(wide)), (float)wide;
+    memcpy(&half, e->data + 2 * i, sizeof(half));
+    return e->dtype == MTT_F16_BITS ? mtt__from_fp16(half) : mtt__from_bf16(half);
+}
+
+/* 1 = tensors have one shape and equal values, be it in two types. */
+static int mtt__st_equal(const mtt__st_entry *a, const mtt__st_entry *b)
+{
+    const mtt__st_entry *const both[] = {a, b};
+    size_t i, count = 1;
+    int k;
+    if (a->rank != b->rank || memcmp(a->shape, b->shape, sizeof(a->shape)) != 0) return 0;
+    for (k = 0; k < 2; k++)
+        if (both[k]->dtype != MTT_F32 && both[k]->dtype != MTT_F16_BITS && both[k]->dtype != MTT_BF16_BITS &&
+            strcmp(mtt__st_dtype[both[k]->dtype].name, "F64")) return 0;
+    for (k = 0; k < a->rank; k++) count *= (size_t)a->shape[k];
+    for (i = 0; i < count; i++)
+        if (mtt__st_float(a, i) != mtt__st_float(b, i)) return 0;
+    return 1;
 }
 
 /* Checks that every tensor of the description is there, and no other. */
@@ -14942,9 +14990,7 @@ static mtt_status mtt__model_match(mtt_model *m)
     const mtt__st_entry *table = mtt__st_find(&m->tensors, rotary ? "embed_tokens.weight" : "wte.weight");
     size_t i;
     /* As in transformers 5, another head in the file counts, even if config.json says that it is tied. */
-    if (m->form != MTT_FORM_MTT && head && table &&
-        (head->dtype != table->dtype || memcmp(head->shape, table->shape, sizeof(head->shape)) != 0 ||
-         memcmp(head->data, table->data, head->bytes) != 0))
+    if (m->form != MTT_FORM_MTT && m->desc.tied_head && head && table && !mtt__st_equal(head, table))
         m->desc.tied_head = 0;
     while (mtt_form_next(&m->desc, m->form, &cursor, &t)) {
         mtt__st_entry *e = mtt__model_find(m, &t);
@@ -14974,26 +15020,29 @@ static mtt_status mtt__model_checkpoint(mtt_model *m)
 {
     mtt_status status = mtt__model_file(m, NULL);
     const mtt_field *f;
-    uint64_t value;
     if (status) return status;
     if (!mtt__st_crc_is(&m->files[0], "crc32", m->files[0].metadata_crc))
         return mtt__fail(m->env, MTT_E_FORMAT, "%s: its metadata has no checksum or another one: give a "
                          "checkpoint of mtt_save, or a folder with config.json", m->path);
     for (f = mtt__model_field; f->name; f++) {
+        const int real = f->kind == MTT_FIELD_FLOAT; /* bits of floats from 0 up are in their order */
+        const int none = f->offset == offsetof(mtt_model_desc, max_seq) &&
+                         m->desc.positions != MTT_POSITIONS_LEARNED; /* mtt_save then writes 0 */
         char name[40];
-        int number;
-        mtt__format(name, sizeof(name), f->kind == MTT_FIELD_FLOAT ? "%s_bits" : "%s", f->name);
-        if (mtt__st_number(m->files, name, INT_MAX, &value)) {
-            number = (int)value;
-            memcpy((char *)&m->desc + f->offset, &number, sizeof(number));
-        } else if (!mtt__checkpoint_optional(f, 0))
+        int number = 0;
+        mtt__format(name, sizeof(name), real ? "%s_bits" : "%s", f->name);
+        if (!mtt__checkpoint_optional(f, 0) && !mtt__st_find(&m->files->metadata, name))
             return mtt__fail(m->env, MTT_E_FORMAT, "%s does not say its %s: give a checkpoint of mtt_save",
                              m->path, f->name);
+        status = mtt__st_optional(m->files, name,
+                                  none ? 0 : real ? mtt__float_bits((float)f->low) : (uint64_t)f->low,
+                                  real ? mtt__float_bits((float)f->high) : (uint64_t)f->high, &number);
+        if (status) return status;
+        memcpy((char *)&m->desc + f->offset, &number, sizeof(number));
     }
-    if (mtt__st_number(m->files, "window", INT_MAX, &value)) m->window = (int)value;
-    if (mtt__st_number(m->files, "batches.seq_len", 1 << 20, &value)) m->seq_len = (int)value;
-    if (mtt__st_number(m->files, "context", 1 << 20, &value)) m->seq_len = (int)value;
-    return MTT_OK;
+    status = mtt__st_optional(m->files, "window", 0, INT_MAX, &m->window);
+    if (!status) status = mtt__st_optional(m->files, "batches.seq_len", 1, 1 << 20, &m->seq_len);
+    return status ? status : mtt__st_optional(m->files, "context", 1, 1 << 20, &m->seq_len);
 }
 
 /* ---- config.json ---- */
@@ -15247,20 +15296,14 @@ static mtt_status mtt__model_copy(const mtt_model *m, const mtt_form_tensor *t, 
                                   float *values)
 {
     const int64_t lines = t->transposed ? t->columns : t->rows, length = t->transposed ? t->rows : t->columns;
-    const size_t size = mtt__dtype_bytes[e->dtype];
     int64_t line, i;
     int faults = 0;
     MTT__OMP(omp parallel for reduction(+ : faults) private(i))
     for (line = 0; line < lines; line++)
         for (i = 0; i < length; i++) {
-            const unsigned char *at = e->data + (size_t)(line * length + i) * size;
+            const float x = mtt__st_float(e, (size_t)(line * length + i));
             const int64_t row = t->transposed ? i : line;
             const int64_t column = mtt_form_column(t, t->transposed ? line : i);
-            uint16_t half;
-            float x;
-            memcpy(&half, at, sizeof(half));
-            if (e->dtype == MTT_F32) memcpy(&x, at, sizeof(x));
-            else x = e->dtype == MTT_F16_BITS ? mtt__from_fp16(half) : mtt__from_bf16(half);
             faults += !mtt__finite((double)x);
             values[row * t->width + column] = x;
         }

@@ -2377,17 +2377,25 @@ static void seal(char *file, size_t bytes, const char *key)
     write_file(in("forged"), file, bytes);
 }
 
-/* A pair of the metadata gets another value; blanks behind the metadata give the room. */
+/* A pair of the metadata gets another value, or comes to it; blanks behind the metadata give the room. */
 static void forge_pair(const char *key, const char *value)
 {
     size_t bytes, grow;
     char text[64], *file = read_file(in("good"), &bytes), *at, *end, *blanks;
     snprintf(text, sizeof(text), "\"%s\":\"", key);
-    at = strstr(file + 8, text) + strlen(text);
+    at = strstr(file + 8, text);
+    if (!at) {
+        at = strstr(file + 8, "    ");
+        *at++ = ',';
+        memcpy(at, text, strlen(text));
+        at[strlen(text)] = '"';
+    }
+    at += strlen(text);
     end = strchr(at, '"');
     blanks = strstr(end, "    ");
     grow = strlen(value) - (size_t)(end - at);
     memmove(end + grow, end, (size_t)(blanks - end));
+    if (strlen(value) < (size_t)(end - at)) memset(blanks + grow, ' ', 0 - grow);
     memcpy(at, value, strlen(value));
     seal(file, bytes, "");
     free(file);
@@ -2468,6 +2476,71 @@ static void test_forged(const mtt_tokens *tokens)
                   mtt_batches_next(&r.batches, ids, targets) == MTT_OK &&
                   mtt_train_step(r.trainer, ids, targets, &info) == MTT_OK && info.step > 2,
               "%s %s: %s", pairs[i][0], pairs[i][1], env.error);
+    }
+    mtt_trainer_destroy(r.trainer);
+}
+
+/* A number that a file may lack is refused by its key if it is there and no number in range. No reader takes a
+   default in its place. */
+static void test_optional_numbers(const mtt_tokens *tokens)
+{
+    static const char *const wrong[] = {"", "one", "yes", "5x", "-1", "1.5", "99999999999",
+                                        "18446744073709551616"};
+    static const struct {
+        const char *key, *right, *wrong;
+        int readers; /* 1 = mtt_model_open, 2 = mtt_resume */
+    } more[] = {
+        {"window", "2147483647", "2147483648", 3},   {"context", "1048576", "1048577", 3},
+        {"batches.seq_len", NULL, "2147483647", 3},  {"batches.seq_len", NULL, "0", 3},
+        {"context", "8", "0", 3},                    {"qk_norm", "0", "2", 3},
+        {"no_biases", "0", "2", 3},                  {"mlp", "0", "4", 3},
+        {"heads_kv", "1", "1025", 3},                {"heads_kv", "1", "0", 3},
+        {"groups", NULL, "x", 2},                    {"lora_rank", NULL, "x", 2},
+        {"lora_alpha_bits", NULL, "x", 2},           {"batches.crc32", NULL, "x", 2},
+        {"norm_eps_bits", "925353388", "4286578688", 3}, /* 1e-5 and -Inf */
+        {"norm_eps_bits", "925353388", "2139095040", 3}, /* Inf */
+        {"norm_eps_bits", "925353388", "2143289344", 3}, /* NaN */
+        {"norm_eps_bits", "925353388", "0", 3},      {"norm_eps_bits", "925353388", "1", 3},
+        {"rotary_theta_bits", "1176256512", "0", 3}, {"rotary_theta_bits", "1176256512", "2139095040", 3},
+        {"rotary_factor_bits", "1065353216", "0", 3}, {"rotary_low_bits", "1065353216", "2143289344", 3},
+        {"rotary_high_bits", "1082130432", "4294967295", 3},
+        {"rotary_original_bits", "1174405120", "3212836864", 3},
+    };
+    small_run r = open_run(MTT_FP32, MTT_STATE_FULL, 0, tokens);
+    const mtt_field *f;
+    mtt_model *model = NULL;
+    mtt_status status;
+    char name[48];
+    size_t i;
+    check(mtt_save(r.trainer, in("good"), &r.batches) == MTT_OK, "%s", env.error);
+    for (f = mtt_model_fields(); f->name; f++)
+        for (i = 0; i < MTT__LENGTH(wrong); i++) {
+            char key[48];
+            snprintf(key, sizeof(key), f->kind == MTT_FIELD_FLOAT ? "%s_bits" : "%s", f->name);
+            forge_pair(key, wrong[i]);
+            refused(mtt_model_open(&env, in("forged"), &model), MTT_E_FORMAT, key, wrong[i]);
+            if (strcmp(key, "dropout_bits") == 0) continue; /* it may differ on resume */
+            *env.error = 0;
+            status = mtt_resume(r.trainer, in("forged"), &r.batches);
+            check((status == MTT_E_FORMAT || (i > 5 && status == MTT_E_MISMATCH)) &&
+                      strstr(env.error, f->name), "resumed: %s \"%s\": %s", key, wrong[i], env.error);
+        }
+    for (i = 0; i < MTT__LENGTH(more); i++) {
+        if (more[i].right) {
+            forge_pair(more[i].key, more[i].right);
+            check(mtt_model_open(&env, in("forged"), &model) == MTT_OK &&
+                      mtt_resume(r.trainer, in("forged"), &r.batches) == MTT_OK,
+                  "%s %s: %s", more[i].key, more[i].right, env.error);
+            mtt_model_close(model);
+        }
+        forge_pair(more[i].key, more[i].wrong);
+        if (more[i].readers & 1)
+            refused(mtt_model_open(&env, in("forged"), &model), MTT_E_FORMAT, more[i].key, more[i].wrong);
+        *env.error = 0;
+        status = mtt_resume(r.trainer, in("forged"), &r.batches);
+        check(status == MTT_E_FORMAT || status == MTT_E_MISMATCH, "resumed: %s", more[i].key);
+        snprintf(name, sizeof(name), "%.*s", (int)strcspn(more[i].key, "_"), more[i].key);
+        check(strstr(env.error, name) != NULL, "%s: %s", more[i].key, env.error);
     }
     mtt_trainer_destroy(r.trainer);
 }
@@ -2585,6 +2658,7 @@ static void test_checkpoints(void)
     test_fewer_kept(tokens);
     test_checkpoint_bytes(tokens);
     test_forged(tokens);
+    test_optional_numbers(tokens);
     test_older_checkpoints(tokens);
     test_other_data(tokens);
     mtt_tokens_close(tokens);

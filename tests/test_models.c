@@ -174,9 +174,13 @@ static void put_tensors(const char *path, int first, int every)
         for (k = 0; tensors[i].dtype && k < bytes_of(&tensors[i]); k++) {
             const char *type = tensors[i].dtype;
             int wide = !strcmp(type, "F32"), half = strstr(type, "F16") != NULL;
+            double twice = strcmp(type, "F64") ? 0 : (double)tensors[i].values[k / 8];
             float x = wide || half ? tensors[i].values[k / (wide ? 4 : 2)] : 0;
             uint16_t code = *type == 'F' ? mtt__to_fp16(x) : mtt__to_bf16(x);
-            fputc(wide ? ((unsigned char *)&x)[k % 4] : ((unsigned char *)&code)[k % 2], file);
+            fputc(twice != 0 ? ((unsigned char *)&twice)[k % 8]
+                  : wide     ? ((unsigned char *)&x)[k % 4]
+                             : ((unsigned char *)&code)[k % 2],
+                  file);
         }
     check(!fclose(file), "%s cannot be written", path);
 }
@@ -532,6 +536,64 @@ static void heads(void)
         }
 }
 
+/* A head that config.json ties has the embedding's values in another type, in one file or in two; -0 is 0. The
+   same values in F64 are tied, too, though no weight may have that type. Another last value is another head. */
+static void tied_by_value(void)
+{
+    static const char *const TYPES[][2] = {{"F32", "F16"},  {"F32", "BF16"}, {"F16", "F32"}, {"BF16", "F32"},
+                                           {"F16", "BF16"}, {"F32", "F32"},  {"F32", "F64"}, {"BF16", "F64"}};
+    int family, k, other, shards;
+    for (family = 0; family < 3; family++)
+        for (k = 0; k < (int)MTT__LENGTH(TYPES); k++)
+            for (other = 0; other < 3; other++) {
+                mtt_model_desc m = model_of(family), resolved;
+                mtt_model *model = NULL;
+                tensor *head = NULL, *table = NULL;
+                char text[2048], *tied, index[1000], name[40];
+                mtt_trainer *t;
+                size_t i, count;
+                int n, wide = !strcmp(TYPES[k][1], "F64");
+                m.tied_head = 0;
+                mtt_model_resolve(&env, &m, &resolved);
+                t = make(&m, (mtt_policy){0}, 3);
+                list(t, &resolved);
+                for (n = 0; n < tensor_count; n++) {
+                    const char *of = tensors[n].name;
+                    if (strstr(of, "lm_head")) head = &tensors[n];
+                    if (strstr(of, "wte.") || strstr(of, "embed_tokens.")) table = &tensors[n];
+                }
+                count = size_of(table);
+                for (i = 0; i < count; i++) /* exact in all types */
+                    head->values[i] = table->values[i] = (float)below(255) / 128 - 1;
+                table->values[0] = 0, head->values[0] = -0.0f;
+                if (other == 1) head->values[count - 1] += 0.25f;
+                table->dtype = TYPES[k][0], head->dtype = TYPES[k][1];
+                bits = wide ? 64 : 32;
+                for (shards = other < 2 ? 1 : 2; shards > 1 && (head - table) % shards == 0;) shards++;
+                snprintf(text, sizeof(text), "%s", CONFIGS[family]);
+                if ((tied = strstr(text, "embeddings': false")) != NULL) memcpy(tied, "embeddings': true ", 18);
+                put_text(in("config.json"), text);
+                snprintf(index, sizeof(index), "{'weight_map': {");
+                for (n = 0; n < shards; n++) { /* one file, or the two tensors in different ones */
+                    snprintf(name, sizeof(name), shards > 1 ? "shard%d.safetensors" : "model.safetensors", n);
+                    put_tensors(in(name), n, shards);
+                    snprintf(index + strlen(index), 60, "%s'%d': '%s'", n ? ", " : "", n, name);
+                }
+                strcat(index, "}}");
+                if (shards > 1) put_text(in("model.safetensors.index.json"), index);
+                if (wide && other == 1) refused(family, folder, "lm_head.weight has the type F64");
+                else
+                    check(!mtt_model_open(&env, folder, &model) &&
+                              mtt_model_describe(model)->tied_head == (other != 1),
+                          "family %d, %s and %s, other %d: %s", family, TYPES[k][0], TYPES[k][1], other,
+                          env.error);
+                mtt_model_close(model);
+                bits = 32;
+                mtt_trainer_destroy(t);
+                new_case();
+            }
+}
+
 /* Tensors of any dtype that are not used; the same dtypes as weights are refused. */
 static void dtypes(void)
 {
@@ -563,6 +625,11 @@ static void dtypes(void)
             else check(!mtt_model_open(&env, folder, &model), "%s: %s", DTYPES[i].name, env.error);
             if (!wrong) mtt_model_close(model);
         }
+    list(t, &resolved);
+    add("rotary_emb.inv_freq", mask, 0, 8, 0, 8, 0); /* transformer.: of no layer */
+    put_tensors(in("model.safetensors"), 0, 1);
+    check(!mtt_model_open(&env, folder, &model), "frequencies of all layers: %s", env.error);
+    mtt_model_close(model);
     list(t, &resolved);
     metadata = "\"__metadata__\":null,";
     put_tensors(in("model.safetensors"), 0, 1);
@@ -733,6 +800,7 @@ int main(int argc, char **argv)
     refusals();
     variants();
     heads();
+    tied_by_value();
     dtypes();
     large_objects();
     wrong_files();
