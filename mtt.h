@@ -859,7 +859,8 @@ MTTDEF const char *mtt_tokenizer_bytes(const mtt_tokenizer *tokenizer, int id, s
 
 /* Encodes text to at most `capacity` ids. *count is the number that the text needs; the call fails if it is
    above the capacity. It is at most `bytes`, or 3 * bytes if the tokenizer asks for form NFC. Special tokens
-   in the text are ordinary text. Added tokens that are not special, as Qwen's <think>, become their ids. */
+   in the text are ordinary text; mtt_prepare drops those that only separate documents before it encodes.
+   Added tokens that are not special, as Qwen's <think>, become their ids. */
 MTTDEF mtt_status mtt_encode(mtt_tokenizer *tokenizer, const char *text, size_t bytes, int32_t *ids,
                              size_t capacity, size_t *count);
 /* The same as transformers' tokenizer(text): special tokens in the text become their ids, too, and the text
@@ -886,6 +887,7 @@ struct mtt_tokenizer_kind {
     size_t (*cut)(const mtt_tokenizer *t, const char *text, size_t bytes); /* length of the first word */
     mtt_status (*spell)(const mtt_tokenizer *t, const char *word, size_t bytes, struct mtt__ids *ids);
     void (*print)(const mtt_tokenizer *t, mtt_write_fn write, void *user); /* a tokenizer.json */
+    const char *end_of_text; /* text of the id that ends a document, if the tokenizer is trained */
 };
 
 /* BPE as a kind. `options` may be NULL; they must stay until the tokenizer has been loaded or trained. */
@@ -895,10 +897,14 @@ MTTDEF mtt_tokenizer_kind mtt_bpe(const mtt_bpe_options *options);
 /* Reads documents one after another from plain text, JSONL or standard input ("-"). It never holds a whole
    file. A file that begins with '{', '"' or '[' is JSONL: each document is the named field of a line, which
    is a string or a list of strings (joined by a blank line), or a line that is a string itself. Behind blank
-   lines a JSON value is JSONL, too. Refuses NUL bytes, other encodings, and a field of plain text. That is
-   cut at the first blank line after 4 KiB (MTT_DOCUMENT_BYTES), line end after 64 KiB or character after
-   256 KiB. Where that gives fewer than 20 documents, which is too few to split, the text is cut into about 20
-   to 40 pieces, at blank lines, line ends or spaces if it has them. */
+   lines a JSON value is JSONL, too, and so are the records of a JSON text sequence (RFC 7464), one a line.
+   Refuses NUL bytes, other encodings, and a field of plain text.
+   Documents of plain text end at lines that are only <|endoftext|>, which are dropped, as is <|endoftext|> at
+   the end of a field; mtt_prepare takes the end of text of its tokenizer instead. Within a line or a field it
+   is ordinary text. Such documents are cut only at the first line end after 16 MiB. Where the first 5 MiB
+   have fewer than 20, plain text is cut at the first blank line after 4 KiB (MTT_DOCUMENT_BYTES), line end
+   after 64 KiB or character after 256 KiB, too. Where that gives fewer than 20 documents, which is too few to
+   split, the text is cut into about 20 to 40 pieces, at blank lines, line ends or spaces if it has them. */
 typedef struct mtt_corpus mtt_corpus;
 MTTDEF mtt_status mtt_corpus_open(mtt_env *env, const char *path, const char *field /* default "text" */,
                                   mtt_corpus **out);
@@ -933,9 +939,15 @@ typedef struct mtt_prepare_desc {
 typedef struct mtt_prepare_report {
     uint64_t documents[MTT_SPLIT_COUNT], bytes[MTT_SPLIT_COUNT], tokens[MTT_SPLIT_COUNT];
     uint64_t invalid, first_invalid; /* bytes that are not UTF-8 but are kept, and the place of the first */
+    uint64_t wide;      /* characters of two bytes or more that have UTF-8's form, if not its values */
+    uint32_t controls;  /* bit i: byte 0x80 + i is one of `invalid` */
     int vocab;
-    int reused; /* 1 = the dataset was up to date; `invalid` is 0 */
-    int jsonl;  /* 1 = the text is JSONL; 0 = plain text */
+    int reused;         /* 1 = the dataset was up to date; nothing was counted within the text */
+    int jsonl;          /* 1 = the text is JSONL; 0 = plain text */
+    int separated;      /* 1 = documents of plain text end only at end_of_text; 2 = there and elsewhere */
+    char end_of_text[48];     /* of the tokenizer, cut to 47 bytes */
+    uint64_t dropped, inside; /* ends of text that separated documents; those that are ordinary text */
+    char inside_text[48];     /* what `inside` counts: end_of_text or that of other tokenizers */
 } mtt_prepare_report;
 
 /* Makes a dataset from a text: {output}.tokenizer.json, {output}.train.tokens, .valid.tokens and
@@ -10697,9 +10709,15 @@ MTTDEF int mtt_json_end(mtt_json *j)
     return (j->at == j->end && !j->fault) || mtt__json_fail(j, "something follows the value");
 }
 
+static int mtt__slice_same(mtt_slice a, mtt_slice b)
+{
+    return a.size == b.size && (!a.size || memcmp(a.at, b.at, a.size) == 0);
+}
+
 MTTDEF int mtt_slice_is(mtt_slice string, const char *text)
 {
-    return string.size == strlen(text) && memcmp(string.at, text, string.size) == 0;
+    const mtt_slice other = {text, strlen(text)};
+    return mtt__slice_same(string, other);
 }
 
 static size_t mtt__utf8_put(uint32_t c, char *out)
@@ -12770,7 +12788,7 @@ static void mtt__bpe_print(const mtt_tokenizer *t, mtt_write_fn write, void *use
 /* name, options and their bytes; create, destroy, load, learn, cut, spell, print */
 static const mtt_tokenizer_kind mtt__bpe_kind = {
     "BPE", NULL, 0, mtt__bpe_create, mtt__bpe_destroy, mtt__bpe_load, mtt__bpe_learn, mtt__bpe_cut,
-    mtt__bpe_spell, mtt__bpe_print,
+    mtt__bpe_spell, mtt__bpe_print, MTT__END_OF_TEXT,
 };
 
 MTTDEF mtt_tokenizer_kind mtt_bpe(const mtt_bpe_options *options)
@@ -12897,7 +12915,7 @@ MTTDEF mtt_status mtt_vocab_trainer_finish(mtt_vocab_trainer *trainer, int vocab
 
 /* Plain text is cut at the first blank line after this many bytes, at a line end after 16 times as many, and
    between two characters at 64 times as many, but not before a combining mark if that can be helped; see
-   mtt__corpus_measure for short texts. */
+   mtt__corpus_measure for texts that are short or have ends of text. */
 #ifndef MTT_DOCUMENT_BYTES
 #define MTT_DOCUMENT_BYTES 4096
 #endif
@@ -12913,7 +12931,14 @@ struct mtt_corpus {
     size_t capacity, start, size; /* bytes [start, size) of the buffer are still to be handed out */
     uint64_t line, hash;          /* hash: of all blocks read */
     uint64_t place, invalid, first_invalid; /* place: bytes of the file handed out so far */
+    uint64_t wide, dropped, inside;         /* as in mtt_prepare_report, with the next four */
+    uint32_t controls;
+    int separated;
+    mtt_slice end_of_text, inside_text;
     size_t blank, line_end, space, most; /* plain text: least bytes before a cut there, and most bytes */
+    size_t unit;     /* of them, without ends of text: for mtt__prepare_hash */
+    size_t skipped;  /* bytes of the end of text behind the document that was handed out */
+    int broken;      /* 1 = that document ended within a line */
 };
 
 /* Reads blocks until `bytes` wait in the buffer or the file ends. */
@@ -12951,20 +12976,62 @@ static int mtt__may_join(char byte)
     return (b >= 0x80 && b < 0xc0) || (b >= 0xcc && b < 0xe4) || b == 0xea || b > 0xed;
 }
 
-static mtt_status mtt__corpus_next_piece(mtt_corpus *c, const char **text, size_t *bytes)
+/* Moves past blanks, line ends, byte order marks and the marks before records of a JSON text sequence. */
+static const char *mtt__skip_blanks(const char *at, const char *end)
 {
-    mtt_status status = mtt__corpus_need(c, c->most + 1);
-    const char *at = c->buffer + c->start;
-    size_t waiting = c->size - c->start, limit = waiting < c->most ? waiting : c->most, cut = 0, line = 0;
-    if (status || !waiting) return status ? status : MTT_END;
-    while (!cut && line < limit) {
-        const char *end = (const char *)memchr(at + line, '\n', limit - line);
-        size_t next = end ? (size_t)(end - at) + 1 : limit, blank = line;
+    while (at < end && (memchr(" \t\r\n\v\f\x1e", *at, 7) ||
+                        (end - at > 2 && !memcmp(at, "\xef\xbb\xbf", 3))))
+        at += *at == '\xef' ? 3 : 1;
+    return at;
+}
+
+enum { MTT__END_LINE = 1024 }; /* most bytes of a line that is only the end of text */
+
+/* The size of a line of plain text with its line end, if it is only the end of text, once or several times;
+   else 0. `line` is its place among the bytes that wait, which have all of it unless it is longer. */
+static size_t mtt__corpus_end_line(const mtt_corpus *c, size_t line)
+{
+    const char *first = c->buffer + c->start + line, *at = first;
+    const mtt_slice end = c->end_of_text;
+    size_t left = c->size - c->start - line, most = left < MTT__END_LINE ? left : MTT__END_LINE;
+    const char *stop = at + most;
+    int found = 0;
+    if (!end.size || (line ? first[-1] != '\n' : c->broken)) return 0;
+    for (;; at += end.size, found = 1) {
+        while (at < stop && memchr(" \t\r", *at, 3)) at++;
+        if ((size_t)(stop - at) < end.size || memcmp(at, end.at, end.size)) break;
+    }
+    if (!found || (at < stop ? *at != '\n' : !c->ended || left > most)) return 0;
+    return (size_t)(at - first) + (at < stop);
+}
+
+/* Hands out the text before the next end of text or cut. It may be blank. */
+static mtt_status mtt__corpus_cut(mtt_corpus *c, const char **text, size_t *bytes)
+{
+    const char *at = NULL;
+    size_t waiting = 0, limit = 0, cut = 0, line = 0;
+    c->place += c->skipped;
+    for (c->skipped = 0; !cut;) {
+        size_t want = line + 64 * (size_t)MTT_DOCUMENT_BYTES < c->most ? line + 64 * MTT_DOCUMENT_BYTES
+                                                                       : c->most;
+        mtt_status status = mtt__corpus_need(c, want + MTT__END_LINE);
+        const char *end;
+        size_t next, blank = line;
+        at = c->buffer + c->start;
+        waiting = c->size - c->start;
+        limit = waiting < c->most ? waiting : c->most;
+        if (status || !waiting) return status ? status : MTT_END;
+        if (line >= limit) break;
+        c->skipped = mtt__corpus_end_line(c, line);
+        if (c->skipped) break;
+        end = (const char *)memchr(at + line, '\n', limit - line);
+        next = end ? (size_t)(end - at) + 1 : limit;
         while (blank < next && memchr(" \t\r\n", at[blank], 4)) blank++;
         if (end && ((next >= c->blank && blank == next) || next >= c->line_end)) cut = next;
         line = next;
     }
-    if (!cut) {
+    if (c->skipped) cut = line, c->dropped++;
+    else if (!cut) {
         for (cut = limit; cut < waiting && cut > c->space && at[cut - 1] != ' ';) cut--;
         if (cut == c->space) {
             for (cut = limit; cut < waiting && cut > limit / 2 && mtt__may_join(at[cut]);) cut--;
@@ -12972,40 +13039,67 @@ static mtt_status mtt__corpus_next_piece(mtt_corpus *c, const char **text, size_
         }
         while (cut < waiting && cut + 3 > limit && (at[cut] & 0xc0) == 0x80) cut--;
     }
-    c->start += cut;
+    c->broken = !c->skipped && at[cut - 1] != '\n';
+    c->start += cut + c->skipped;
     *text = at;
     *bytes = cut;
     return MTT_OK;
 }
 
-/* Sets the size of pieces of a text of fewer than 20 documents, since they would leave a split empty. Their
-   text is so short that all of it is in the buffer. Pieces have 1/40 to 1/20 of its size, but 16 bytes or
-   more, so that a cut can look back. */
-static void mtt__corpus_measure(mtt_corpus *c)
+/* Where a text has ends of text, there are no blank documents between them. */
+static mtt_status mtt__corpus_next_piece(mtt_corpus *c, const char **text, size_t *bytes)
 {
-    const size_t start = c->start, most = (c->size - start) / 20;
+    for (;;) {
+        mtt_status status = mtt__corpus_cut(c, text, bytes);
+        if (status || !c->dropped || mtt__skip_blanks(*text, *text + *bytes) < *text + *bytes) return status;
+        c->place += *bytes;
+    }
+}
+
+/* Counts the documents in the buffer, up to 20. Tells in *ends whether ends of text are among them. */
+static int mtt__corpus_count(mtt_corpus *c, int *ends)
+{
+    const mtt_corpus before = *c;
     const char *text;
     size_t size;
     int count = 0;
-    while (c->ended && count < 20 && mtt__corpus_next_piece(c, &text, &size) == MTT_OK) count++;
-    c->start = start;
-    if (!c->ended || count == 20) return;
-    c->most = most > 16 ? most : 16;
-    c->blank = c->most / 2;
-    c->line_end = c->space = c->most - c->most / 4;
+    c->ended = 1; /* reads nothing, so that the buffer stays */
+    while (count < 20 && mtt__corpus_next_piece(c, &text, &size) == MTT_OK) count++;
+    *ends = c->dropped > 0;
+    *c = before;
+    return count;
 }
 
-/* Moves past blanks, line ends and byte order marks. */
-static const char *mtt__skip_blanks(const char *at, const char *end)
+/* Sets the size of pieces of a text of fewer than 20 documents, since they would leave a split empty. Their
+   text is so short that all of it is in the buffer. Pieces have 1/40 to 1/20 of its size, but 16 bytes or
+   more, so that a cut can look back. Where ends of text alone give 20 documents, there are no other cuts
+   before 16 MiB, which bound the buffer. */
+static void mtt__corpus_measure(mtt_corpus *c, mtt_slice end_of_text)
 {
-    while (at < end && (memchr(" \t\r\n\v\f", *at, 6) || (end - at > 2 && !memcmp(at, "\xef\xbb\xbf", 3))))
-        at += *at == '\xef' ? 3 : 1;
-    return at;
+    const size_t most = (c->size - c->start) / 20;
+    mtt_corpus pieces;
+    int ends;
+    if (c->ended && mtt__corpus_count(c, &ends) < 20) {
+        c->most = most > 16 ? most : 16;
+        c->blank = c->most / 2;
+        c->line_end = c->space = c->most - c->most / 4;
+    }
+    c->unit = c->most / 64;
+    c->end_of_text = end_of_text;
+    pieces = *c;
+    c->blank = c->line_end = (size_t)MTT_DOCUMENT_BYTES * 4096;
+    c->space = c->most = c->blank + c->blank / 16;
+    if (mtt__corpus_count(c, &ends) == 20 && ends) {
+        c->separated = 1;
+        return;
+    }
+    *c = pieces;
+    if (ends) c->separated = 2;
 }
 
-/* JSONL begins with a mark of JSON. Behind blanks the first line must be a JSON value, unless a field was
-   named, so that an empty first line lets plain text begin with such a mark. */
-static mtt_status mtt__corpus_detect(mtt_corpus *c, int field_named)
+/* JSONL begins with a mark of JSON or of a JSON text sequence. Behind blanks the first line must be a JSON
+   value, unless a field was named, so that an empty first line lets plain text begin with such a mark. */
+static mtt_status mtt__corpus_detect(mtt_corpus *c, int field_named, mtt_slice end_of_text)
 {
     mtt_status status = mtt__corpus_need(c, 20 * c->most); /* 20 documents, for mtt__corpus_measure */
     const char *end = c->buffer + c->size, *at, *stop;
@@ -13016,15 +13110,19 @@ static mtt_status mtt__corpus_detect(mtt_corpus *c, int field_named)
     stop = at < end ? (const char *)memchr(at, '\n', (size_t)(end - at)) : end;
     mtt_json_init(&j, at, (size_t)((stop ? stop : end) - at));
     c->jsonl = at < end && strchr("{\"[", *at) &&
-               (at == c->buffer + c->start || field_named || (mtt_json_skip(&j) && mtt_json_end(&j)));
+               (at == c->buffer + c->start || at[-1] == '\x1e' || field_named ||
+                (mtt_json_skip(&j) && mtt_json_end(&j)));
     if (!status && !c->jsonl && field_named && c->size > c->start)
         return mtt__fail(c->env, MTT_E_ARGUMENT, "%s is plain text, which has no field \"%s\": leave out the "
                          "field, or give JSONL", c->name, c->field);
-    if (!status && !c->jsonl) mtt__corpus_measure(c);
+    if (c->jsonl) c->end_of_text = end_of_text;
+    else if (!status) mtt__corpus_measure(c, end_of_text);
     return status;
 }
 
-MTTDEF mtt_status mtt_corpus_open(mtt_env *env, const char *path, const char *field, mtt_corpus **out)
+/* `end_of_text` ends documents. It must stay until the corpus is closed. */
+static mtt_status mtt__corpus_open(mtt_env *env, const char *path, const char *field, mtt_slice end_of_text,
+                                   mtt_corpus **out)
 {
     size_t path_size = strlen(path) + 1, field_size = strlen(field ? field : "text") + 1;
     mtt_corpus *c = (mtt_corpus *)mtt__alloc(env, 1, mtt__add(sizeof(*c), path_size + field_size));
@@ -13037,6 +13135,7 @@ MTTDEF mtt_status mtt_corpus_open(mtt_env *env, const char *path, const char *fi
     c->blank = MTT_DOCUMENT_BYTES;
     c->line_end = c->blank * 16;
     c->space = c->most = c->blank * 64;
+    c->unit = c->blank;
     c->field = (const char *)memcpy((char *)(c + 1) + path_size, field ? field : "text", field_size);
     c->name = strcmp(path, "-") == 0 ? "standard input" : c->path;
     c->fd = c->name == c->path ? mtt__os_open(path, MTT__READ) : 0;
@@ -13046,10 +13145,16 @@ MTTDEF mtt_status mtt_corpus_open(mtt_env *env, const char *path, const char *fi
     else if (info.kind == MTT__SPECIAL)
         status = mtt__fail(env, MTT_E_FILE, "%s is a device: name a file or a pipe", c->name);
     if (!status) status = mtt__reserve(env, (void **)&c->buffer, &c->capacity, (size_t)1 << 20, 1);
-    if (!status) status = mtt__corpus_detect(c, field != NULL);
+    if (!status) status = mtt__corpus_detect(c, field != NULL, end_of_text);
     if (status) mtt_corpus_close(c);
     else *out = c;
     return status;
+}
+
+MTTDEF mtt_status mtt_corpus_open(mtt_env *env, const char *path, const char *field, mtt_corpus **out)
+{
+    const mtt_slice end = {MTT__END_OF_TEXT, sizeof(MTT__END_OF_TEXT) - 1};
+    return mtt__corpus_open(env, path, field, end, out);
 }
 
 MTTDEF void mtt_corpus_close(mtt_corpus *c)
@@ -13072,6 +13177,14 @@ static mtt_status mtt__corpus_drain(mtt_corpus *c, mtt_writer *copy)
     return status;
 }
 
+/* 1 = a first byte and as many further ones as it asks for, as in CESU-8 and in forms that are too long. */
+static int mtt__utf8_form(const unsigned char *at, const unsigned char *end)
+{
+    int more = *at < 0xc0 ? 0 : *at < 0xe0 ? 1 : *at < 0xf0 ? 2 : *at < 0xf8 ? 3 : 0, k;
+    for (k = 1; k <= more && end - at > k && (at[k] & 0xc0) == 0x80;) k++;
+    return more && k > more;
+}
+
 /* Refuses NUL bytes in what is handed out next, and counts the bytes that are not UTF-8. */
 static mtt_status mtt__corpus_check(mtt_corpus *c, const char *text, size_t bytes)
 {
@@ -13079,13 +13192,29 @@ static mtt_status mtt__corpus_check(mtt_corpus *c, const char *text, size_t byte
     const char *nul = (const char *)memchr(text, 0, bytes);
     int size;
     c->place += bytes;
-    for (; at < end; at += size)
-        if (mtt__utf8_get(at, end, &size) == MTT__NONE && !c->invalid++)
-            c->first_invalid = c->place - (uint64_t)(end - at);
+    for (; at < end; at += size) {
+        int invalid = mtt__utf8_get(at, end, &size) == MTT__NONE;
+        c->wide += size > 1 || (invalid && mtt__utf8_form(at, end));
+        if (invalid && !c->invalid++) c->first_invalid = c->place - (uint64_t)(end - at);
+        if (invalid && *at < 0xa0) c->controls |= (uint32_t)1 << (*at & 31);
+    }
     if (!nul) return MTT_OK;
     return mtt__fail(c->env, MTT_E_FORMAT, "%s is not text, it has NUL bytes: give a UTF-8 text file, or "
                      "remove them (the first is at byte %llu), perhaps by tr -d '\\000' < %s > NEW.txt",
                      c->name, (unsigned long long)c->place - bytes + (size_t)(nul - text), c->path);
+}
+
+/* The size of a field's text without the ends of text, and the blanks around them, that exporters add. */
+static size_t mtt__corpus_trim(mtt_corpus *c, mtt_slice text)
+{
+    const size_t mark = c->end_of_text.size;
+    size_t size = text.size;
+    for (;;) {
+        while (size && memchr(" \t\r\n", text.at[size - 1], 4)) size--;
+        if (!mark || size < mark || memcmp(text.at + size - mark, c->end_of_text.at, mark)) return text.size;
+        text.size = size -= mark;
+        c->dropped++;
+    }
 }
 
 /* Returns the text in a line of JSONL, its escapes undone in the buffer. Of equal keys the last one counts.
@@ -13113,7 +13242,7 @@ static mtt_status mtt__corpus_parse(mtt_corpus *c, const char *line, size_t size
         return mtt__fail(c->env, MTT_E_FORMAT, "%s:%llu: there is no field \"%s\": name the field with the "
                          "text", c->name, (unsigned long long)c->line, c->field);
     *text = found.at;
-    *bytes = found.size;
+    *bytes = mtt__corpus_trim(c, found);
     return MTT_OK;
 }
 
@@ -13140,10 +13269,29 @@ static mtt_status mtt__corpus_next_line(mtt_corpus *c, const char **text, size_t
     }
 }
 
+/* Counts the texts `end` in a document. Once one has been found, other ends of text are not counted. */
+static void mtt__corpus_count_inside(mtt_corpus *c, mtt_slice end, const char *text, size_t bytes)
+{
+    const char *at = text, *stop = text + bytes;
+    if (!end.size || (c->inside && !mtt__slice_same(c->inside_text, end))) return;
+    while ((size_t)(stop - at) >= end.size && (at = (const char *)memchr(at, *end.at, (size_t)(stop - at)))) {
+        if ((size_t)(stop - at) >= end.size && !memcmp(at, end.at, end.size)) {
+            c->inside_text = end;
+            c->inside++;
+        }
+        at++;
+    }
+}
+
 MTTDEF mtt_status mtt_corpus_next(mtt_corpus *c, const char **text, size_t *bytes)
 {
+    const mtt_slice ends[] = {c->end_of_text, {MTT__END_OF_TEXT, 13}, {"<|end_of_text|>", 15}};
     mtt_status status = (c->jsonl ? mtt__corpus_next_line : mtt__corpus_next_piece)(c, text, bytes);
-    return status || c->jsonl ? status : mtt__corpus_check(c, *text, *bytes);
+    size_t i;
+    if (!status && !c->jsonl) status = mtt__corpus_check(c, *text, *bytes);
+    for (i = 0; i < MTT__LENGTH(ends) && !status; i++)
+        if (!i || !mtt__slice_same(ends[i], *ends)) mtt__corpus_count_inside(c, ends[i], *text, *bytes);
+    return status;
 }
 
 /* Draws three different places among every 20 documents: the first two go to valid, the third to test. */
@@ -13411,6 +13559,9 @@ MTTDEF void mtt_dataset_close(mtt_dataset *dataset)
 
 /* ---- prepare */
 
+/* Bits of the options in headers: 1 = there are options, 2 = ends of text ended documents. */
+enum { MTT__OPTIONS_MARK = 3 };
+
 typedef struct mtt__prepare {
     mtt_env *env;
     const mtt_prepare_desc *desc;
@@ -13424,6 +13575,7 @@ typedef struct mtt__prepare {
     int stopped;       /* 1 = that call has ended the work */
     mtt_vocab_trainer *trainer;
     mtt_tokenizer *tokenizer;
+    mtt_slice end_of_text; /* of the tokenizer, before it is trained, too */
     mtt__crc_table crc;
     mtt__token_header header[MTT_SPLIT_COUNT];
     mtt_writer writer[MTT__PARTS];
@@ -13432,11 +13584,12 @@ typedef struct mtt__prepare {
     size_t capacity;
 } mtt__prepare;
 
-/* Hashes the options that decide the tokenizer. */
+/* Loads the tokenizer, unless it is to be trained, and hashes the options that decide it. */
 static mtt_status mtt__prepare_options(mtt__prepare *p)
 {
     const mtt_prepare_desc *d = p->desc;
     const mtt_tokenizer_kind *kind = d->kind ? d->kind : &mtt__bpe_kind;
+    const mtt__string *end;
     uint64_t words[] = {(uint64_t)(d->vocab ? d->vocab : MTT__DEFAULT_VOCAB),
                         mtt__hash(0, kind->name, strlen(kind->name)),
                         kind->options ? mtt__hash(0, (const char *)kind->options, kind->options_bytes) : 0};
@@ -13447,8 +13600,16 @@ static mtt_status mtt__prepare_options(mtt__prepare *p)
         words[0] = map.bytes ? mtt__hash(0, map.data, map.bytes) : 0;
         words[1] = 0;
         mtt__map_close(&map);
+        status = mtt_tokenizer_load(p->env, d->tokenizer, d->kind, &p->tokenizer);
+        if (status) return status;
+        end = &p->tokenizer->pieces.items[p->tokenizer->end_of_text];
+        p->end_of_text.at = p->tokenizer->pieces.bytes + end->at;
+        p->end_of_text.size = end->size;
+    } else if (kind->end_of_text) {
+        p->end_of_text.at = kind->end_of_text;
+        p->end_of_text.size = strlen(kind->end_of_text);
     }
-    p->options = (uint32_t)(mtt__hash(0, (const char *)words, sizeof(words)) >> 32) | 1;
+    p->options = (uint32_t)(mtt__hash(0, (const char *)words, sizeof(words)) >> 32) | MTT__OPTIONS_MARK;
     return MTT_OK;
 }
 
@@ -13456,7 +13617,7 @@ static mtt_status mtt__prepare_open(mtt__prepare *p)
 {
     mtt_status status;
     mtt_corpus_close(p->corpus);
-    status = mtt_corpus_open(p->env, p->input, p->desc->field, &p->corpus);
+    status = mtt__corpus_open(p->env, p->input, p->desc->field, p->end_of_text, &p->corpus);
     p->document = 0;
     if (!status && p->input == p->spool_path)
         p->corpus->name = strcmp(p->desc->input, "-") ? p->desc->input : "standard input";
@@ -13469,7 +13630,7 @@ static mtt_status mtt__prepare_hash(mtt__prepare *p)
     const mtt_corpus *c = p->corpus;
     const uint64_t before = p->text;
     const uint64_t words[] = {c->hash, mtt__hash(0, c->field, strlen(c->field)), p->desc->seed,
-                              c->most / 64}; /* MTT_DOCUMENT_BYTES, less for a short text */
+                              c->unit}; /* MTT_DOCUMENT_BYTES, less for a short text */
     p->text = mtt__hash(0, (const char *)words, sizeof(words)) | 1;
     if (!before || before == p->text) return MTT_OK;
     return mtt__fail(p->env, MTT_E_FILE, "%s changed while it was read: prepare it again", p->corpus->name);
@@ -13504,7 +13665,8 @@ static mtt_status mtt__prepare_each(mtt__prepare *p, mtt__document_fn use)
     return mtt__fail(p->env, MTT_E_DATA, "%s has no text: give a file with text", p->corpus->name);
 }
 
-/* Returns NULL, or why the dataset with these headers cannot be used. */
+/* Returns NULL, or why the dataset with these headers cannot be used. A run goes on with tokens that were
+   made before ends of text ended documents; others are made again. */
 static const char *mtt__prepare_fault(const mtt__prepare *p)
 {
     const int any_options = p->desc->reuse_only && !p->desc->vocab && !p->desc->tokenizer;
@@ -13513,7 +13675,8 @@ static const char *mtt__prepare_fault(const mtt__prepare *p)
     if (p->piped) return "cannot be compared with standard input or a pipe";
     for (i = 0; i < MTT_SPLIT_COUNT; i++)
         if (!h[i].options) return "is incomplete, or does not say what it was made of";
-    if (h->options != p->options && !any_options) return "was made with another tokenizer or vocabulary size";
+    if ((p->desc->reuse_only ? h->options | MTT__OPTIONS_MARK : h->options) != p->options && !any_options)
+        return "was made with another tokenizer or vocabulary size";
     return p->text && h->text != p->text ? "was made of another text, field or seed" : NULL;
 }
 
@@ -13550,7 +13713,7 @@ static mtt_status mtt__prepare_tokenizer(mtt__prepare *p)
 {
     const mtt_prepare_desc *d = p->desc;
     mtt_status status;
-    if (d->tokenizer) return mtt_tokenizer_load(p->env, d->tokenizer, d->kind, &p->tokenizer);
+    if (p->tokenizer) return MTT_OK;
     status = mtt_vocab_trainer_create(p->env, d->kind, &p->trainer);
     if (!status) status = mtt__prepare_each(p, mtt__prepare_words);
     return status ? status : mtt_vocab_trainer_finish(p->trainer, d->vocab, &p->tokenizer);
@@ -13648,6 +13811,20 @@ static mtt_status mtt__prepare_run(mtt__prepare *p)
     return status;
 }
 
+/* Reports what the text was. */
+static void mtt__prepare_describe(const mtt__prepare *p, mtt_prepare_report *r)
+{
+    const mtt_corpus *c = p->corpus;
+    const mtt_slice end = c->end_of_text, inside = c->inside_text;
+    r->jsonl = c->jsonl;
+    r->separated = c->separated;
+    r->invalid = c->invalid, r->first_invalid = c->first_invalid;
+    r->wide = c->wide, r->controls = c->controls;
+    r->dropped = c->dropped, r->inside = c->inside;
+    mtt__format(r->end_of_text, sizeof(r->end_of_text), "%.*s", (int)end.size, end.at);
+    mtt__format(r->inside_text, sizeof(r->inside_text), "%.*s", (int)inside.size, inside.at);
+}
+
 MTTDEF mtt_status mtt_prepare(mtt_env *env, const mtt_prepare_desc *desc, mtt_prepare_report *report)
 {
     mtt_prepare_report unused, *r = report ? report : &unused;
@@ -13674,9 +13851,8 @@ MTTDEF mtt_status mtt_prepare(mtt_env *env, const mtt_prepare_desc *desc, mtt_pr
         r->bytes[i] = p->header[i].bytes;
         r->tokens[i] = p->header[i].count;
         r->vocab = (int)p->header[i].vocab;
-        r->jsonl = p->corpus->jsonl, r->invalid = p->corpus->invalid;
-        r->first_invalid = p->corpus->first_invalid;
     }
+    if (!status) mtt__prepare_describe(p, r);
     for (i = 0; i < MTT__PARTS; i++) mtt__writer_abort(&p->writer[i]);
     if (p->input == p->spool_path) mtt__os_remove(p->spool_path);
     mtt_corpus_close(p->corpus);

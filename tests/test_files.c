@@ -1551,6 +1551,235 @@ static void made_again(const mtt_prepare_desc *d, const snapshot *want, const ch
     check(mtt_prepare(&env, d, &r) == MTT_OK && !r.reused && is_there("d", want), "%s: %s", what, env.error);
 }
 
+/* ---- ends of text ---- */
+
+enum { STORIES = 3000 };
+static char *stories[STORIES]; /* texts that end with a line end, most with a blank line inside */
+
+static void write_stories(int largest)
+{
+    int i, k;
+    char *at;
+    for (i = 0; i < STORIES; i++) {
+        int lines = i == 700 ? largest : 1 + (int)below(9);
+        at = stories[i] = (char *)malloc((size_t)lines * 64 + 64);
+        for (k = 0; k < lines; k++) {
+            at += sprintf(at, "Story %d has %u lamps, %.*s", i, (unsigned)below(1000), (int)below(20),
+                          "boats and a bridge.");
+            at += sprintf(at, below(3) ? "\n" : "\n\n");
+        }
+    }
+}
+
+static void free_stories(void)
+{
+    int i;
+    for (i = 0; i < STORIES; i++) free(stories[i]);
+}
+
+/* Joins the first `count` stories by a separator, which may also be first and last. */
+static size_t join(char **text, int count, const char *separator, int around)
+{
+    size_t bytes = 1, size = strlen(separator);
+    char *at;
+    int i;
+    for (i = 0; i < count; i++) bytes += strlen(stories[i]) + size;
+    at = *text = (char *)malloc(bytes + size);
+    if (around) at = strcpy(at, separator) + size;
+    for (i = 0; i < count; i++)
+        at += sprintf(at, "%s%s", stories[i], i + 1 < count || around ? separator : "");
+    return (size_t)(at - *text);
+}
+
+/* A document is a story, wherever a read ends: ends of text alone separate them, and not the blank lines
+   inside them. There are no empty documents. */
+static void test_ends_of_text(void)
+{
+    static const char *const separators[] = {
+        "<|endoftext|>\n", "<|endoftext|>\r\n", "  <|endoftext|>\t \n", "<|endoftext|>\n<|endoftext|>\n",
+        "<|endoftext|><|endoftext|> <|endoftext|>\n", "<|endoftext|>\n\n \r\n\n<|endoftext|>\n"};
+    char *text, *joined;
+    size_t i, k, bytes, at, all;
+    mtt_corpus *c;
+    for (i = 0; i < 2 * MTT__LENGTH(separators); i++) {
+        const char *separator = separators[i / 2];
+        random_state = 77 + i;
+        write_stories(i % 2 ? 20000 : 9); /* one of about 600 KB */
+        bytes = join(&text, STORIES, separator, i % 2);
+        if (i % 2) bytes -= strcspn(separator, "\n") + 1 < strlen(separator) ? 0 : 1; /* no last line end */
+        check(collect_text(text, bytes, NULL) == MTT_END && docs.count == STORIES,
+              "separator %zu: %zu documents: %s", i, docs.count, env.error);
+        for (k = at = 0; k < docs.count; at += docs.size[k++])
+            check(docs.size[k] == strlen(stories[k]) && !memcmp(docs.text + at, stories[k], docs.size[k]),
+                  "separator %zu: story %zu is another", i, k);
+        free(text);
+        free_stories();
+    }
+    random_state = 5;
+    write_stories(9);
+    for (i = 1; i < 30; i++) { /* few documents: they are cut further, but none goes past an end of text */
+        bytes = join(&text, (int)i, separators[0], (int)i % 2);
+        check(collect_text(text, bytes, NULL) == MTT_END && (i < 20 ? docs.count >= 18 : docs.count == i),
+              "%zu stories: %zu documents", i, docs.count);
+        for (k = at = all = 0; k < docs.count; at += docs.size[k++]) { /* blanks before an end may be lost */
+            char *doc = strndup(docs.text + at, docs.size[k]);
+            const char *found = strstr(stories[all], doc);
+            if (!found && all + 1 < i) found = strstr(stories[++all], doc);
+            check(found != NULL, "%zu stories: document %zu is in none: %s", i, k, doc);
+            free(doc);
+        }
+        check(all + 1 == i, "%zu stories: there are %zu", i, all + 1);
+        free(text);
+    }
+    bytes = join(&text, STORIES, "The token <|endoftext|>, or <|endoftext|>x\n<|endoftext|> and <|endo\n"
+                 "<|endoftext|\n", 0);
+    check(collect_text(text, bytes, NULL) == MTT_END && docs.bytes == bytes &&
+              !memcmp(docs.text, text, bytes) && docs.count < 400,
+          "within a line: %zu documents", docs.count);
+    free(text);
+    free_stories();
+    bytes = (size_t)40 << 20; /* no document fills the memory */
+    text = (char *)malloc(bytes);
+    for (i = 0; i < bytes; i++) text[i] = i % 64 == 63 ? '\n' : 'y';
+    for (i = 0; i < 30; i++) memcpy(text + i * 640, "<|endoftext|>\n", 14);
+    write_file(in("corpus"), text, bytes);
+    check(mtt_corpus_open(&env, in("corpus"), NULL, &c) == MTT_OK, "%s", env.error);
+    for (i = all = 0; mtt_corpus_next(c, (const char **)&joined, &k) == MTT_OK; i++, all += k)
+        check(k <= (size_t)17 << 20, "a document of %zu bytes", k);
+    check(i == 32 && all == bytes - 30 * 14 && c->capacity < (size_t)40 << 20,
+          "a long document: %zu documents, %zu bytes, a buffer of %zu", i, all, c->capacity);
+    mtt_corpus_close(c);
+    free(text);
+    check(collect_string("<|endoftext|>\n\n<|endoftext|>", NULL) == MTT_END && docs.count == 0, "only ends");
+    check(collect_string("<|endoftext|>\na\n<|endoftext|>", NULL) == MTT_END && docs.count == 1 &&
+              docs.bytes == 2, "around a document: %zu", docs.count);
+}
+
+/* Fields lose the ends of text that exporters add, but keep those within. */
+static void test_ends_of_fields(void)
+{
+    check(collect_string("{\"text\":\"a<|endoftext|>\"}\n\"b\\n<|endoftext|>\\n <|endoftext|>\\n\"\n"
+                         "\"c<|endoftext|>d\"\n[\"e\",\"<|endoftext|>\"]\n\"f \\n\"\n\"<|endoftext|>g\"\n",
+                         NULL) == MTT_END && docs.count == 6 &&
+              !strcmp(docs.text, "ab\nc<|endoftext|>de\n\nf \n<|endoftext|>g"),
+          "fields: %zu documents: %s", docs.count, docs.text);
+    check(collect_string("\x1e{\"text\":\"a\"}\n\x1e{\"text\":\"b\"}\n\x1e\"c\"\n", NULL) == MTT_END &&
+              docs.count == 3 && !strcmp(docs.text, "abc"), "a JSON text sequence: %s", docs.text);
+    check(collect_string("\xef\xbb\xbf\n\x1e\n\x1e{\"body\":\"a\"}\r\n\x1e \n", "body") == MTT_END &&
+              docs.count == 1 && docs.bytes == 1, "blanks in a JSON text sequence: %zu", docs.count);
+    refused(collect_string("\x1e{\n  \"text\": \"a\"\n}\n", NULL), MTT_E_FORMAT, "one JSON value",
+            "a record of several lines");
+}
+
+/* 1 = the same ids, and the same tokenizer. */
+static int same_dataset(const char *a, const char *b)
+{
+    snapshot s = take(a), t = take(b);
+    int i, same = s.bytes[3] == t.bytes[3] && !memcmp(s.data[3], t.data[3], s.bytes[3]);
+    for (i = 0; i < 3; i++)
+        same &= s.bytes[i] == t.bytes[i] && !memcmp(s.data[i] + 64, t.data[i] + 64, s.bytes[i] - 64);
+    drop(&s);
+    drop(&t);
+    return same;
+}
+
+/* A dataset of stories with ends of text is that of the same stories as JSONL, also through a pipe. The end
+   of text is that of the tokenizer; others are noted. An older dataset is made again, but a run goes on. */
+static void test_prepare_ends(void)
+{
+    static const char *const ends[] = {"<|endoftext|>", "<|end_of_text|>", "</s>", "[SEP]"};
+    mtt_tokenizer_kind words = mtt_wordpiece(NULL);
+    mtt_prepare_desc d;
+    mtt_prepare_report r;
+    char *text, *json, *at, line[64], *file;
+    size_t bytes, size;
+    snapshot s;
+    pid_t child;
+    int i, k, fd;
+    random_state = 9;
+    write_stories(9);
+    json = at = (char *)malloc(1 << 21);
+    for (i = 0; i < STORIES; i++) {
+        at += sprintf(at, "{\"text\": \"");
+        for (k = 0; stories[i][k]; k++)
+            if (stories[i][k] == '\n') at += sprintf(at, "\\n");
+            else *at++ = stories[i][k];
+        at += sprintf(at, "\"}\n");
+    }
+    write_file(in("ends.jsonl"), json, (size_t)(at - json));
+    check(!prepare_from(&env, in("ends.jsonl"), in("ends_json"), NULL, &r) && !r.separated && !r.dropped,
+          "%s", env.error);
+    bytes = join(&text, STORIES, "<|endoftext|>\n", 1);
+    write_file(in("ends.txt"), text, bytes);
+    check(!prepare_from(&env, in("ends.txt"), in("ends"), NULL, &r) && r.separated == 1 && !r.inside &&
+              r.dropped == STORIES + 1 && !strcmp(r.end_of_text, "<|endoftext|>") &&
+              same_dataset("ends", "ends_json"),
+          "stories: %d, %llu dropped: %s", r.separated, (unsigned long long)r.dropped, env.error);
+    child = feed_stdin(text, bytes);
+    check(!prepare_from(&env, "-", in("ends_pipe"), NULL, &r) && r.separated == 1 &&
+              same_dataset("ends_pipe", "ends_json"), "stories from a pipe: %s", env.error);
+    waitpid(child, NULL, 0);
+    check(!prepare_from(&env, in("ends.txt"), in("ends"), NULL, &r) && r.reused && r.separated == 1,
+          "stories are not reused: %s", env.error);
+
+    s = take("ends"); /* as made before ends of text ended documents: byte 36, bit 2 */
+    fd = open(in("ends.train.tokens"), O_RDWR);
+    for (i = 0; i < 3; i++) {
+        fd = open(part_of("ends", i), O_RDWR);
+        s.data[i][36] &= ~2;
+        check(pwrite(fd, s.data[i] + 36, 1, 36) == 1, "options");
+        close(fd);
+    }
+    memset(&d, 0, sizeof(d));
+    d.input = strcpy(dataset_input, in("ends.txt"));
+    d.output = strcpy(dataset_output, in("ends"));
+    d.vocab = 300, d.seed = 5, d.reuse_only = 1;
+    check(!mtt_prepare(&env, &d, &r) && r.reused && is_there("ends", &s), "an older run: %s", env.error);
+    d.reuse_only = 0;
+    check(!mtt_prepare(&env, &d, &r) && !r.reused && same_dataset("ends", "ends_json"),
+          "an older dataset: %s", env.error);
+    drop(&s);
+
+    get_file(in("ends.tokenizer.json"), &file, &size);
+    file = (char *)realloc(file, size + 1);
+    file[size] = 0;
+    for (i = 0; i < 4; i++) /* i: end of text of the tokenizer; k: that in the text */
+        for (k = 0; k < 4; k++) {
+            const char *own = ends[i];
+            unsigned long long inside = i == k || k > 1 ? 0 : STORIES - 1;
+            free(text);
+            sprintf(line, "%s\n", ends[k]);
+            bytes = join(&text, STORIES, line, 0);
+            write_file(in("ends.txt"), text, bytes);
+            memset(&d, 0, sizeof(d));
+            d.input = strcpy(dataset_input, in("ends.txt"));
+            d.output = strcpy(dataset_output, in("other"));
+            d.vocab = 300;
+            if (i == 3) d.kind = &words;
+            else if (i) {
+                char *copy = (char *)malloc(2 * size), *from = file, *to = copy, *found;
+                for (; (found = strstr(from, ends[0])) != NULL; from = found + strlen(ends[0]))
+                    to += sprintf(to, "%.*s%s", (int)(found - from), from, own);
+                to += sprintf(to, "%s", from);
+                write_file(in("other.json"), copy, (size_t)(to - copy));
+                free(copy);
+                d.tokenizer = in("other.json");
+            }
+            check(!mtt_prepare(&env, &d, &r) && r.separated == (i == k) && !strcmp(r.end_of_text, own) &&
+                      r.inside == inside && !strcmp(r.inside_text, inside ? ends[k] : ""),
+                  "%s in a text for %s: %d, %llu of %s: %s", ends[k], own, r.separated,
+                  (unsigned long long)r.inside, r.inside_text, env.error);
+            check((r.documents[0] + r.documents[1] + r.documents[2] == STORIES) == (i == k),
+                  "%s in a text for %s: other documents", ends[k], own);
+        }
+    free(file);
+    free(text);
+    free(json);
+    free_stories();
+}
+
+/* ---- datasets that cannot be reused ---- */
+
 static void not_reusable(mtt_prepare_desc d, const char *word, const char *what)
 {
     snapshot s;
@@ -2797,6 +3026,9 @@ int main(int argc, char **argv)
     test_batches();
     test_prepare();
     test_encodings();
+    test_ends_of_text();
+    test_ends_of_fields();
+    test_prepare_ends();
     test_prepare_failures();
     test_stale_options();
     test_stale_files();

@@ -123,9 +123,63 @@ done
 printf '\n"Well", he said.\n%s\n\n' $(seq 2000) > spoken.txt
 prepare 0 '^plain text, [234][0-9] documents$' --input spoken.txt --output spoken --vocab-size 270
 { cat text.txt; printf 'za\277\363\263\346\n'; } > latin2.txt
-prepare 0 "4 bytes are not UTF-8, the first at byte $(($(wc -c < text.txt) + 2)) .*iconv -f ISO-8859-2 -t" \
+prepare 0 "4 bytes are not UTF-8, the first at byte $(($(wc -c < text.txt) + 2)) .*iconv -c -f UTF-8 -t" \
   --input latin2.txt --output latin2 --vocab-size 270
 check "the warning is on standard error" says err '^prepare: warning: latin2.txt: '
+while read -r coding bytes; do # the encoding that is proposed: - = none, since the others are UTF-8
+  { for i in $(seq 300); do echo "line $i"; done; printf "$bytes"; } > coding.txt
+  [ $coding = - ] && proposal='the other characters are UTF-8, .*iconv -c -f UTF-8' ||
+    proposal="perhaps by iconv -f $coding -t UTF-8 coding.txt"
+  prepare 0 "$proposal" --input coding.txt --output coding --vocab-size 270
+done << 'CODINGS'
+ISO-8859-2 za\277\363\263\346\040g\352\266l\261\040ja\274\361
+WINDOWS-1250 za\277\363\263\346\040g\352\234l\271\040ja\237\361
+WINDOWS-1250 \214liwa,\040\217dziebko
+CP852 za\276\242\210\206\040g\251\230l\245\040ja\253\344
+- \355\240\275\355\270\200\040\355\240\275\355\270\201
+- overlong\040\300\257\040and\040\340\200\257
+- za\305\274\303\263\305\202\304\207\040\305\040g\304\231\305\233l\304\205
+CODINGS
+check "one byte is, not are" says err 'coding.txt: 1 byte is not UTF-8, the first'
+
+# ends of text: documents end there, and only there if they give enough; elsewhere they are noted
+for i in $(seq 100); do
+  printf 'Story %d.\n\nIt has %d lamps and boats.\n<|endoftext|>\n' $i $((i * 7 % 31))
+done > ends.txt
+prepare 0 '^plain text, 100 documents, separated by <\|endoftext\|>$' --input ends.txt --output ends \
+  --vocab-size 270
+check "there is no note" [ ! -s err ]
+prepare 0 '^plain text, 100 documents, separated by <\|endoftext\|>$' --input ends.txt --output ends \
+  --vocab-size 270
+sed 's/$/\r/' ends.txt > windows_ends.txt
+input=windows_ends.txt prepare 0 '^plain text, 100 documents, separated by <\|endoftext\|>$' --input - \
+  --output ends --vocab-size 270
+prepare 0 '^plain text, 30 documents, separated by .*text\|> and, as there are few, by blank lines$' \
+  --input <(head -n 60 ends.txt | sed "s/boats/boats, bridges, cats, lions, dogs and seeds/") \
+  --output few --vocab-size 262
+while IFS='>' read -r name change; do # the note's command makes 100 documents of every form
+  sed "$change" ends.txt > form.txt
+  [ $name = joined ] && tr -d '\n' < ends.txt > form.txt
+  prepare 0 "note: form.txt: .* is ordinary text (99|100) times: .* sed '" --input form.txt --output form \
+    --vocab-size 270 $([ $name = words ] && echo --tokenizer wordpiece)
+  (eval "$(grep -o "sed '.*" err)")
+  prepare 0 '^plain text, 100 documents, separated by' --input NEW.txt --output form --vocab-size 270 \
+    $([ $name = words ] && echo --tokenizer wordpiece)
+done << 'FORMS'
+joined>
+line_end>:a;N;$!ba;s/\n<|/<|/g
+line_begin>/endoftext/{N;s/>\n/>/}
+llama>s/endoftext/end_of_text/
+words>
+FORMS
+sed 's/.*/{"text": "&<|endoftext|>"}/' <(seq 100) > ends.jsonl
+prepare 0 '^100 JSONL documents, field text, without <\|endoftext\|> at their ends$' --input ends.jsonl \
+  --output ends --vocab-size 262
+sed 's/.*/{"text": "& <|endoftext|> &"}/' <(seq 100) > ends.jsonl
+prepare 0 'note: ends.jsonl: <\|endoftext\|> is ordinary text 100 times: .* give each a line of its own$' \
+  --input ends.jsonl --output ends --vocab-size 262
+sed 's/.*/\x1e{"text": "record &"}/' <(seq 60) > sequence.json
+prepare 0 '^60 JSONL documents, field text$' --input sequence.json --output sequence --vocab-size 262
 if command -v python3 > /dev/null; then
   python3 -c "
 import base64

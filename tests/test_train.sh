@@ -52,6 +52,17 @@ MODELS
 expect 2 '--model bert: expected gpt2.gpt2-medium' --dry-run --model bert
 expect 0 '"parameters": 124439808' --dry-run --json --preset small --model gpt2
 
+# ends of text separate documents, and a sample stops there
+for i in $(seq 400); do printf 'Tom saw %d boats.\n\nThe end.\n<|endoftext|>\n' $((i % 7)); done > ends.txt
+expect 0 '^ends.txt: plain text, 400 documents, separated by <\|endoftext\|>, ' --data ends.txt $model \
+  --steps 150 --lr 1e-2 --sample 400 --prompt Tom --temperature 0
+check "a sample stops at the end of its document" [ "$(sed -n '/^Tom/,$p' out | wc -c)" -lt 60 ]
+expect 0 "^ends.txt: plain text, 400 documents, separated by" --data ends.txt $model --steps 151 --lr 1e-2 \
+  --resume
+printf 'Tom.<|endoftext|>Mia.\n%.0s' $(seq 400) > joined.txt
+expect 0 "^note: joined.txt: <\|endoftext\|> is ordinary text 400 times: .* sed 's" --data joined.txt $model \
+  --steps 1
+
 # first weights of a checkpoint and of a folder
 llama="--norm rms --mlp swiglu --positions rotary --no-biases --qk-norm"
 run --data text.txt --dataset first --results-dir first $model $llama --steps 3 --lr 1e-2

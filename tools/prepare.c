@@ -99,6 +99,7 @@ int main(int argc, char **argv)
     if (status) return option_tell(&env, status);
     if (r.reused) fprintf(stderr, "prepare: %s is up to date\n", desc.output);
     if (result_invalid(&desc, &r)) fprintf(stderr, "prepare: %s\n", result_invalid(&desc, &r));
+    if (result_inside(&desc, &r)) fprintf(stderr, "prepare: %s\n", result_inside(&desc, &r));
     for (k = 0; k < MTT_SPLIT_COUNT; k++) documents += r.documents[k];
     snprintf(count, sizeof(count), "%llu", (unsigned long long)documents);
     printf("%s\n", result_documents(&desc, &r, count));

@@ -151,21 +151,53 @@ static inline const char *result_documents(const mtt_prepare_desc *job, const mt
 {
     static char text[512];
     const char *many = strcmp(count, "1") ? "s" : "", *field = job->field ? job->field : "text";
-    if (made->jsonl) snprintf(text, sizeof(text), "%s JSONL document%s, field %.400s", count, many, field);
-    else snprintf(text, sizeof(text), "plain text, %s document%s", count, many);
+    int size = made->jsonl
+        ? snprintf(text, sizeof(text), "%s JSONL document%s, field %.300s", count, many, field)
+        : snprintf(text, sizeof(text), "plain text, %s document%s", count, many);
+    if (made->jsonl && made->dropped)
+        snprintf(text + size, sizeof(text) - (size_t)size, ", without %s at their ends", made->end_of_text);
+    else if (made->separated)
+        snprintf(text + size, sizeof(text) - (size_t)size, ", separated by %s%s", made->end_of_text,
+                 made->separated == 2 ? " and, as there are few, by blank lines" : "");
     return text;
 }
 
-/* A warning about bytes that are not UTF-8; NULL if there are none. */
+/* A warning about bytes that are not UTF-8; NULL if there are none. Another encoding is proposed only where
+   the other characters are not UTF-8, and bytes 0x80 to 0x9F tell which: ISO-8859-2 has no letters there, and
+   Windows-1250 none at 0x81, 0x83, 0x88, 0x90 and 0x98. */
 static inline const char *result_invalid(const mtt_prepare_desc *job, const mtt_prepare_report *made)
 {
     static char text[4096];
     const char *input = strcmp(job->input, "-") ? job->input : "standard input";
-    snprintf(text, sizeof(text), "warning: %.1800s: %llu bytes are not UTF-8, the first at byte %llu (from "
-             "0): if it is in another encoding, convert it, perhaps by iconv -f ISO-8859-2 -t UTF-8 %.1800s "
-             "> NEW.txt", input, (unsigned long long)made->invalid, (unsigned long long)made->first_invalid,
+    const char *coding = made->controls & 0x0101010au ? "CP852"
+        : made->controls ? "WINDOWS-1250" : "ISO-8859-2";
+    const char *advice = "if it is in another encoding, convert it, perhaps by iconv -f";
+    if (made->wide > made->invalid / 10) {
+        advice = "the other characters are UTF-8, so repair the text, or remove these bytes by iconv -c -f";
+        coding = "UTF-8";
+    }
+    snprintf(text, sizeof(text), "warning: %.1800s: %llu byte%s not UTF-8, the first at byte %llu (from 0): "
+             "%s %s -t UTF-8 %.1800s > NEW.txt", input, (unsigned long long)made->invalid,
+             made->invalid == 1 ? " is" : "s are", (unsigned long long)made->first_invalid, advice, coding,
              job->input);
     return made->invalid ? text : NULL;
+}
+
+/* A note about ends of text that are ordinary text; NULL if there are none. */
+static inline const char *result_inside(const mtt_prepare_desc *job, const mtt_prepare_report *made)
+{
+    static char text[4096];
+    const char *input = strcmp(job->input, "-") ? job->input : "standard input", *mark = made->inside_text;
+    int size = snprintf(text, sizeof(text), "note: %.1800s: %s is ordinary text %llu time%s: ", input, mark,
+                        (unsigned long long)made->inside, made->inside == 1 ? "" : "s");
+    if (made->jsonl)
+        snprintf(text + size, sizeof(text) - (size_t)size, "if it separates documents, give each a line of "
+                 "its own");
+    else
+        snprintf(text + size, sizeof(text) - (size_t)size, "documents end at lines that are only %s: if it "
+                 "separates them, convert it, perhaps by sed 's:%s%s:\\n%s\\n:g' %.1800s > NEW.txt",
+                 made->end_of_text, *mark == '[' ? "\\" : "", mark, made->end_of_text, job->input);
+    return made->inside ? text : NULL;
 }
 
 /* Closes a file; 1 = all of it was written. */

@@ -75,10 +75,11 @@ static void speak_dataset(const mtt_prepare_desc *job, const mtt_prepare_report 
     static const char *const names[] = {"train", "validation", "test"};
     const uint64_t *documents = made->documents, *bytes = made->bytes;
     const char *all = speak_count(documents[MTT_TRAIN] + documents[MTT_VALID] + documents[MTT_TEST]);
-    const char *warning = result_invalid(job, made);
+    const char *warning = result_invalid(job, made), *note = result_inside(job, made);
     int k;
     if (made->reused) run_say("the tokens of %s are reused from an earlier run\n", speak_input(job));
     if (warning) run_say("%s\n", warning);
+    if (note) run_say("%s\n", note);
     run_say("%s: %s, %s bytes, %s ids\n", speak_input(job), result_documents(job, made, all),
             speak_count(bytes[MTT_TRAIN] + bytes[MTT_VALID] + bytes[MTT_TEST]),
             speak_count((uint64_t)made->vocab));

@@ -587,6 +587,7 @@ MTTDEF mtt_tokenizer_kind mtt_wordpiece(const mtt_wordpiece_options *options)
     kind.cut = mtt__words_cut;
     kind.spell = mtt__words_spell;
     kind.print = mtt__words_print;
+    kind.end_of_text = "[SEP]";
     return kind;
 }
 
