@@ -139,9 +139,10 @@ static const option_recipe option_presets[] = {
     {NULL, NULL},
 };
 
-/* Published networks, with their numbers of parameters. llama-tiny and cs336-... are those of Stanford's
-   course CS336, of its first and second assignment. */
-#define OPTION_GPT2 "vocab-size=50257 positions=learned head=tied no-head-bias "
+/* Published networks, with their numbers of parameters. Those of 1,024 and 2,048 tokens bring this length;
+   others reach 131,072, which nobody means. llama-tiny and cs336-... are those of Stanford's course CS336, of
+   its first and second assignment. */
+#define OPTION_GPT2 "seq-len=1024 vocab-size=50257 positions=learned head=tied no-head-bias "
 #define OPTION_LLAMA "norm=rms mlp=swiglu positions=rotary no-biases "
 #define OPTION_CS336 OPTION_LLAMA "rotary-interleaved vocab-size=10000 "
 static const option_recipe option_models[] = {
@@ -157,7 +158,7 @@ static const option_recipe option_models[] = {
     {"cs336-xl", OPTION_CS336 "layers=32 heads=32 d-model=2560 d-ff=10240"},    /* 3,406,809,600 */
     {"cs336-10b", OPTION_CS336 "layers=50 heads=36 d-model=4608 d-ff=12288"},   /* 12,832,823,808 */
     {"smollm-135m", OPTION_LLAMA "layers=30 heads=9 heads-kv=3 d-model=576 d-ff=1536 vocab-size=49152 "
-                    "head=tied max-seq=2048"},                       /* 134,515,008 */
+                    "head=tied max-seq=2048 seq-len=2048"},          /* 134,515,008 */
     {"llama3.2-1b", OPTION_LLAMA "layers=16 heads=32 heads-kv=8 d-model=2048 d-ff=8192 vocab-size=128256 "
                     "head=tied rotary-theta=500000 rotary-factor=32"}, /* 1,235,814,400 */
     {"qwen3-0.6b", OPTION_LLAMA "layers=28 heads=16 heads-kv=8 d-head=128 d-model=1024 d-ff=3072 "

@@ -237,7 +237,7 @@ static int prepare(mtt_dataset *data, mtt_batches *batches)
     if (!status && budget)
         status = mtt_plan_max_batch(&env, &set.model, &set.policy, set.seq_len, budget, &max_batch);
     if (status) return report(status);
-    if (set.find_max) return speak_largest(max_batch);
+    if (set.find_max) return speak_largest(max_batch, set.seq_len);
     speak_plan(&plan, set.dry_run, set.json, max_batch);
     if (max_batch && plan.arena_bytes > budget)
         return report(run_fail(&files, MTT_E_BUDGET, "a batch of %d does not fit --memory-budget, %d does; or"
