@@ -117,6 +117,16 @@ expect 2 'leave out the other outputs' --after adjoints --kept
 expect 2 'ranks' --ranks 2 --dump one.safetensors
 check "what fails leaves no dump" [ ! -e one.safetensors ]
 
+# Each text is checked, also one that nothing uses or that a later one replaces.
+expect 2 'need a rank' --lora-targets ';id'
+expect 2 '^schedule: --preset ;id: expected tiny' --preset ';id' --preset tiny
+expect 2 '^schedule: --model ;id: expected gpt2' --model ';id' --model gpt2
+expect 2 '";id" is no technique' --technique ';id' --technique bf16
+expect 2 '";id"' --technique bf16 --technique=fp32_\;id --technique fp32
+expect 2 '--freeze is given twice: join its patterns by commas' --freeze ';id' --freeze 'h.*'
+expect 2 '--lora-targets is given twice' --lora-rank 8 --lora-targets '$(id)' --lora-targets 'attn.*'
+expect 0 '' --freeze 'h.*' --freeze 'h.*' --preset gpt2 --preset tiny --model gpt2 --model llama-tiny
+
 # What is wrong gets one message.
 expect 2 'add --html memory.html' --compare fp32
 expect 2 'fp33" is no technique' --html page.html --compare fp33

@@ -96,8 +96,6 @@ static int read_options(int argc, char **argv)
         return option_fail("--recompute budget needs a budget, for example --memory-budget 8G");
     if (policy->split && policy->recompute != MTT_RECOMPUTE_BUDGET)
         return option_fail("--split needs --recompute budget");
-    if (!policy->lora_rank && (policy->lora_targets || policy->lora_alpha > 0))
-        return option_fail("--lora-targets and --lora-alpha need a rank, for example --lora-rank 16");
     if (set.find_max && !policy->budget_bytes)
         return option_fail("--find-max-batch needs a budget, for example --memory-budget 24G");
     if (set.seq_len > 1024 && !set.model.max_seq) set.model.max_seq = set.seq_len;
