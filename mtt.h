@@ -589,6 +589,7 @@ typedef struct mtt_plan_report {
     int peak_op;                       /* index of the operation at the peak */
     int ops, tensors;
     int recompute_layers, recompute_selective; /* layers recomputed whole and in part */
+    int batch, seq_len;                /* that were planned; of a generator the tokens of a chunk */
     int micro_batches;                 /* parts of the batch: 1, or more where the policy has `split` */
     size_t outside_bytes;              /* most that is outside the arena, with OpenMP's threads as now */
     double flops, recompute_flops;     /* of one micro-batch and the step; the second is part of the first */
@@ -3676,6 +3677,8 @@ MTTDEF mtt_status mtt_policy_resolve(mtt_env *env, const mtt_policy *policy, con
     mtt__require(&faults, p.ranks < 1 || (p.rank >= 0 && p.rank < p.ranks),
                  "rank is %d, it must be at least 0 and below ranks, %d", p.rank, p.ranks);
     mtt__require(&faults, p.lora_rank % 8 == 0, "lora_rank is %d, it must be a multiple of 8", p.lora_rank);
+    mtt__require(&faults, p.lora_rank || (!p.lora_targets && p.lora_alpha <= 0),
+                 "lora_targets and lora_alpha need a rank: set lora_rank, for example to 16");
     mtt__require(&faults, !p.keep_gradients || p.ranks == 1 || p.shard == MTT_SHARD_NONE,
                  "keep_gradients is 1: ranks must not divide gradients, set shard to none");
     mtt__require(&faults, !p.early_update || p.precision < MTT_FP16,
@@ -6794,6 +6797,8 @@ MTTDEF void mtt_schedule_report(const mtt_schedule *s, mtt_plan_report *r)
     }
     memcpy(r->bytes, p->ops[r->peak_op].bytes, sizeof(r->bytes));
     r->arena_bytes = mtt__arena_bytes(s);
+    r->batch = p->shape.batch * s->split;
+    r->seq_len = p->shape.seq_len;
     r->micro_batches = s->split;
     r->outside_bytes = 3145728 + 524288 * (size_t)mtt__threads() + 65536 * (size_t)s->model.layers;
     r->outside_bytes += 2048 * (size_t)(s->policy.ranks - 1) * (size_t)(s->model.layers + 4); /* transfers */
@@ -10471,8 +10476,10 @@ MTTDEF void mtt_plan_print(const mtt_plan_report *r, mtt_write_fn write, void *u
     mtt__text text;
     int i;
     mtt__text_init(&text, at, sizeof(at));
-    mtt__print(&text, "parameters %lld, arena %zu bytes = %.2f MiB\n", (long long)r->parameters,
-               r->arena_bytes, (double)r->arena_bytes / 1048576);
+    mtt__print(&text, "parameters %lld, arena %zu bytes = %.2f MiB for %d sequence%s%s%d token%s\n",
+               (long long)r->parameters, r->arena_bytes, (double)r->arena_bytes / 1048576, r->batch,
+               r->batch == 1 ? "" : "s", r->token_flops > 0 ? ", in chunks of " : " of ", r->seq_len,
+               r->seq_len == 1 ? "" : "s");
     mtt__print(&text, "peak  ");
     for (i = 0; i < MTT_PHASE_COUNT; i++)
         mtt__print(&text, "%s %.2f MiB%s", mtt__phase_text[i], (double)r->phase_peak_bytes[i] / 1048576,

@@ -263,7 +263,7 @@ int main(int argc, char **argv)
     if (!set.data && !set.dry_run && !set.find_max_batch) STOP(2, "--data is missing: --data my_text.txt");
     if (set.find_max_batch) {
         check(mtt_plan_max_batch(&env, &model, &policy, set.seq_len, policy.budget_bytes, &i));
-        return printf("%d\n", i), 0;
+        return fprintf(stderr, "sequences of %d tokens, at most:\n", set.seq_len), printf("%d\n", i), 0;
     }
     mtt_policy_name(&policy, name, sizeof(name));
     if (!set.technique) set.technique = name;

@@ -72,7 +72,7 @@ def writes(ours, name):
 
 
 def gradient_of_activation(ours, name, family):
-    """The gradient of a tensor in the file, where it is finished; None: there is none by itself."""
+    """The gradient of a tensor in the file; None: there is none by itself."""
     stream = ["x"] + [f"h.{n}.{x}" for n in reversed(range(LAYERS)) for x in ("x_mid", "x")]
     if name in stream:  # that of the residual stream is made by the backward pass of norms, from the end
         return writes(ours, "d_x")[stream.index(name)]
@@ -80,9 +80,7 @@ def gradient_of_activation(ours, name, family):
         return writes(ours, name)[-1]
     if name.endswith("mlp.fc"):  # it takes the place of another
         return writes(ours, "d_" + name.replace("fc", "gelu"))[-1] if family == "gpt2" else writes(ours, name)[-1]
-    if name.endswith("mlp.gelu"):
-        return writes(ours, "d_" + name)[0]
-    return (writes(ours, "d_" + name) or [None])[-1]
+    return ours.get("d_" + name)
 
 
 def compare(name, model, options):
@@ -113,7 +111,7 @@ def compare(name, model, options):
     activations = len(errors)
     parameters = {}
     for key in [key for key in ours if "after." + key in ours]:
-        gradient = writes(ours, "d_" + key)[-1].double()[:len(ours[key])]
+        gradient = ours["d_" + key].double()[:len(ours[key])]
         errors["d_" + key] = error(gradient, gradient_of(exact, key))
         parameters[key] = torch.nn.Parameter(ours[key].double())
         parameters[key].grad = gradient.clone()

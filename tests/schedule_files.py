@@ -6,7 +6,7 @@ usage: schedule_files.py dump A [B]       tensors of a step; B: of the same step
        schedule_files.py viz FILE JSON    a plan as a memory snapshot of PyTorch, and the plan's JSON
 """
 
-import json, math, pickle, struct, sys
+import json, math, pickle, re, struct, sys
 
 
 def read(path):
@@ -38,6 +38,66 @@ def numbers(entry):
     return struct.unpack(f"<{len(data) // struct.calcsize(form)}{form}", data)
 
 
+def columns(entry):
+    """The sums of a matrix's columns."""
+    width, values = entry[1][-1], numbers(entry)
+    return [sum(values[i::width]) for i in range(width)]
+
+
+def slope(x):
+    """Of GELU."""
+    inner = math.sqrt(2 / math.pi) * (x + 0.044715 * x ** 3)
+    return 0.5 * (1 + math.tanh(inner)) + 0.5 * x * (1 - math.tanh(inner) ** 2) * math.sqrt(2 / math.pi) * (
+        1 + 3 * 0.044715 * x ** 2)
+
+
+def gradients(meta, tensors):
+    """d_NAME is the whole gradient of NAME. Returns how many were checked."""
+    operations = [meta[f"operation {i}"] for i in range(len(meta) - 2)]
+    decay, rate = (float(re.search(word + r" ([0-9.e-]+)", meta["optimizer"])[1]) for word in ("decay", "lr"))
+    checked = 0
+    def close(name, ours, theirs, least=2e-4):
+        nonlocal checked
+        checked += 1
+        assert len(ours) == len(theirs), name
+        most, exact = max(map(abs, theirs)), tensors[name][0] in ("F32", "F64")
+        worst = max(abs(a - b) for a, b in zip(ours, theirs))
+        assert worst <= (least if exact else 4e-2) * most, f"{name} is off by {worst / most}"
+    # that of a bias is the sum over all rows; of a norm's, too
+    of_bias = {"attn.c_attn": "attn.qkv", "mlp.c_fc": None, "ln_1": "ln_1", "ln_2": "ln_2"}
+    for name in [name for name in tensors if name.startswith("d_h.") and name.endswith(".bias")]:
+        layer, module = re.fullmatch(r"d_(h\.\d+\.)(.*)\.bias", name).groups()
+        subject = of_bias.get(module)
+        if module == "ln_1" and f"d_{layer}ln_1" not in tensors:
+            subject = "x_mid"  # norms after the sums
+        if subject and f"d_{layer}{subject}" in tensors:
+            close(name, columns(tensors[f"d_{layer}{subject}"]), numbers(tensors[name]))
+    # GELU multiplies it by its slope
+    for i, line in enumerate(operations):
+        made = re.search(r" gelu_backward +d_(\S+) (\S+) .*-> (d_\S+\.gelu)", line)
+        if made and made[2] in tensors:
+            before = numbers(tensors["d_" + made[1]])
+            close(f"{made[3]}@{i}", [d * slope(x) for d, x in zip(before, numbers(tensors[made[2]]))],
+                  numbers(tensors[f"{made[3]}@{i}"]), 3e-3)
+    # of a sum of parts, the last is whole
+    sums = {line.split(" add ")[1].split()[1]: i for i, line in enumerate(operations) if " add " in line}
+    for name in [name for name in sums if name != "d_x"]:
+        assert name in tensors and f"{name}@{sums[name]}" not in tensors, f"{name} is a part"
+    # what fuses both leaves no gradient of its output
+    assert not any(re.search(r" linear_backward_gelu .*-> " + name + " ", line) for line in operations
+                   for name in tensors if name.endswith(".gelu")), "the gradient of another tensor"
+    # AdamW's first step goes against it
+    for name in [name[6:] for name in tensors if name.startswith("after.") and "d_" + name[6:] in tensors]:
+        down = numbers(tensors["d_" + name])
+        old, new = numbers(tensors[name]), numbers(tensors["after." + name])
+        matrix = decay if len(tensors[name][1]) > 1 else 0
+        checked += 1
+        for a, b, d in zip(old, new, down):
+            if abs(d) > 0.05 * max(map(abs, down[:len(old)])):
+                assert (b - a + rate * matrix * a) * d < 0, f"{name} does not go against d_{name}"
+    return checked
+
+
 def dump(path, other):
     meta, tensors = read(path)
     vocab = tensors["lm_head.bias"][1][0]
@@ -57,16 +117,18 @@ def dump(path, other):
             for name in [name for name in tensors if name.endswith("@" + number)]:
                 again += 1
                 assert tensors[name][2] == tensors[name.split("@")[0]][2], name
-    for name in [name for name in tensors if name.startswith("after.") and name.endswith(".weight")]:
+    for name in [name for name in tensors if name.startswith("after.") and name.endswith(".weight")
+                 and ("d_" + name[6:] in tensors or "lora" not in " ".join(tensors))]:
         assert tensors[name][2] != tensors[name[6:]][2], f"{name} is as before"
+    checked = gradients(meta, tensors)
+    assert checked > 5
     if other:
         theirs = read(other)[1]
-        same = [name for name in tensors if name in theirs and "@" not in name
-                and not (name.startswith("d_") and name.endswith("qkv"))]  # of which the first writes a part
+        same = [name for name in tensors if name in theirs and "@" not in name]
         assert len(same) > 50
         for name in same:
             assert tensors[name][2] == theirs[name][2], f"{name} differs"
-    print(f"{len(tensors)} tensors, {again} made again")
+    print(f"{len(tensors)} tensors, {again} made again, {checked} gradients")
 
 
 def weights(path, checkpoint):

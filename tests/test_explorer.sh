@@ -56,17 +56,29 @@ expect 0 'adamw +[0-9]+ gradients -> m v [0-9]+ weights  frees [0-9]+ gradients$
 
 # Tensors of a step, and plans as snapshots of PyTorch.
 if command -v python3 > /dev/null; then
-  for technique in fp32_checkpointing fp32 fp32_flash bf16_flash_selective fp8_flash_chunked \
-    fp16_window8_segments_chunked_compact; do
-    expect 0 'wrote one.safetensors' --technique $technique --layers 3 --dump one.safetensors \
-      --memory-viz one.pickle
-    expect 0 '' --technique $technique --layers 3 --json
+  while read -r technique options; do
+    options="--technique $technique --layers 3 $options"
+    expect 0 'wrote one.safetensors' $options --dump one.safetensors --memory-viz one.pickle
+    expect 0 '' $options --json
     mv out json
-    [ $technique = fp32 ] && other=kept.safetensors || other=
-    check "the dump of $technique" python3 "$tests/schedule_files.py" dump one.safetensors $other
-    check "the snapshot of $technique" python3 "$tests/schedule_files.py" viz one.pickle json
+    [ "$technique" = fp32 ] && other=kept.safetensors || other=
+    check "the dump of $options: $(tail -n 1 why)" \
+      eval 'python3 "$tests/schedule_files.py" dump one.safetensors $other > why 2>&1'
+    check "the snapshot of $options" python3 "$tests/schedule_files.py" viz one.pickle json
     mv one.safetensors kept.safetensors
-  done
+  done << TECHNIQUES
+fp32_checkpointing
+fp32
+fp32_flash --head tied
+fp32 --head tied --norm-place none
+fp32_checkpointing --head tied --norm-place post --dropout 0.1
+bf16 --heads 4 --heads-kv 2
+fp32 --lora-rank 8 --lora-targets mlp.*
+bf16_checkpointing --lora-rank 8 --lora-targets mlp.*,attn.c_attn --norm-place post
+bf16_flash_selective
+fp8_flash_chunked
+fp16_window8_segments_chunked_compact --head tied
+TECHNIQUES
   expect 0 'wrote one.safetensors' --technique bf16_early --dump one.safetensors
   # a batch that the plan splits is trained as so many micro-batches
   split="--technique budget_split --batch-size 16 --memory-budget 1000K"
@@ -104,6 +116,16 @@ small=$options
 expect 2 'leave out the other outputs' --after adjoints --kept
 expect 2 'ranks' --ranks 2 --dump one.safetensors
 check "what fails leaves no dump" [ ! -e one.safetensors ]
+
+# Each text is checked, also one that nothing uses or that a later one replaces.
+expect 2 'need a rank' --lora-targets ';id'
+expect 2 '^schedule: --preset ;id: expected tiny' --preset ';id' --preset tiny
+expect 2 '^schedule: --model ;id: expected gpt2' --model ';id' --model gpt2
+expect 2 '";id" is no technique' --technique ';id' --technique bf16
+expect 2 '";id"' --technique bf16 --technique=fp32_\;id --technique fp32
+expect 2 '--freeze is given twice: join its patterns by commas' --freeze ';id' --freeze 'h.*'
+expect 2 '--lora-targets is given twice' --lora-rank 8 --lora-targets '$(id)' --lora-targets 'attn.*'
+expect 0 '' --freeze 'h.*' --freeze 'h.*' --preset gpt2 --preset tiny --model gpt2 --model llama-tiny
 
 # What is wrong gets one message.
 expect 2 'add --html memory.html' --compare fp32

@@ -49,6 +49,22 @@ smollm-135m 134515008
 llama3.2-1b 1235814400
 qwen3-0.6b 596049920
 MODELS
+# a plan says for what; a network of 1,024 or 2,048 tokens brings its length, as its preset does
+while read -r batch sequences tokens options; do
+  expect 0 "^parameters [0-9]+, arena .* MiB for $batch $sequences of $tokens tokens?$" --dry-run $options
+done << 'LENGTHS'
+4 sequences 1024 --preset gpt2
+16 sequences 1024 --model gpt2 --batch-size 16 --technique bf16_flash --device cuda
+1 sequence 1024 --model gpt2-xl --batch-size 1
+2 sequences 2048 --model smollm-135m --batch-size 2 --flash
+1 sequence 300 --model gpt2 --seq-len 300 --batch-size 1
+1 sequence 1024 --preset small --model gpt2 --batch-size 1
+4 sequences 256 --model cs336-small --batch-size 4
+1 sequence 1 --batch-size 1 --seq-len 1 --layers 1
+32 sequences 256 --preset a --vocab-size 50257 --recompute budget --split --memory-budget 900M
+LENGTHS
+expect 0 '^72$' --find-max-batch --memory-budget 24G --device cuda --model gpt2 --technique bf16_flash
+check "its label has the length" says err '^sequences of 1024 tokens in the largest batch'
 expect 2 '--model bert: expected gpt2.gpt2-medium' --dry-run --model bert
 expect 0 '"parameters": 124439808' --dry-run --json --preset small --model gpt2
 
@@ -184,8 +200,8 @@ expect 0 . --technique flash_window63 --seq-len 64 --dry-run
 check "a window below the sequence has no note" not says err note
 expect 2 '"nosuch"' --dry-run --freeze 'wte.*,nosuch'
 expect 2 '"mlp.c_fcc"' --dry-run --lora-rank 8 --lora-targets attn.c_attn,mlp.c_fcc
-expect 2 'need a rank, for example --lora-rank 16' --dry-run --lora-targets attn.c_attn
-expect 2 'need a rank, for example --lora-rank 16' --dry-run --lora-alpha 8
+expect 2 'need a rank: set lora_rank, for example to 16' --dry-run --lora-targets attn.c_attn
+expect 2 'need a rank: set lora_rank, for example to 16' --dry-run --lora-alpha 8
 expect 0 '--gradient-checkpointing' --help
 fields() { sed -n '/^static const mtt_field /,/^}/s/.*MTT__FIELD(\([a-z0-9_]*\),.*/\1/p' "$root/mtt.h"; }
 for name in $(fields); do # each field of the library is an option, under its name or another
@@ -324,7 +340,7 @@ largest=$(field out max_batch)
 check "max_batch $largest is above 32" [ "${largest:-0}" -gt 32 ]
 expect 0 "^$largest\$" --find-max-batch ${a#* } --memory-budget 24G
 check "the number alone is on stdout" [ "$(cat out)" = "$largest" ]
-check "stderr says what it is" says err '^sequences in the largest batch under --memory-budget:$'
+check "stderr says what it is" says err '^sequences of 256 tokens in the largest batch under --memory-budget:$'
 expect 0 "largest batch under the budget: $largest" $a --memory-budget 24G --batch-size "$largest"
 expect 4 "$largest does" $a --memory-budget 24G --batch-size $((largest + 1))
 expect 4 '10485760 bytes.*one sequence takes [0-9]+' $a --memory-budget 10M
@@ -363,7 +379,7 @@ done
 check "it counts steps and epochs" \
   says err '^training: steps 1 to 20 of 128 tokens each: 0\.[0-9]+ epochs of '
 check "it says model and memory" eval 'says err "^model: [0-9,]+ parameters$" &&
-  says err "^memory: [0-9.]+ MiB: weights 0\.[0-9], .*, logits [0-9.]+$"'
+  says err "^memory: [0-9.]+ MiB for [0-9]+ sequences of [0-9]+ tokens: weights 0\.[0-9], .*, logits [0-9.]+$"'
 check "it says the time after the second step" says err '^the remaining 18 steps take about [0-9]+ s$'
 round() { printf "%.$1f" "$(field $metrics $2)"; }
 check "the summary has the metrics' quality" says err "^validation  perplexity $(round 2 perplexity), \

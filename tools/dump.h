@@ -4,14 +4,18 @@
    Include it after mtt.h, with MTT_BACKEND_API. Names in the file:
       NAME           a parameter before the step, in FP32; the tokens; whatever else no operation writes
       NAME           what an operation writes, in its own type, as build/schedule lists it
-      NAME@NUMBER    the same tensor, written again by operation NUMBER: recomputed, or changed in place
+      d_NAME         the gradient of NAME, complete
+      NAME@NUMBER    what operation NUMBER writes to the same tensor besides: again (recomputed), a part of a
+                     gradient, or the gradient of another tensor in its place
       NAME.scale     of a tensor in 8 bits: its values are its numbers times this
       after.NAME     a parameter after the step
       loss           the mean loss of the step
-   Gradients are those of the mean loss, times the loss scale under FP16 and FP8. A vocabulary is padded, so
-   the last columns of logits belong to no id. Metadata: the optimizer's settings, and for each operation its
-   line of the listing. Of several micro-batches the file has the first. What an operation writes in part is
-   not finished before the last one that writes it, as d_h.0.attn.qkv by attention_values_backward. */
+   Of a gradient that several operations make together, the last one completes it: attention_scores_backward,
+   embed_backward of a tied head, `add`. A sum of two gradients has the name of the second. d_x is that of the
+   residual stream: of x, then by each norm_backward of what that norm reads. Gradients are those of the mean
+   loss, times the loss scale under FP16 and FP8. A vocabulary is padded, so the last columns of logits belong
+   to no id. Metadata: the optimizer's settings, and for each operation its line of the listing. Of several
+   micro-batches the file has the first. */
 #ifndef DUMP_H_INCLUDED
 #define DUMP_H_INCLUDED
 
@@ -65,8 +69,8 @@ static int dump_has(const dump *d, const char *name)
     return 0;
 }
 
-/* Appends an entry; NULL if there is no memory. A name that is taken gets the operation's number. */
-static dump_entry *dump_add(dump *d, const char *name, const char *type, size_t bytes, int when)
+/* Appends an entry; NULL if there is no memory. Not `plain`: its name gets the operation's number. */
+static dump_entry *dump_add(dump *d, const char *name, int plain, const char *type, size_t bytes, int when)
 {
     dump_entry *e;
     if (d->count == d->capacity) {
@@ -77,7 +81,7 @@ static dump_entry *dump_add(dump *d, const char *name, const char *type, size_t 
     }
     e = &d->entries[d->count];
     memset(e, 0, sizeof(*e));
-    snprintf(e->name, sizeof(e->name), dump_has(d, name) ? "%s@%d" : "%s", name, when);
+    snprintf(e->name, sizeof(e->name), plain ? "%s" : "%s@%d", name, when);
     e->type = type, e->bytes = bytes, e->when = when, e->parameter = -1;
     d->count++;
     return e;
@@ -91,7 +95,7 @@ static int dump_parameters(dump *d, const char *prefix, int when)
     for (i = 0; (parameter = mtt_parameter(d->trainer, i, NULL)) != NULL; i++) {
         dump_entry *e;
         snprintf(name, sizeof(name), "%s%s", prefix, parameter);
-        if (!(e = dump_add(d, name, "F32", 0, when))) return 0;
+        if (!(e = dump_add(d, name, 1, "F32", 0, when))) return 0;
         mtt_parameter(d->trainer, i, e->shape);
         e->dims = 1 + (e->shape[1] > 0);
         e->bytes = 4 * (size_t)(e->shape[0] * (e->shape[1] ? e->shape[1] : 1));
@@ -101,19 +105,69 @@ static int dump_parameters(dump *d, const char *prefix, int when)
 }
 
 #define DUMP_TYPE(dtype, bytes, name) name,
-static int dump_tensor(dump *d, const mtt_tensor *t, int op, int input)
+static int dump_tensor(dump *d, const mtt_tensor *t, const char *called, int plain, int op, int input)
 {
     static const char *const types[] = {MTT_DTYPES(DUMP_TYPE)};
     char name[80];
-    dump_entry *e = dump_add(d, t->name, types[t->dtype], t->bytes, op);
+    dump_entry *e = dump_add(d, called, plain, types[t->dtype], t->bytes, op);
     if (!e) return 0;
     e->dims = t->dims, e->tensor = t, e->input = input;
     memcpy(e->shape, t->shape, sizeof(e->shape));
     if (t->entry < 0) return 1;
     snprintf(name, sizeof(name), "%.60s.scale", e->name);
-    if (!(e = dump_add(d, name, "F32", 4, op))) return 0;
+    if (!(e = dump_add(d, name, 1, "F32", 4, op))) return 0;
     e->tensor = t, e->input = input, e->scale = 1;
     return 1;
+}
+
+/* The name of what an operation writes to `t`. */
+static const char *dump_name(const mtt_op *op, const mtt_tensor *t)
+{
+    return op->kind == MTT_OP_add ? MTT_OPERANDS_OF(add, op)->b->name : t->name;
+}
+
+/* 1 = operation `op` leaves in `t` a part of the gradient, which a later one completes. */
+static int dump_part(const dump *d, int op, const mtt_tensor *t)
+{
+    const char *name = dump_name(&d->ops[op], t);
+    int k;
+    while (++op < d->op_count) {
+        const mtt_op *o = &d->ops[op];
+        for (k = 0; k < o->inputs + o->outputs; k++) {
+            if (o->operands[k] != t) continue;
+            if (o->kind == MTT_OP_add && !strcmp(dump_name(o, t), name)) return 1;
+            if (k >= o->inputs) return o->kind == MTT_OP_attention_scores_backward || o->adds;
+        }
+    }
+    return 0;
+}
+
+/* 1 = an operation before `op` writes it. */
+static int dump_written(const dump *d, int op, const mtt_tensor *t)
+{
+    int k;
+    while (op-- > 0)
+        for (k = d->ops[op].inputs; k < d->ops[op].inputs + d->ops[op].outputs; k++)
+            if (d->ops[op].operands[k] == t) return 1;
+    return 0;
+}
+
+/* Takes a tensor that operation `i` reads and none has written. */
+static int dump_input(dump *d, int i, const mtt_tensor *t)
+{
+    return dump_has(d, t->name) || dump_written(d, i, t) || dump_tensor(d, t, t->name, 1, i, 1);
+}
+
+/* Takes what operation `i` writes. */
+static int dump_output(dump *d, int i, const mtt_tensor *t)
+{
+    const mtt_op *op = &d->ops[i];
+    const char *name = dump_name(op, t);
+    int plain = !dump_has(d, name) && !dump_part(d, i, t);
+    /* In 16 bits, the gradient of GELU's input is where that of its output would be. */
+    if (op->kind == MTT_OP_linear_backward_gelu && t == MTT_OPERANDS_OF(linear_backward_gelu, op)->dx)
+        plain &= t->entry >= 0;
+    return dump_tensor(d, t, name, plain, i, 0);
 }
 
 /* Parameters and moments are not taken from operands: the arena has them rounded, and in its own order. */
@@ -129,12 +183,11 @@ static mtt_status dump_list(dump *d)
         const mtt_op *op = &d->ops[i];
         for (k = 0; k < op->inputs + op->outputs && ok; k++) {
             const mtt_tensor *t = op->operands[k];
-            if (dump_wants(t) && (k >= op->inputs || !dump_has(d, t->name)))
-                ok = dump_tensor(d, t, i, k < op->inputs);
+            if (dump_wants(t)) ok = k < op->inputs ? dump_input(d, i, t) : dump_output(d, i, t);
         }
     }
     if (ok) ok = dump_parameters(d, "after.", DUMP_AFTER);
-    if (ok) ok = dump_add(d, "loss", "F64", 8, DUMP_AFTER) != NULL;
+    if (ok) ok = dump_add(d, "loss", 1, "F64", 8, DUMP_AFTER) != NULL;
     return ok ? MTT_OK : dump_fail(d->env);
 }
 
@@ -223,14 +276,16 @@ static mtt_status dump_write(dump *d, void *context, int when, int input)
     return status;
 }
 
-/* Runs operations one by one. Those that the step has not yet run leave what they read and write. */
+/* Runs operations one by one. Those that the step has not yet run leave what they read and write. A forward
+   pass alone is not the step's: before the first one it measures the scales of FP8. */
 static mtt_status dump_run(void *context, const mtt_op *ops, int count)
 {
     dump *d = dump_now;
     mtt_status status = MTT_OK;
     int i;
     for (i = 0; i < count && !status; i++) {
-        const int wanted = d->file && d->next_op < d->op_count && &ops[i] == &d->ops[d->next_op];
+        const int wanted = d->file && d->next_op < d->op_count && &ops[i] == &d->ops[d->next_op] &&
+                           ops[count - 1].phase != MTT_FORWARD;
         if (wanted) status = dump_write(d, context, d->next_op, 1);
         if (!status) status = d->device.run(context, &ops[i], 1);
         if (wanted && !status) status = dump_write(d, context, d->next_op++, 0);

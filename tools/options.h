@@ -139,9 +139,10 @@ static const option_recipe option_presets[] = {
     {NULL, NULL},
 };
 
-/* Published networks, with their numbers of parameters. llama-tiny and cs336-... are those of Stanford's
-   course CS336, of its first and second assignment. */
-#define OPTION_GPT2 "vocab-size=50257 positions=learned head=tied no-head-bias "
+/* Published networks, with their numbers of parameters. Those of 1,024 and 2,048 tokens bring this length;
+   others reach 131,072, which nobody means. llama-tiny and cs336-... are those of Stanford's course CS336, of
+   its first and second assignment. */
+#define OPTION_GPT2 "seq-len=1024 vocab-size=50257 positions=learned head=tied no-head-bias "
 #define OPTION_LLAMA "norm=rms mlp=swiglu positions=rotary no-biases "
 #define OPTION_CS336 OPTION_LLAMA "rotary-interleaved vocab-size=10000 "
 static const option_recipe option_models[] = {
@@ -157,7 +158,7 @@ static const option_recipe option_models[] = {
     {"cs336-xl", OPTION_CS336 "layers=32 heads=32 d-model=2560 d-ff=10240"},    /* 3,406,809,600 */
     {"cs336-10b", OPTION_CS336 "layers=50 heads=36 d-model=4608 d-ff=12288"},   /* 12,832,823,808 */
     {"smollm-135m", OPTION_LLAMA "layers=30 heads=9 heads-kv=3 d-model=576 d-ff=1536 vocab-size=49152 "
-                    "head=tied max-seq=2048"},                       /* 134,515,008 */
+                    "head=tied max-seq=2048 seq-len=2048"},          /* 134,515,008 */
     {"llama3.2-1b", OPTION_LLAMA "layers=16 heads=32 heads-kv=8 d-model=2048 d-ff=8192 vocab-size=128256 "
                     "head=tied rotary-theta=500000 rotary-factor=32"}, /* 1,235,814,400 */
     {"qwen3-0.6b", OPTION_LLAMA "layers=28 heads=16 heads-kv=8 d-head=128 d-model=1024 d-ff=3072 "
@@ -437,6 +438,34 @@ static int option_unknown(const char *argument)
     return option_fail(message);
 }
 
+/* The row of `r`, a preset or model; NULL after a message if there is none. */
+static const option_recipe *option_row(const char *what, const option_recipe *r, const char *name)
+{
+    char message[512];
+    size_t used = (size_t)snprintf(message, sizeof(message), "--%s %.100s: expected ", what, name);
+    for (; r->name && strcmp(r->name, name); r++)
+        used += (size_t)snprintf(message + used, sizeof(message) - used, "%s|", r->name);
+    message[used - 1] = 0;
+    if (r->name) return r;
+    option_fail(message);
+    return NULL;
+}
+
+/* Checks a name among the texts, also one that a later one replaces. Returns 0, or EXIT_USAGE after a
+   message. */
+static int option_check_name(const option *o, const char *name)
+{
+    static mtt_env env;
+    mtt_policy policy;
+    int batch = 1, sized;
+    if (o->at == &option_all.preset) return option_row("preset", option_presets, name) ? 0 : EXIT_USAGE;
+    if (o->at == &option_all.model) return option_row("model", option_models, name) ? 0 : EXIT_USAGE;
+    if (o->at != &option_all.technique) return 0;
+    policy = *option_all.policy;
+    sized = option_find(option_all.list, option_all.count, "batch-size", 10) != NULL;
+    return mtt_policy_parse(&env, name, &policy, sized ? &batch : NULL) ? option_fail(env.error) : 0;
+}
+
 /* Sets an option. Returns 0, or EXIT_USAGE after a message. */
 static int option_set(const option *o, const char *value)
 {
@@ -447,7 +476,8 @@ static int option_set(const option *o, const char *value)
     field.kind = (mtt_field_kind)o->kind; /* OPTION_TEXT is MTT_FIELD_TEXT */
     field.low = o->low, field.high = o->high, field.fallback = o->fallback;
     field.choices = o->choices, field.help = o->help;
-    if (o->kind != MTT_FIELD_FLAG && !mtt_field_set(&env, &field, o->at, value)) return 0;
+    if (o->kind != MTT_FIELD_FLAG && !mtt_field_set(&env, &field, o->at, value))
+        return o->kind == OPTION_TEXT ? option_check_name(o, value) : 0;
     snprintf(message, sizeof(message), "--%s %.100s: %s", o->name, value ? value : "", env.error);
     if (o->kind == MTT_FIELD_FLAG)
         snprintf(message, sizeof(message), "--%s takes no value: leave out what follows the name", o->name);
@@ -460,8 +490,18 @@ static int option_word(const char *name)
     return option_all.policy && !mtt_policy_parse(NULL, name, option_all.policy, NULL);
 }
 
+/* 1 = a list of patterns, of the policy, that has another value already. */
+static int option_is_second(const option *o, const char *value)
+{
+    const char *const fields = (const char *)option_all.policy, *at = (const char *)o->at;
+    return o->kind == OPTION_TEXT && fields && value && at >= fields &&
+           at < fields + sizeof(*option_all.policy) && strcmp(*(const char **)o->at, value);
+}
+
 static int option_read(int argc, char **argv)
 {
+    char message[200];
+    char seen[OPTION_MOST] = {0};
     int i;
     for (i = 1; i < argc; i++) {
         const char *name = argv[i] + strspn(argv[i], "-"), *value = strchr(name, '=');
@@ -475,6 +515,11 @@ static int option_read(int argc, char **argv)
         if (o->kind == MTT_FIELD_FLAG) option_set_int(o, o->value);
         else if (value) value++;
         else if (i + 1 < argc) value = argv[++i];
+        if (seen[o - option_all.list] && option_is_second(o, value)) {
+            snprintf(message, sizeof(message), "--%s is given twice: join its patterns by commas", o->name);
+            return option_fail(message);
+        }
+        seen[o - option_all.list] = 1;
         if (o->kind != MTT_FIELD_FLAG && option_set(o, value)) return EXIT_USAGE;
     }
     return 0;
@@ -485,11 +530,8 @@ static int option_use(const char *what, const option_recipe *r, const char *name
 {
     char message[512];
     const char *at, *value;
-    size_t size, used = (size_t)snprintf(message, sizeof(message), "--%s %.100s: expected ", what, name);
-    for (; r->name && strcmp(r->name, name); r++)
-        used += (size_t)snprintf(message + used, sizeof(message) - used, "%s|", r->name);
-    message[used - 1] = 0;
-    if (!r->name) return option_fail(message);
+    size_t size;
+    if (!(r = option_row(what, r, name))) return EXIT_USAGE;
     for (at = r->options; *at; at += strspn(at, " ")) {
         const option *o = option_find(option_all.list, option_all.count, at, strcspn(at, "= "));
         size = strcspn(at, " ");

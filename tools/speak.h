@@ -107,8 +107,9 @@ static void speak_plan_briefly(const mtt_plan_report *plan)
 {
     const char *before = ": ";
     int k;
-    run_say("model: %s parameters\nmemory: %.1f MiB", speak_count((uint64_t)plan->parameters),
-            (double)plan->arena_bytes / 1048576);
+    run_say("model: %s parameters\nmemory: %.1f MiB for %d sequences of %d tokens",
+            speak_count((uint64_t)plan->parameters), (double)plan->arena_bytes / 1048576, plan->batch,
+            plan->seq_len);
     for (k = 0; k < MTT_CATEGORY_COUNT; k++) {
         if (plan->bytes[k] < 104858) continue; /* 0.1 MiB */
         run_say("%s%s %.1f", before, mtt_category_name((mtt_category)k),
@@ -119,9 +120,9 @@ static void speak_plan_briefly(const mtt_plan_report *plan)
 }
 
 /* Answers --find-max-batch. Returns an exit code. */
-static int speak_largest(int batch)
+static int speak_largest(int batch, int seq_len)
 {
-    fputs("sequences in the largest batch under --memory-budget:\n", stderr);
+    fprintf(stderr, "sequences of %d tokens in the largest batch under --memory-budget:\n", seq_len);
     printf("%d\n", batch);
     return 0;
 }

@@ -96,8 +96,6 @@ static int read_options(int argc, char **argv)
         return option_fail("--recompute budget needs a budget, for example --memory-budget 8G");
     if (policy->split && policy->recompute != MTT_RECOMPUTE_BUDGET)
         return option_fail("--split needs --recompute budget");
-    if (!policy->lora_rank && (policy->lora_targets || policy->lora_alpha > 0))
-        return option_fail("--lora-targets and --lora-alpha need a rank, for example --lora-rank 16");
     if (set.find_max && !policy->budget_bytes)
         return option_fail("--find-max-batch needs a budget, for example --memory-budget 24G");
     if (set.seq_len > 1024 && !set.model.max_seq) set.model.max_seq = set.seq_len;
@@ -237,7 +235,7 @@ static int prepare(mtt_dataset *data, mtt_batches *batches)
     if (!status && budget)
         status = mtt_plan_max_batch(&env, &set.model, &set.policy, set.seq_len, budget, &max_batch);
     if (status) return report(status);
-    if (set.find_max) return speak_largest(max_batch);
+    if (set.find_max) return speak_largest(max_batch, set.seq_len);
     speak_plan(&plan, set.dry_run, set.json, max_batch);
     if (max_batch && plan.arena_bytes > budget)
         return report(run_fail(&files, MTT_E_BUDGET, "a batch of %d does not fit --memory-budget, %d does; or"
