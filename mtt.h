@@ -193,8 +193,8 @@
    OMP_WAIT_POLICY=passive` does the same from outside. -ffast-math and -Ofast are refused; linked with
    them, programs take subnormal numbers for 0: FP32 and BF16 then differ in last bits, and FP16 and FP8 are
    refused.
-   It is C99 and C++11. In C++ structs are filled in by member. C++20 has designators, in the order of
-   declaration, and {} makes the rest zero without a warning.
+   It is C99 and C++11. In C++ write `mtt_policy p{};` and set members. Designators of C++20 work, too, in the
+   order of declaration, but g++ -Wextra warns of each member left out.
    stb_sprintf.h must be found, as stb_sprintf.h or stb/stb_sprintf.h; it stays private.
 
    FAILURES
@@ -206,14 +206,11 @@
 #define MTT_H_INCLUDED
 #define MTT_VERSION 20000 /* major * 10000 + minor * 100 + patch */
 
-#if defined(MTT_IMPLEMENTATION) && defined(__linux__) /* elsewhere these would hide flock and O_NOFOLLOW */
-#if !defined(_POSIX_C_SOURCE) && !defined(_GNU_SOURCE)
-#define _POSIX_C_SOURCE 200809L /* mmap, fsync and clock_gettime under -std=c99 */
+#ifdef __linux__ /* elsewhere these would hide flock and O_NOFOLLOW */
+#if (defined(__STRICT_ANSI__) || defined(_XOPEN_SOURCE)) && !defined(_POSIX_C_SOURCE) && !defined(_GNU_SOURCE)
+#define _POSIX_C_SOURCE 200809L /* mmap, fsync and clock_gettime, also where the implementation comes later */
 #endif
-#ifndef _DEFAULT_SOURCE
-#define _DEFAULT_SOURCE /* madvise */
-#endif
-#if !defined(_FILE_OFFSET_BITS) && !defined(__LP64__)
+#if defined(MTT_IMPLEMENTATION) && !defined(_FILE_OFFSET_BITS) && !defined(__LP64__)
 #define _FILE_OFFSET_BITS 64 /* files of 2 GB and more on 32-bit systems */
 #endif
 #endif
@@ -1153,8 +1150,8 @@ typedef struct mtt_generator_desc {
     mtt_device device;       /* target of the plan, default the CPU; a generator takes its backend's */
 } mtt_generator_desc;
 
-/* The plan. Its bytes, FLOPs and operations are those of a pass over a chunk. The cache counts as
-   activations, and is part of the state. MTT_E_ARGUMENT: another precision. */
+/* The report describes one pass over `chunk` tokens of prompts. The cache counts as activations, and is part
+   of the state. MTT_E_ARGUMENT: precision is neither FP32 nor BF16. */
 MTTDEF mtt_status mtt_generator_plan(mtt_env *env, const mtt_model_desc *model,
                                      const mtt_generator_desc *desc, mtt_plan_report *report);
 /* Takes the arena. Weights are 0 until they are set. MTT_E_BUDGET, MTT_E_MEMORY: the arena does not fit. */
@@ -2242,15 +2239,16 @@ MTTDEF const char *mtt_op_name(mtt_op_kind kind);
 #ifndef MTT_IMPLEMENTATION_DONE
 #define MTT_IMPLEMENTATION_DONE
 
-#if defined(__FAST_MATH__) || defined(_M_FP_FAST) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__)
-#error "mtt.h needs infinities and NaNs: compile without -ffast-math, -Ofast and -ffinite-math-only"
-#endif
-#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
-#error "mtt.h runs on little-endian processors only: its files are in their byte order"
-#endif
-
 #include <errno.h>
 #include <fcntl.h>
+#if defined(__FAST_MATH__) || defined(_M_FP_FAST) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__)
+#error "mtt.h needs infinities and NaNs: compile without -ffast-math, -Ofast and -ffinite-math-only"
+#elif defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "mtt.h runs on little-endian processors only: its files are in their byte order"
+#elif !defined(O_CLOEXEC) && !defined(_WIN32)
+#error "include mtt.h before other headers, or compile with -std=gnu99"
+#else
+
 #include <limits.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -2277,9 +2275,6 @@ MTTDEF const char *mtt_op_name(mtt_op_kind kind);
 #elif defined(__FreeBSD__) || defined(__NetBSD__)
 #include <sys/types.h>
 #include <sys/sysctl.h>
-#endif
-#ifndef O_CLOEXEC
-#error "include mtt.h before other headers, or compile with -std=gnu99"
 #endif
 #endif
 #ifndef MTT_NO_RANKS
@@ -2358,6 +2353,11 @@ MTTDEF const char *mtt_op_name(mtt_op_kind kind);
 
 /* What mtt asks of an operating system, in one place; only >>ranks asks for more. Readers of the hall can go
    on with >>base. A call that fails returns -1 and sets errno. Interrupted calls are made again. */
+
+#if defined(__linux__) && !defined(MADV_HUGEPAGE) /* without BSD's names, as under -std=c99 */
+#define MADV_HUGEPAGE 14
+extern int madvise(void *block, size_t bytes, int advice);
+#endif
 
 /* Asks Linux for huge pages: a token of GPT-2 (124M) takes 10 % less time, because the processor looks up
    fewer addresses. */
@@ -17718,6 +17718,7 @@ MTTDEF mtt_status mtt_ranks_connect(mtt_env *env, const mtt_ranks_desc *desc, mt
 }
 #endif /* MTT_NO_RANKS */
 
+#endif /* none of the #errors */
 #endif /* MTT_IMPLEMENTATION_DONE */
 #endif /* MTT_IMPLEMENTATION */
 

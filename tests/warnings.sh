@@ -27,6 +27,13 @@ cat > "$build/declare.c" << 'C'
 #include "../../mtt.h"
 int main(void) { return (int)sizeof(mtt_plan_report) == 0; }
 C
+cat > "$build/later.c" << 'C'
+#include "../../mtt.h"
+#define MTT_IMPLEMENTATION
+#include "../../mtt.h"
+int main(void) { return mtt_status_string(MTT_OK)[0] != 111; }
+C
+printf '#include <stdio.h>\n#define MTT_IMPLEMENTATION\n#include "../../mtt.h"\n' > "$build/late.c"
 cat > "$build/words.c" << 'C'
 #include "../../mtt.h"
 #include "../../tools/wordpiece.h"
@@ -55,6 +62,19 @@ dialect() { # COMPILER STANDARD
   check "$cc $std, wordpiece.h, declarations alone" $strict -fsyntax-only "$build/words.c"
   check "$cc $std, wordpiece.h" $strict -fsyntax-only -DMTT_IMPLEMENTATION "$build/words.c"
 }
+late() { # COMPILER STANDARD: the implementation at a second include; behind other headers, which is one error
+  local cc=$1 std=$2 lang=c said
+  case $std in c++*) lang=c++;; esac
+  check "$cc $std, declarations, then the implementation" \
+    $cc -x $lang -std=$std $flags -fsyntax-only "$build/later.c"
+  case $std in gnu* | c++*)
+    check "$cc $std, late" $cc -x $lang -std=$std $flags -fsyntax-only "$build/late.c"
+    return;;
+  esac
+  said=$($cc -std=$std -fsyntax-only "$build/late.c" 2>&1)
+  [ "$(grep -c ' error: ' <<< "$said")" = 1 ] && [[ $said == *"include mtt.h before other headers"* ]]
+  tell $? "$cc $std, after other headers: not one error that says so: $(grep -c ' error: ' <<< "$said")"
+}
 symbols() { # COMPILER
   local cc=$1 object=$build/symbols.o
   $cc -std=c99 -O2 -fno-pic -DMTT_IMPLEMENTATION -c "$build/use.c" -o "$object"
@@ -77,6 +97,7 @@ programs() { # COMPILER: each program as it is, and beside another file that has
 for cc in gcc clang; do
   command -v $cc > /dev/null || { skip "$cc is missing: apt-get install $cc"; continue; }
   for std in c99 c11 c++11 c++17; do dialect $cc $std; done
+  for std in c99 c11 c17 c2x gnu99 gnu17 c++11 c++17 c++20; do late $cc $std; done
   for unit in use other words; do
     check "$cc, static $unit.c" \
       $cc -std=c99 $flags -DMTT_IMPLEMENTATION -DMTT_STATIC -c "$build/$unit.c" -o "$build/static_$unit.o"
@@ -224,9 +245,6 @@ for options in "gcc -Ofast" "gcc -ffast-math" "gcc -ffinite-math-only" "clang -O
     refuses "$options" "compile without -ffast-math" $options $header -fsyntax-only mtt.h
 done
 awk '/^```c$/ {on = 1; next} /^```$/ {on = 0} on' README.md > "$build/readme.c"
-printf '#include <stdio.h>\n#define MTT_IMPLEMENTATION\n#include "mtt.h"\n' > "$build/late.c"
-cc -std=c99 -I. -fsyntax-only "$build/late.c" 2>&1 | grep -q 'include mtt.h before other headers'
-tell $? "mtt.h after other headers in strict C99 says so"
 check "the README's program" cc -std=c99 $flags -I. "$build/readme.c" -o "$build/readme" -lm
 awk '/Quick start:/ {on = 1; next} /^   Contents/ {on = 0} on' mtt.h |
   grep -vE '^ *(cc|nvcc) ' > "$build/manual.c"
