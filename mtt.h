@@ -781,6 +781,10 @@ MTTDEF mtt_status mtt_save(mtt_trainer *trainer, const char *path, const mtt_bat
 /* The same without moments, with the adapters added to the weights, W + (lora_alpha / lora_rank) A B: for
    programs that read weights, such as tools/convert. mtt_resume refuses it. */
 MTTDEF mtt_status mtt_save_merged(mtt_trainer *trainer, const char *path);
+/* Sets a text that all later checkpoints of the trainer carry, merged ones too, such as the chat template of
+   the model: UTF-8, 4 MiB at most as a JSON string. It is copied; NULL or "": none. mtt_resume takes the
+   file's, if it has one, and mtt_model_note reads it. Of several ranks, the text of rank 0 is saved. */
+MTTDEF mtt_status mtt_trainer_set_note(mtt_trainer *trainer, const char *text);
 /* Bytes of the file that mtt_save writes, at any step, with or without batches; 0 when out of host memory. */
 MTTDEF uint64_t mtt_checkpoint_bytes(const mtt_trainer *trainer);
 /* Continues exactly where mtt_save stopped. Model, token file, what is frozen and the groups of parameters
@@ -1038,6 +1042,8 @@ MTTDEF void mtt_model_close(mtt_model *model);
 MTTDEF const mtt_model_desc *mtt_model_describe(const mtt_model *model);
 /* The path of the tokenizer.json in the folder; NULL if there is none. It lives as long as the model. */
 MTTDEF const char *mtt_model_tokenizer(const mtt_model *model);
+/* The text of mtt_trainer_set_note in a checkpoint; NULL if there is none. It lives as long as the model. */
+MTTDEF const char *mtt_model_note(const mtt_model *model);
 /* How a model was trained: the window, 0 = all keys, and the length of sequences, 0 = unknown, since it was
    saved without batches. A folder has max_position_embeddings, and what was trained from it at least that. */
 MTTDEF void mtt_model_training(const mtt_model *model, int *window, int *seq_len);
@@ -9518,6 +9524,7 @@ struct mtt_trainer {
     int measured;       /* 1 = scales of 8-bit tensors are those of a step */
     int positions;      /* that the model it began as was made for; 0 = random weights */
     size_t free_before; /* the device's free bytes before the arena was taken */
+    char *note;         /* the caller's, as a pair of a checkpoint's metadata in JSON; NULL: none */
 };
 
 /* ---- other ranks: >>ranks does this for a trainer that has some ---- */
@@ -9957,6 +9964,7 @@ MTTDEF void mtt_trainer_destroy(mtt_trainer *t)
     mtt__free(t->env, t->messages);
     mtt__free(t->env, t->transfers);
     mtt__free(t->env, t->staging);
+    mtt__free(t->env, t->note);
     mtt__free(t->env, t);
 }
 
@@ -14032,7 +14040,8 @@ enum {
     MTT__ST_NAME = 512,
     MTT__ST_RANK = 8,
     MTT__CHECKPOINT_NAME = 56,
-    MTT__CHECKPOINT_PAIRS = 1024 /* bytes of metadata: always as many, so that the file's size is known */
+    MTT__CHECKPOINT_PAIRS = 1024, /* bytes of metadata: always as many, so that the file's size is known */
+    MTT__CHECKPOINT_NOTE = 4 << 20 /* and of a note behind them, at most */
 };
 
 /* The dtypes of the format and their bits, mtt's first. Tensors of the others are listed and never used. */
@@ -14711,10 +14720,35 @@ static mtt_status mtt__checkpoint_read_rest(mtt__checkpoint *c)
     return status;
 }
 
-/* Prints the metadata, and blanks behind it. A merged file has no length of batches. */
-static const char *mtt__checkpoint_print(mtt__checkpoint *c, char metadata[MTT__CHECKPOINT_PAIRS])
+MTTDEF mtt_status mtt_trainer_set_note(mtt_trainer *t, const char *text)
+{
+    size_t size = text ? strlen(text) : 0, room = sizeof(",\"note\":\"\""), i;
+    char escaped[6], *pair = NULL;
+    mtt__text out;
+    for (i = 0; i < size; i++) room += mtt__json_escape(text[i], escaped);
+    if (room > MTT__CHECKPOINT_NOTE || (size && !mtt__utf8_valid(text, size)))
+        return mtt__fail(t->env, MTT_E_ARGUMENT, "a note must be UTF-8 and take at most 4 MiB as a JSON "
+                         "string: this one takes %zu bytes", room);
+    if (size && (pair = (char *)mtt__alloc(t->env, room, 1)) == NULL) return MTT_E_MEMORY;
+    mtt__text_init(&out, pair, pair ? room : 0);
+    mtt__print(&out, ",\"note\":");
+    mtt__print_json_string(&out, text, size);
+    mtt__free(t->env, t->note);
+    t->note = pair;
+    return MTT_OK;
+}
+
+/* Saves the tensors, or counts bytes where `read` is NULL. The metadata is followed by blanks and the note. A
+   merged file has no length of batches. */
+static mtt_status mtt__checkpoint_write(mtt__checkpoint *c, const char *path, mtt__st_read_fn read,
+                                        void *user)
 {
     const int seq_len = c->t->schedule->seq_len, context = c->t->positions;
+    const char *note = c->t->note ? c->t->note : "";
+    const size_t room = MTT__CHECKPOINT_PAIRS + strlen(note);
+    char *metadata = (char *)mtt__alloc(c->t->env, room, 1);
+    mtt_status status;
+    if (!metadata) return MTT_E_MEMORY;
     mtt__text_init(&c->metadata, metadata, MTT__CHECKPOINT_PAIRS);
     mtt__checkpoint_numbers(c);
     mtt__print(&c->metadata, ",\"precision\":\"%s\",\"window\":\"%d\"",
@@ -14722,20 +14756,20 @@ static const char *mtt__checkpoint_print(mtt__checkpoint *c, char metadata[MTT__
     if (context || c->merged)
         mtt__print(&c->metadata, ",\"context\":\"%d\"", context > seq_len ? context : seq_len);
     mtt__print(&c->metadata, "%*s", (int)(MTT__CHECKPOINT_PAIRS - 1 - c->metadata.size), "");
-    return metadata;
+    memcpy(metadata + MTT__CHECKPOINT_PAIRS - 1, note, strlen(note) + 1);
+    status = mtt__st_save(c->t->env, path, c->tensors, c->count, metadata, read, user);
+    mtt__free(c->t->env, metadata);
+    return status;
 }
 
 static mtt_status mtt__save(mtt_trainer *t, const char *path, const mtt_batches *batches, int merged)
 {
     const mtt_policy *policy = &t->schedule->policy;
-    char metadata[MTT__CHECKPOINT_PAIRS];
     mtt__checkpoint c;
     mtt_status status = mtt__checkpoint_init(&c, t, batches, merged), rest = MTT_OK;
     if (!status) status = mtt__move_counters(t, MTT__GET, &c.counters);
     if (!status && policy->rank == 0) status = mtt__stay_busy(t);
-    if (!status && policy->rank == 0)
-        status = mtt__st_save(t->env, path, c.tensors, c.count, mtt__checkpoint_print(&c, metadata),
-                              mtt__checkpoint_read, &c);
+    if (!status && policy->rank == 0) status = mtt__checkpoint_write(&c, path, mtt__checkpoint_read, &c);
     if (policy->ranks > 1 && c.tensors && (policy->rank || status)) rest = mtt__checkpoint_read_rest(&c);
     mtt__free(t->env, c.tensors);
     return mtt__all_agree(t, status ? status : rest, NULL);
@@ -14753,11 +14787,10 @@ MTTDEF mtt_status mtt_save_merged(mtt_trainer *t, const char *path)
 
 MTTDEF uint64_t mtt_checkpoint_bytes(const mtt_trainer *trainer)
 {
-    char metadata[MTT__CHECKPOINT_PAIRS];
     mtt__checkpoint c;
     uint64_t bytes = 0;
     if (!mtt__checkpoint_init(&c, (mtt_trainer *)trainer, NULL, 0))
-        mtt__st_save(trainer->env, "", c.tensors, c.count, mtt__checkpoint_print(&c, metadata), NULL, &bytes);
+        mtt__checkpoint_write(&c, "", NULL, &bytes);
     mtt__free(trainer->env, c.tensors);
     return bytes;
 }
@@ -14822,6 +14855,7 @@ MTTDEF mtt_status mtt_resume(mtt_trainer *t, const char *path, mtt_batches *batc
     const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
     mtt__checkpoint c;
     mtt__st st;
+    const mtt__st_entry *note;
     uint32_t crc = 0;
     size_t i;
     int window, context = 0;
@@ -14835,6 +14869,8 @@ MTTDEF mtt_status mtt_resume(mtt_trainer *t, const char *path, mtt_batches *batc
     if (!status) status = mtt__checkpoint_find(&c);
     if (!status) status = mtt__st_verify(&st);
     if (!status) status = mtt__checkpoint_values(&c);
+    note = status ? NULL : mtt__st_find(&st.metadata, "note");
+    if (note) status = mtt_trainer_set_note(t, note->value);
     status = mtt__all_agree(t, status, NULL);
     for (i = 0; i < st.metadata.count && !status; i++) { /* among them are the checksums of all tensors */
         const mtt__st_entry *pair = &st.metadata.at[i];
@@ -15464,6 +15500,12 @@ MTTDEF const mtt_model_desc *mtt_model_describe(const mtt_model *m)
 MTTDEF const char *mtt_model_tokenizer(const mtt_model *m)
 {
     return *m->tokenizer ? m->tokenizer : NULL;
+}
+
+MTTDEF const char *mtt_model_note(const mtt_model *m)
+{
+    const mtt__st_entry *pair = m->form == MTT_FORM_MTT ? mtt__st_find(&m->files->metadata, "note") : NULL;
+    return pair ? pair->value : NULL;
 }
 
 MTTDEF void mtt_model_training(const mtt_model *m, int *window, int *seq_len)

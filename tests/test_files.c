@@ -2709,8 +2709,8 @@ static void test_forged(const mtt_tokens *tokens)
     mtt_trainer_destroy(r.trainer);
 }
 
-/* A number that a file may lack is refused by its key if it is there and no number in range. No reader takes a
-   default in its place. */
+/* A number that a file may lack is refused by its key if it is there and no number in range. No reader takes
+   a default in its place. */
 static void test_optional_numbers(const mtt_tokens *tokens)
 {
     static const char *const wrong[] = {"", "one", "yes", "5x", "-1", "1.5", "99999999999",
@@ -2772,6 +2772,48 @@ static void test_optional_numbers(const mtt_tokens *tokens)
         check(strstr(env.error, name) != NULL, "%s: %s", more[i].key, env.error);
     }
     mtt_trainer_destroy(r.trainer);
+}
+
+/* A note travels with checkpoints and merged files, and changes nothing else of them. */
+static void test_notes(const mtt_tokens *tokens)
+{
+    static const char text[] = "{\"chat\": \"\\\" za\xc5\xbc\xc3\xb3\xc5\x82\xc4\x87\n\t\x01/\"}";
+    small_run r = open_run(MTT_FP32, MTT_STATE_FULL, 0, tokens), s = open_run(MTT_BF16, MTT_STATE_COMPACT, 0,
+                                                                              tokens);
+    mtt_model *model = NULL;
+    struct stat info;
+    char *plain, *again, *large = (char *)malloc(4 << 20);
+    size_t sizes[2];
+    check(!mtt_save(r.trainer, in("good"), &r.batches) && !mtt_model_open(&env, in("good"), &model) &&
+              !mtt_model_note(model), "without a note: %s", env.error);
+    mtt_model_close(model);
+    check(!mtt_trainer_set_note(r.trainer, text) && !mtt_save(r.trainer, in("noted"), &r.batches) &&
+              !stat(in("noted"), &info) && (uint64_t)info.st_size == mtt_checkpoint_bytes(r.trainer),
+          "its size is known: %s", env.error);
+    check(!mtt_resume(s.trainer, in("noted"), &s.batches) && !mtt_save_merged(s.trainer, in("merged")) &&
+              !mtt_model_open(&env, in("merged"), &model) && mtt_model_note(model) &&
+              !strcmp(mtt_model_note(model), text), "saved, resumed, merged: %s", env.error);
+    mtt_model_close(model);
+    check(!mtt_resume(s.trainer, in("good"), &s.batches) && !mtt_save(s.trainer, in("merged"), NULL) &&
+              !mtt_model_open(&env, in("merged"), &model) && mtt_model_note(model),
+          "a file without one leaves it: %s", env.error);
+    mtt_model_close(model);
+    memset(large, 'a', 4 << 20);
+    large[(4 << 20) - 10] = 0; /* ,"note":"" around it */
+    refused(mtt_trainer_set_note(r.trainer, large), MTT_E_ARGUMENT, "at most 4 MiB", "too long a note");
+    large[(4 << 20) - 11] = 0;
+    check(!mtt_trainer_set_note(r.trainer, large) && !mtt_save(r.trainer, in("noted"), &r.batches) &&
+              !mtt_model_open(&env, in("noted"), &model) && !strcmp(mtt_model_note(model), large),
+          "the longest note: %s", env.error);
+    mtt_model_close(model);
+    refused(mtt_trainer_set_note(r.trainer, "a\xff"), MTT_E_ARGUMENT, "must be UTF-8", "bytes that are none");
+    check(!mtt_trainer_set_note(r.trainer, NULL) && !mtt_save(r.trainer, in("noted"), &r.batches), "%s",
+          env.error);
+    plain = read_file(in("good"), &sizes[0]), again = read_file(in("noted"), &sizes[1]);
+    check(sizes[0] == sizes[1] && !memcmp(plain, again, sizes[0]), "no note: other bytes");
+    free(plain), free(again), free(large);
+    mtt_trainer_destroy(r.trainer);
+    mtt_trainer_destroy(s.trainer);
 }
 
 /* A pair of the metadata goes, as in a file of a version that did not have it. */
@@ -2888,6 +2930,7 @@ static void test_checkpoints(void)
     test_checkpoint_bytes(tokens);
     test_forged(tokens);
     test_optional_numbers(tokens);
+    test_notes(tokens);
     test_older_checkpoints(tokens);
     test_other_data(tokens);
     mtt_tokens_close(tokens);

@@ -536,8 +536,9 @@ static void heads(void)
         }
 }
 
-/* A head that config.json ties has the embedding's values in another type, in one file or in two; -0 is 0. The
-   same values in F64 are tied, too, though no weight may have that type. Another last value is another head. */
+/* A head that config.json ties has the embedding's values in another type, in one file or several; -0 is 0.
+   The same values in F64 are tied, too, though no weight may have that type. Another last value is another
+   head. */
 static void tied_by_value(void)
 {
     static const char *const TYPES[][2] = {{"F32", "F16"},  {"F32", "BF16"}, {"F16", "F32"}, {"BF16", "F32"},
@@ -571,7 +572,8 @@ static void tied_by_value(void)
                 bits = wide ? 64 : 32;
                 for (shards = other < 2 ? 1 : 2; shards > 1 && (head - table) % shards == 0;) shards++;
                 snprintf(text, sizeof(text), "%s", CONFIGS[family]);
-                if ((tied = strstr(text, "embeddings': false")) != NULL) memcpy(tied, "embeddings': true ", 18);
+                tied = strstr(text, "embeddings': false");
+                if (tied) memcpy(tied, "embeddings': true ", 18);
                 put_text(in("config.json"), text);
                 snprintf(index, sizeof(index), "{'weight_map': {");
                 for (n = 0; n < shards; n++) { /* one file, or the two tensors in different ones */
