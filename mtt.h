@@ -6896,40 +6896,72 @@ MTTDEF mtt_status mtt_plan_max_batch(mtt_env *env, const mtt_model_desc *model, 
     return status;
 }
 
+/* The policies that mtt_policy_fit has tried: the cheapest that fits, and the least that any takes. */
+typedef struct mtt__fitting {
+    mtt_policy fit;
+    double cost; /* HUGE_VAL: none fits */
+    size_t budget, least;
+} mtt__fitting;
+
+static mtt_status mtt__try_policy(mtt__fitting *f, mtt_env *env, const mtt_model_desc *model,
+                                  const mtt_policy *policy, int batch, int seq_len)
+{
+    mtt_schedule s;
+    mtt_policy p = *policy;
+    mtt_status status = mtt__schedule_init(&s, env, model, &p, batch, seq_len);
+    size_t arena = status ? SIZE_MAX : mtt__arena_bytes(&s);
+    if (status && p.recompute == MTT_RECOMPUTE_BUDGET) arena = s.least;
+    if (arena < f->least) f->least = arena;
+    if (status) return status == MTT_E_BUDGET ? MTT_OK : status;
+    if (p.recompute == MTT_RECOMPUTE_BUDGET && s.recompute_layers + s.recompute_selective == 0 && s.split == 1)
+        p.recompute = MTT_RECOMPUTE_NONE;
+    if (arena <= f->budget && mtt__plan_cost(&s) < f->cost) f->fit = p, f->cost = mtt__plan_cost(&s);
+    mtt__release_programs(&s);
+    return MTT_OK;
+}
+
+/* Where layers recomputed once do not fit, what takes less memory is tried, too: smaller chunks of logits,
+   recursion, and segments of about every length. On a CPU, 12 layers take 4 plans, or 98 then. */
 MTTDEF mtt_status mtt_policy_fit(mtt_env *env, const mtt_model_desc *model, const mtt_policy *policy,
                                  int batch, int seq_len, size_t budget_bytes, mtt_policy *fit)
 {
-    double best = 0;
-    size_t least = SIZE_MAX;
-    int found = 0, choice;
-    mtt_policy fullest = *policy;
-    mtt_status status = mtt__take_fullest_rank(env, model, seq_len, &fullest);
-    for (choice = 0; choice < 4 && !status; choice++) {
-        mtt_policy p = fullest;
-        mtt_schedule s;
-        mtt_status fits;
-        double cost;
-        p.attention = choice & 1 ? MTT_ATTENTION_PLAIN : MTT_ATTENTION_FLASH;
-        p.loss = choice & 2 ? MTT_LOSS_CHUNKED : MTT_LOSS_AUTO;
-        p.recompute = MTT_RECOMPUTE_BUDGET;
-        p.budget_bytes = budget_bytes ? budget_bytes : 1;
-        fits = mtt__schedule_init(&s, env, model, &p, batch, seq_len);
-        if (fits && fits != MTT_E_BUDGET) return fits;
-        if (s.least < least) least = s.least;
-        if (fits) continue;
-        cost = mtt__plan_cost(&s);
-        if (s.recompute_layers + s.recompute_selective == 0 && s.split == 1) p.recompute = MTT_RECOMPUTE_NONE;
-        mtt__release_programs(&s);
-        if (found && cost >= best) continue;
-        found = 1;
-        best = cost;
-        *fit = p;
-        fit->rank = policy->rank;
-    }
-    if (found || status || least == SIZE_MAX) return found ? MTT_OK : status ? status : MTT_E_BUDGET;
-    return mtt__fail(env, MTT_E_BUDGET,
-                     "the budget is %zu bytes, the smallest policy takes %zu: %zu too many; lower %sseq_len",
-                     budget_bytes, least, least - budget_bytes, batch == 1 ? "" : "the batch or ");
+    static const mtt_recompute kinds[] = {MTT_RECOMPUTE_BUDGET, MTT_RECOMPUTE_BUDGET, MTT_RECOMPUTE_RECURSIVE,
+                                          MTT_RECOMPUTE_LAYER, MTT_RECOMPUTE_SEGMENTS};
+    static const mtt_loss losses[] = {MTT_LOSS_AUTO, MTT_LOSS_FULL, MTT_LOSS_CHUNKED, MTT_LOSS_CHUNKED};
+    int cuda = policy->device == MTT_DEVICE_CUDA, kind, segment, choice;
+    int64_t rows = policy->loss_chunk_rows ? policy->loss_chunk_rows : cuda ? 2048 : 1024;
+    mtt_policy p = *policy;
+    mtt_model_desc m;
+    mtt__fitting f;
+    mtt_status status = mtt_model_resolve(env, model, &m);
+    if (!status) status = mtt__take_fullest_rank(env, model, seq_len, &p);
+    if (status) return status;
+    f.budget = p.budget_bytes = budget_bytes ? budget_bytes : 1;
+    f.least = SIZE_MAX;
+    f.cost = HUGE_VAL;
+    rows = mtt__min(rows, (int64_t)batch * seq_len) / 8;
+    for (kind = 0; kind < 5 && (kind != 1 || f.cost == HUGE_VAL); kind++)
+        for (segment = 0; segment <= (kind < 3 ? 0 : m.layers); segment += 1 + segment / 3)
+            for (choice = 0; choice < 8 && !status; choice++) {
+                int small = choice > 5;
+                if ((losses[choice / 2] == MTT_LOSS_FULL && !cuda) || (kind < 2 && kind != small))
+                    continue; /* on a CPU auto is full */
+                p.recompute = kinds[kind];
+                p.segment = segment ? segment : policy->segment;
+                p.attention = choice % 2 ? MTT_ATTENTION_PLAIN : MTT_ATTENTION_FLASH;
+                p.loss = losses[choice / 2];
+                p.loss_chunk_rows = small && rows > 0 ? (int)rows : small ? 1 : policy->loss_chunk_rows;
+                status = mtt__try_policy(&f, env, model, &p, batch, seq_len);
+            }
+    if (status || f.least == SIZE_MAX) return status ? status : MTT_E_BUDGET;
+    if (f.cost == HUGE_VAL)
+        return mtt__fail(env, MTT_E_BUDGET,
+                         "the budget is %zu bytes, the smallest policy takes %zu: %zu too many; lower "
+                         "%sseq_len", budget_bytes, f.least, f.least - budget_bytes,
+                         batch == 1 ? "" : "the batch or ");
+    *fit = f.fit;
+    fit->rank = policy->rank;
+    return MTT_OK;
 }
 
 /* -----------------------------------------------------------------------------------------------------------
