@@ -116,11 +116,6 @@ static const char *path_of(const char *name, const char *ending)
     return path;
 }
 
-static void close_file(FILE *f)
-{
-    if (ferror(f) + fclose(f)) STOP(3, "cannot write all files of %s: is the disk full?", run);
-}
-
 static void print(void *file, const char *text, size_t bytes)
 {
     fwrite(text, 1, bytes, (FILE *)file);
@@ -190,15 +185,20 @@ static void train(mtt_trainer *trainer, mtt_batches *batches, const mtt_dataset 
     free(tokens);
 }
 
+static void put(void *writer, const char *text, size_t bytes)
+{
+    mtt_writer_put((mtt_writer *)writer, text, bytes); /* a failure comes back from the commit; the old file stays */
+}
+
 /* One line of JSON, in which a number that is not finite is null; a summary to standard output. */
 static void write_metrics(const mtt_trainer *trainer)
 {
     double tokens = (double)set.batch_size * set.seq_len * policy.accumulate, ms = total_ms / set.steps;
-    FILE *f = fopen(path_of(run, "_metrics.json"), "wb");
     mtt_plan_report plan;
-    char text[512];
+    mtt_writer *w;
+    char text[1200];
     size_t i;
-    if (!f) STOP(3, "cannot write %s", path_of(run, "_metrics.json"));
+    check(mtt_writer_open(&env, path_of(run, "_metrics.json"), 0, &w));
     mtt_schedule_report(mtt_trainer_schedule(trainer), &plan);
     const struct { const char *format; double value; } numbers[] = {
         {"parameters\": %.0f", (double)plan.parameters}, {"batch_size\": %.0f", set.batch_size},
@@ -211,20 +211,20 @@ static void write_metrics(const mtt_trainer *trainer)
         {"device_bytes\": %.0f", (double)mtt_trainer_device_bytes(trainer)},
         {"peak_forward_bytes\": %.0f", (double)plan.phase_peak_bytes[MTT_FORWARD]},
         {"peak_backward_bytes\": %.0f", (double)plan.phase_peak_bytes[MTT_BACKWARD]}};
-    fprintf(f, "{\"dataset\": \"%s\", \"technique\": \"%s\"", set.dataset, set.technique);
+    put(w, text, (size_t)snprintf(text, sizeof(text), "{\"dataset\": \"%.500s\", \"technique\": \"%.500s\"",
+                                  set.dataset, set.technique));
     for (i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++) {
         snprintf(text, sizeof(text), numbers[i].format, numbers[i].value);
         if (!isfinite(numbers[i].value)) strcpy(strchr(text, ':'), ": null");
-        fprintf(f, ", \"%s", text);
+        put(w, ", \"", 3), put(w, text, strlen(text));
     }
-    fputs("}\n", f);
-    close_file(f);
+    put(w, "}\n", 2), check(mtt_writer_commit(w)), mtt_writer_close(w);
     printf("%s: %.1f MiB, %.1f ms a step, perplexity %.2f; %s\n", set.technique,
            (double)plan.arena_bytes / 1048576, ms, quality.perplexity, path_of(run, "_metrics.json"));
     if (set.no_memory_profiling) return;
-    if (!(f = fopen(path_of(run, "_memory.json"), "wb"))) STOP(3, "cannot write the memory of %s", run);
-    mtt_schedule_json(mtt_trainer_schedule(trainer), print, f);
-    close_file(f);
+    check(mtt_writer_open(&env, path_of(run, "_memory.json"), 0, &w));
+    mtt_schedule_json(mtt_trainer_schedule(trainer), put, w);
+    check(mtt_writer_commit(w)), mtt_writer_close(w);
 }
 
 /* Opens the tokens of --data, which are made of it first if it is a text and they are not there yet. */
@@ -285,7 +285,7 @@ int main(int argc, char **argv)
     open_log(mtt_trainer_step(trainer));
     train(trainer, &batches, &data);
     evaluate(trainer, &data);
-    close_file(steps_file);
+    if (ferror(steps_file) + fclose(steps_file)) STOP(3, "cannot write the log of %s: full disk?", run);
     write_metrics(trainer);
     if (set.sample) {
         mtt_generation job = {.texts = (const char *[]){"\n"}, .prompt_count = 1, .count = set.sample,

@@ -40,7 +40,7 @@ record() { # RECORD...: prints the record of all their parts
 if [ "$1" = join ]; then
   json=$2; shift 2
   text=$(record "$@") || exit 1
-  printf '%s\n' "$text" > "$json"
+  printf '%s\n' "$text" > "$json.tmp" && mv -f "$json.tmp" "$json"
   printf '%s\n' "${text%%$'\n'*}"
   exit
 fi
@@ -80,7 +80,7 @@ write() { # ENDED PASSED FAILED SKIPPED
       $part $parts $1 "$(date -u +%Y-%m-%d)" "$gpu" "$driver" "$cuda"
     printf ' "seconds": %d, "passed": %d, "failed": %d, "skipped": %d}\n' $SECONDS $2 $3 $4
   } > "$json.part"
-  record "$json.part" > "$json" && rm "$json.part"
+  record "$json.part" > "$json.tmp" && mv -f "$json.tmp" "$json" && rm "$json.part"
 }
 [ -z "$gpu" ] || write false 0 0 0
 "$program" part $part $parts 2>&1 | tee "$json.log"; status=${PIPESTATUS[0]}

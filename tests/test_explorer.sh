@@ -52,6 +52,21 @@ TECHNIQUES
 else
   skip "python3 is missing: apt-get install python3"
 fi
+
+# A page that cannot be written leaves the old one, a link is replaced and not followed, a pipe is refused.
+expect 0 'wrote kept.html' --layers 1 --html kept.html
+cp kept.html before.html
+(ulimit -f 8; trap '' XFSZ; "$schedule" $small --layers 1 --html kept.html > out 2> err); code=$?
+check "a page that is too large ends with $code, not 3, and says why: $(cat err)" \
+  eval '[ $code = 3 ] && says err "^schedule: kept.html: cannot write it: File too large"'
+check "the old page is whole" cmp kept.html before.html
+check "and no part of the new one is left" [ "$(ls -A | grep -c 'kept\.html')" = 1 ]
+echo mine > elsewhere; ln -s elsewhere link.html; ln -s nowhere dangling.html; mkfifo pipe.html
+expect 0 'wrote link.html' --layers 1 --html link.html
+expect 0 'wrote dangling.html' --layers 1 --html dangling.html
+check "links are replaced" eval '[ ! -L link.html ] && [ ! -L dangling.html ] && cmp link.html kept.html'
+check "what they name is not written to" eval '[ "$(cat elsewhere)" = mine ] && [ ! -e nowhere ]'
+expect 3 'pipe.html: give the name of a regular file' --layers 1 --html pipe.html
 expect 0 'adamw +[0-9]+ gradients -> m v [0-9]+ weights  frees [0-9]+ gradients$' --checkpointing
 
 # Tensors of a step, and plans as snapshots of PyTorch.
@@ -130,13 +145,13 @@ expect 0 '' --freeze 'h.*' --freeze 'h.*' --preset gpt2 --preset tiny --model gp
 # What is wrong gets one message.
 expect 2 'add --html memory.html' --compare fp32
 expect 2 'fp33" is no technique' --html page.html --compare fp33
-expect 3 'cannot write absent/page.html: No such file' --html absent/page.html
-expect 3 'cannot write .*: No space left' --html /dev/full
+expect 3 'absent/: cannot find this folder: No such file or directory' --html absent/page.html
+expect 3 '/dev/full: give the name of a regular file' --html /dev/full
 ( # only the last bytes do not fit
   trap '' XFSZ
   expect 0 'wrote cut.html' --html cut.html
   ulimit -f $(($(wc -c < cut.html) / 1024))
-  expect 3 'cannot write cut.html: File too large' --html cut.html
+  expect 3 'cut.html: cannot write it: File too large' --html cut.html
   [ $failed = 0 ]
 )
 check "a page that is cut fails" [ $? = 0 ]
@@ -225,8 +240,10 @@ int main(void)
     int room = 0;
     for (left = room; explorer_open(&env, &model, &policy, 2, 8, name, &plan); left = ++room)
         if (plan.schedule || room > 10000) return 1;
-    left = 1 << 30;
-    if (room < 5 || explorer_save(&env, "hostile.html", NULL, "", &plan, 1)) return 2;
+    if (room < 5) return 4;
+    for (left = room = 0; explorer_save(&env, "hostile.html", NULL, "", &plan, 1); left = ++room)
+        if (room > 10000) return 2;
+    if (!room) return 3;
     explorer_close(&plan);
     return plan.schedule != NULL;
 }

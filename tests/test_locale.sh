@@ -44,11 +44,13 @@ echo >> "$work/clock"
 n=\$((\$(wc -l < "$work/clock") * 175))
 echo \$((n / 100)).\$((n % 100))
 SH
-# gnuplot prints what it would draw: its commands and the files in its folder.
+# gnuplot prints what it would draw, its commands and the files in its folder, and leaves empty plots.
 stub stubs/gnuplot << 'SH'
 #!/bin/sh
-cat
+commands=$(cat "$@")
+echo "$commands"
 for f in *; do [ ! -f "$f" ] || cat -- "$f"; done
+echo "$commands" | sed -n "s/.*set output '\(.*\)'.*/\1/p" | while read -r f; do : > "$f"; done
 SH
 stub stubs/nvidia-smi << SH
 #!/bin/sh

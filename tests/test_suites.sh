@@ -630,6 +630,10 @@ done
 check "runs of two texts are not compared" \
   eval '[ $code = 2 ] && says err "two has runs of one and of other: choose one with --dataset"'
 "$report" --results-dir two --dataset other > out; check "--dataset" [ "$(grep -c '^| fp32' out)" = 1 ]
+state=$(sum two/*)
+(ulimit -f 0; trap '' XFSZ; "$report" --results-dir two --dataset other > /dev/null 2> err); code=$?
+check "a report that cannot be written ends with $code, not 3, and leaves the old one" \
+  [ $code = 3 -a "$(sum two/*)" = "$state" ]
 "$report" --results-dir nowhere > out 2> err; check "an empty folder ends with 3" [ $? = 3 ]
 
 # plots
@@ -692,6 +696,11 @@ if command -v gnuplot > /dev/null; then
   check "the page shows them" says whole/a/comparison.md '^!\[.*\]\(plots/loss_vs_steps.png\)$'
   check "with captions" says whole/a/comparison.md '^\*Figure 1\. What each technique takes\.\*$'
   "$root/tools/plots.sh" whole/a 2> err
+  state=$(sum whole/a/comparison.md $plots/*)
+  mkdir full; printf '#!/bin/sh\n[ $# != 2 ] || printf x > "$2"\nexit 1\n' > full/cp; chmod +x full/cp
+  PATH=$work/full:$PATH "$root/tools/plots.sh" whole/a 2> err; code=$?
+  check "plots that do not fit on the disk end with $code, not 3, and leave the old ones" \
+    [ $code = 3 -a "$(sum whole/a/comparison.md $plots/*)" = "$state" ]
   check "drawn again, a plot is there once" \
     [ "$(grep -c '^\*Figure' whole/a/comparison.md)" = "$(ls $plots/*.png | wc -l)" ]
   printf '{"step": 4, %s}\n' '"loss": null' '"loss": 1e999, "ms": 1e999' '"val_loss": nan, "ms": "' \

@@ -161,11 +161,14 @@ into_page() { # the text of stdin goes between the markers
   marks=$(grep -nE '^<!-- bench:(begin|end) -->$' "$page" | sed 's/.*bench://' | tr -d '\n')
   [ "$marks" = "begin -->end -->" ] ||
     fail 2 "$page has no pair of lines <!-- bench:begin --> and <!-- bench:end -->"
-  awk 'NR == FNR { text = text $0 "\n"; next }
+  cat > "$figures.md"
+  [ -s "$figures.md" ] || fail 2 "there are no figures of these cases in $figures"
+  rm -f "$page.tmp" && awk 'NR == FNR { text = text $0 "\n"; next }
     /^<!-- bench:end -->$/ { skip = 0 }
     !skip
-    /^<!-- bench:begin -->$/ { skip = 1; printf "%s", text }' - "$page" > "$figures.md" &&
-    cat "$figures.md" > "$page" && rm "$figures.md" && echo "bench: the table is in $page" >&2
+    /^<!-- bench:begin -->$/ { skip = 1; printf "%s", text }' "$figures.md" "$page" > "$page.tmp" &&
+    mv -f "$page.tmp" "$page" || { rm -f "$page.tmp"; fail 2 "cannot write $page"; }
+  rm "$figures.md" && echo "bench: the table is in $page" >&2
 }
 
 case ${1:-} in

@@ -488,8 +488,9 @@ def compare_speed(args, folder, result):
 
 def write_json(args, result):
     if args.json and int(os.environ.get("RANK", 0)) == 0:
-        with open(args.json, "w", encoding="utf-8") as file:
+        with open(args.json + ".tmp", "w", encoding="utf-8") as file:
             json.dump(result, file, indent=1)
+        os.replace(args.json + ".tmp", args.json)
 
 
 def table(titles, rows):

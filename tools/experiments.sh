@@ -247,7 +247,8 @@ finish() { # INDEX: records how the experiment ended; sets ending or trouble, fo
     elif [ ${#found[@]} -gt 0 ]; then
       mkdir -p "$dir/checkpoints" && mv --backup=numbered "${found[@]}" "$dir/checkpoints"
     fi
-    [[ ${args[$1]} != *' --sample '* ]] || sed 1d "$dir/out" > "${files}_sample.txt" # after the metrics
+    [[ ${args[$1]} != *' --sample '* ]] || # after the metrics
+      { sed 1d "$dir/out" > "$dir/sample.tmp" && mv -f "$dir/sample.tmp" "${files}_sample.txt"; }
     ending=$(awk "BEGIN { printf \"perplexity %s, %.0f MiB; \", $(field perplexity "${files}_metrics.json"),
       $(field arena_bytes "${files}_metrics.json") / 1048576 }")
     [[ $group != round* ]] || ending=

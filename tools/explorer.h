@@ -12,6 +12,7 @@
 
 #include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 typedef struct explorer_plan {
@@ -621,23 +622,32 @@ static void explorer_line(FILE *f, const char *line, int *skips, const char *wor
 }
 
 /* Writes a page with `count` plans. `planner` is the page that plans by itself, of tools/planner/make.sh; it
-   then begins with the options in `words`. NULL, or a file that is not there: a page of these plans. */
+   then begins with the options in `words`. NULL, or a file that is not there: a page of these plans. A
+   failure leaves the path as it was. */
 static mtt_status explorer_save(mtt_env *env, const char *path, const char *planner, const char *words,
                                 const explorer_plan *plans, int count)
 {
-    FILE *from = planner ? fopen(planner, "r") : NULL, *f = fopen(path, "w");
-    char line[4096];
-    int i, skips = 0, failed = 0;
-    if (!f && from) fclose(from);
-    if (!f) return explorer_fail(env, path);
-    while (from && fgets(line, sizeof(line), from)) explorer_line(f, line, &skips, words, plans, count);
-    for (i = 0; i < (int)(sizeof(explorer_page) / sizeof(explorer_page[0])) && !from; i++) {
+    char *page = NULL, line[4096];
+    size_t size = 0;
+    FILE *from = planner ? fopen(planner, "r") : NULL, *f = open_memstream(&page, &size);
+    int i, skips = 0, failed = !f;
+    mtt_writer *w;
+    mtt_status status;
+    while (f && from && fgets(line, sizeof(line), from))
+        explorer_line(f, line, &skips, words, plans, count);
+    for (i = 0; i < (int)(sizeof(explorer_page) / sizeof(explorer_page[0])) && f && !from; i++) {
         snprintf(line, sizeof(line), "%s\n", explorer_page[i]);
         explorer_line(f, line, &skips, words, plans, count);
     }
-    if (from) failed = ferror(from), fclose(from);
-    failed |= ferror(f);
-    if (fclose(f) || failed) return explorer_fail(env, path);
-    return MTT_OK;
+    if (from) failed |= ferror(from), fclose(from);
+    if (f) failed |= ferror(f), failed |= fclose(f);
+    status = failed ? explorer_fail(env, path) : mtt_writer_open(env, path, size, &w);
+    if (!status) {
+        mtt_writer_put(w, page, size);
+        status = mtt_writer_commit(w);
+        mtt_writer_close(w);
+    }
+    free(page);
+    return status;
 }
 #endif

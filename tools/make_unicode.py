@@ -10,6 +10,7 @@ than Python, which tells only how a decomposition is made and which combining cl
 """
 
 import importlib.metadata
+import os
 import re
 import sys
 import unicodedata
@@ -190,8 +191,9 @@ def main():
     for path, table in (("mtt.h", gpt2_table() + nfc_table()), ("tools/wordpiece.h", bert_table())):
         with open(path, encoding="utf-8", newline="") as file:
             before, rest = file.read().split(BEGIN)
-        with open(path, "w", encoding="utf-8", newline="") as file:
+        with open(path + ".tmp", "w", encoding="utf-8", newline="") as file:
             file.write(before + BEGIN + table + END + rest.split(END, 1)[1])
+        os.replace(path + ".tmp", path)
 
 
 main()

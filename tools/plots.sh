@@ -310,6 +310,9 @@ caption() { # PLOT: a sentence
     *) echo "${words^}, a panel for each technique.";;
   esac
 }
+replace() { # FILE PATH: a path that cannot be written keeps what it has
+  rm -f "$2.tmp" && cp "$1" "$2.tmp" && mv -f "$2.tmp" "$2" || { rm -f "$2.tmp"; fail 3 "cannot write $2"; }
+}
 add_to_page() { # RESULTS: the plots belong to comparison.md
   local file name words n=0
   {
@@ -320,7 +323,7 @@ add_to_page() { # RESULTS: the plots belong to comparison.md
       printf '\n![%s](plots/%s.png)\n*Figure %d. %s*\n' "$words" "$name" $((++n)) "$words"
     done
   } | cat -s > page
-  rm -f "$1/comparison.md" && cp page "$1/comparison.md" || fail 3 "cannot write $1/comparison.md"
+  replace page "$1/comparison.md"
 }
 
 # group technique batch length layers MiB ms thousand-tokens/s %-of-baseline perplexity pareto largest-batch
@@ -405,8 +408,9 @@ for results in "$@"; do
     3 'batch, sequences' 'sprintf("%.0f", $3)' 8 'thousand tokens/s' 'sprintf($8 < 100 ? "%.2f" : "%.0f", $8)'
   timelines "$results/timeline.csv"
   gnuplot script 2> err || { echo "plots: $(grep . err | tail -n 1)" >&2; failed=1; }
-  mkdir -p "$plots" && rm -f "$plots"/*.png "$plots"/*.svg && cp -R plots/. "$plots" ||
-    fail 3 "cannot write to $plots"
+  mkdir -p "$plots" || fail 3 "cannot write to $plots"
+  for file in plots/*; do [ ! -f "$file" ] || replace "$file" "$plots/${file##*/}"; done
+  for file in "$plots"/*.png "$plots"/*.svg; do [ -e "plots/${file##*/}" ] || rm -f "$file"; done
   [ ! -s "$results/comparison.md" ] || add_to_page "$results"
   echo "plots: $(find "$plots" -name '*.png' | wc -l) in $plots" >&2
 done

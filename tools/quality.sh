@@ -77,9 +77,10 @@ cd "$results" && awk -v first="${techniques[0]}" '
         exp(sum / count), all / count, low, high
       sum = all = count = 0
     }
-  }' "${logs[@]}" > quality.md && cat quality.md || exit 1
-for name; do gnuplot << PLOT || fail 1 "no curves: gnuplot is missing, or failed"; done
-    set terminal svg size 1000,760 font 'Sans,14' background 'white' noenhanced; set output '$name.svg'
+  }' "${logs[@]}" > quality.md.tmp && mv -f quality.md.tmp quality.md && cat quality.md || exit 1
+for name; do
+  gnuplot << PLOT && mv -f "$name.svg.tmp" "$name.svg" || fail 1 "no curves: gnuplot is missing, or failed"
+    set terminal svg size 1000,760 font 'Sans,14' background 'white' noenhanced; set output '$name.svg.tmp'
     last = ${#runs[@]} / $# - 1; seeds = (last + 1) / ${#techniques[@]}; names = '${techniques[*]}'
     array ink[6] = [0x000000, 0xe69f00, 0x7b4fa3, 0x0072b2, 0xd55e00, 0x009e73] # those of plots.sh
     set border 3; set tics nomirror; set grid lt 1 lc rgb '#c8c8c8'
@@ -91,3 +92,4 @@ for name; do gnuplot << PLOT || fail 1 "no curves: gnuplot is missing, or failed
     set ylabel 'perplexity above the first, %'; set xlabel 'optimizer step'; unset key
     plot for [i=0:last] '$name.dat' index i using 1:3 with lines lw 1.5 lc rgb ink[int(i/seeds)%6+1]
 PLOT
+done

@@ -1134,11 +1134,16 @@ static void print_brief(void)
     say_missing();
 }
 
-/* Replaces a file of the folder. A link is not followed: in a stranger's folder it could name any file. */
+/* Files of the folder are replaced whole. A link is not followed: in a stranger's folder it could name any
+   file. */
 static FILE *create(const char *name)
 {
-    remove(path_of(name));
-    return fopen(path_of(name), "wx");
+    return result_create(result_path(results, name, ".tmp"));
+}
+
+static int commit(FILE *f, const char *name)
+{
+    return result_commit(f, result_path(results, name, ".tmp"), path_of(name));
 }
 
 /* For the plots: a line for each run, and the timelines of the largest work. Returns 1 if all is written. */
@@ -1168,7 +1173,7 @@ static int write_tables(void)
         fputc('\n', table);
         fputc('\n', lines);
     }
-    return result_close(table) & result_close(lines);
+    return commit(table, "results.csv") & commit(lines, "timeline.csv");
 }
 
 /* ---- a narrow table, to paste into a report ---- */
@@ -1242,14 +1247,14 @@ static int write_narrow(const struct format *to)
             if (is_in(r, g)) write_line(f, to, g, r);
         fputs(to->end, f);
     }
-    return result_close(f);
+    return commit(f, to->file);
 }
 
 static int write_file(const char *name, const char *text)
 {
     FILE *f = create(name);
     if (f) fputs(text, f);
-    return result_close(f);
+    return commit(f, name);
 }
 
 /* Compares the runs; returns 1 if all files are written. */

@@ -3,6 +3,7 @@
 #ifndef RESULTS_H_INCLUDED
 #define RESULTS_H_INCLUDED
 
+#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -205,6 +206,25 @@ static inline int result_close(FILE *f)
 {
     int whole = f && !ferror(f);
     return f && fclose(f) == 0 && whole;
+}
+
+/* Makes a temporary beside a result; never follows a link that is there. */
+static inline FILE *result_create(const char *temporary)
+{
+    unlink(temporary);
+    return fopen(temporary, "wx");
+}
+
+/* Closes a temporary, and gives it the result's name if all of it was written; 1 = it was. Otherwise errno
+   says why, and an earlier result stays. */
+static inline int result_commit(FILE *f, const char *temporary, const char *path)
+{
+    int error;
+    if (result_close(f) && !rename(temporary, path)) return 1;
+    error = errno;
+    unlink(temporary);
+    errno = error;
+    return 0;
 }
 
 static inline void result_write_text(void *file, const char *text, size_t bytes)

@@ -351,26 +351,15 @@ static mtt_status run_open_init(run *r, mtt_model_desc *model, const char *data,
 
 /* ---- files ---- */
 
-/* Makes a file beside `path`; never follows a link that is there. */
-static FILE *run_create(const char *path)
-{
-    unlink(path);
-    return fopen(path, "wx");
-}
-
-/* Gives a closed file its name if all of it was written. */
 static mtt_status run_commit(run *r, FILE *f, const char *temporary, const char *path)
 {
-    if (result_close(f) && !rename(temporary, path)) return MTT_OK;
-    run_cannot(r, "write", path);
-    unlink(temporary);
-    return MTT_E_FILE;
+    return result_commit(f, temporary, path) ? MTT_OK : run_cannot(r, "write", path);
 }
 
 static mtt_status run_write_metrics(run *r, const result *metrics)
 {
     const char *temporary = run_path(r, RESULT_METRICS ".tmp");
-    FILE *f = run_create(temporary);
+    FILE *f = result_create(temporary);
     if (f) result_print(f, metrics);
     return run_commit(r, f, temporary, run_path(r, RESULT_METRICS));
 }
@@ -378,7 +367,7 @@ static mtt_status run_write_metrics(run *r, const result *metrics)
 static mtt_status run_write_memory(run *r, const mtt_schedule *schedule)
 {
     const char *temporary = run_path(r, RESULT_MEMORY ".tmp");
-    FILE *f = run_create(temporary);
+    FILE *f = result_create(temporary);
     if (f) mtt_schedule_json(schedule, result_write_text, f);
     return run_commit(r, f, temporary, run_path(r, RESULT_MEMORY));
 }
@@ -485,7 +474,7 @@ static mtt_status run_open_curves(run *r)
         snprintf(ending, sizeof(ending), "_tensorboard/events.out.tfevents.%.6f.mtt", now);
         path = run_path(r, ending);
     }
-    r->rows = run_create(path);
+    r->rows = result_create(path);
     if (!r->rows) return run_cannot(r, "make", path);
     curves_begin(r->rows, r->curves, now);
     return MTT_OK;
@@ -502,7 +491,7 @@ static mtt_status run_open_log(run *r, long long step)
     int lost = step && !in && errno != ENOENT;
     if (run_rank) return MTT_OK;
     if (lost || status) return status ? status : run_cannot(r, "read", path);
-    r->log = run_create(temporary);
+    r->log = result_create(temporary);
     while (in && r->log && fgets(line, sizeof(line), in))
         if (sscanf(line, "{\"step\": %18lld", &at) == 1 && at <= step && strchr(line, '\n'))
             run_log_line(r, line);
@@ -774,7 +763,7 @@ static void run_list_changes(run *r, double tokens, char *list, size_t size)
 static mtt_status run_write_settings(run *r, double tokens)
 {
     const char *temporary = run_path(r, RESULT_SETTINGS ".tmp");
-    FILE *f = run_create(temporary);
+    FILE *f = result_create(temporary);
     char words[64];
     int k;
     for (k = 0; f && k < LENGTH(run_settings); k++)
