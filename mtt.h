@@ -551,9 +551,10 @@ typedef struct mtt_field {
 MTTDEF const mtt_field *mtt_model_fields(void);
 MTTDEF const mtt_field *mtt_policy_fields(void);
 MTTDEF const mtt_field *mtt_optim_fields(void);
-/* Sets a field of `desc` to what a text says: a number; bytes, as in 24G; the name of a choice; 0 or 1; or
-   the text itself, which the caller keeps. Where the default is not 0, a text of 0 or less sets -1, which
-   stands for 0. MTT_E_ARGUMENT: the error says what is expected, and the field is as it was. */
+/* Sets a field of `desc` to what a text says: a number; bytes, as in 24G or 24GiB (24 * 2^30) or
+   24GB (24 * 10^9); the name of a choice; 0 or 1; or the text itself, which the caller keeps. Where the
+   default is not 0, a text of 0 or less sets -1, which stands for 0. MTT_E_ARGUMENT: the error says what is
+   expected, and the field is as it was. */
 MTTDEF mtt_status mtt_field_set(mtt_env *env, const mtt_field *field, void *desc, const char *text);
 
 /* ---------------------------------------------------------------------------------------------- plan ---- */
@@ -2869,7 +2870,8 @@ static const char *mtt__os_name(const char *path)
 #else
 #define MTT__OMP(directive) _Pragma(#directive)
 #endif
-static int mtt__threads(void) { return omp_get_max_threads(); }
+/* OMP_NUM_THREADS of 2^31 and more is a number below 0. */
+static int mtt__threads(void) { return omp_get_max_threads() < 1 ? INT_MAX : omp_get_max_threads(); }
 static int mtt__thread(void) { return omp_get_thread_num(); }
 static MTT__UNUSED void mtt__one_thread(void) { omp_set_num_threads(1); }
 #else
@@ -3453,7 +3455,7 @@ static mtt_status mtt__field_expected(mtt_env *env, const mtt_field *f, double h
     const char *what = f->kind == MTT_FIELD_FLOAT ? "a number" : "a whole number";
     char range[64];
     if (f->kind == MTT_FIELD_TEXT) mtt__format(range, sizeof(range), "a text");
-    else if (f->kind == MTT_FIELD_BYTES) mtt__format(range, sizeof(range), "bytes, as in 24G or 512M");
+    else if (f->kind == MTT_FIELD_BYTES) mtt__format(range, sizeof(range), "bytes: 24G or 24GiB, 24GB, 512M");
     else if (f->low > 0 && f->low < 1e-20)
         mtt__format(range, sizeof(range), "%s above 0, at most %g", what, high);
     else if (high >= INT_MAX && !(number > high))
@@ -3462,9 +3464,24 @@ static mtt_status mtt__field_expected(mtt_env *env, const mtt_field *f, double h
     return mtt__fail(env, MTT_E_ARGUMENT, "expected %s (%s)", f->choices ? f->choices : range, f->help);
 }
 
+/* Multiplies a number by the unit behind it, in capital or small letters: K, M, G, KiB, MiB and GiB are
+   powers of 1024, KB, MB and GB of 1000. Returns the unit's length with the blanks before it; 0: none. */
+static size_t mtt__field_unit(const char *text, double *number)
+{
+    static const char letters[] = "KkMmGg";
+    const char *at = text + strspn(text, " "), *letter = *at ? strchr(letters, *at) : NULL;
+    int power, binary = 1;
+    if (!letter) return 0;
+    at++;
+    if (*at == 'B' || *at == 'b') at++, binary = 0;
+    else if ((*at == 'i' || *at == 'I') && (at[1] == 'B' || at[1] == 'b')) at += 2;
+    for (power = (int)(letter - letters) / 2; power >= 0; power--) *number *= binary ? 1024 : 1000;
+    return (size_t)(at - text);
+}
+
 MTTDEF mtt_status mtt_field_set(mtt_env *env, const mtt_field *f, void *desc, const char *text)
 {
-    const char *units = "KMG", *unit = NULL, *choice = f->choices;
+    const char *choice = f->choices;
     char *at = (char *)desc + f->offset, *end;
     double number, high = f->kind == MTT_FIELD_BYTES && f->high > 1e18 ? 1e18 : f->high; /* fits 63 bits */
     float real;
@@ -3483,8 +3500,7 @@ MTTDEF mtt_status mtt_field_set(mtt_env *env, const mtt_field *f, void *desc, co
         return MTT_OK;
     }
     number = strtod(text, &end);
-    if (end != text && *end && f->kind == MTT_FIELD_BYTES) unit = strchr(units, *end);
-    if (unit) number = ldexp(number, 10 * (int)(unit - units + 1)), end++;
+    if (end != text && f->kind == MTT_FIELD_BYTES) end += mtt__field_unit(end, &number);
     if (f->choices || end == text || *end) return mtt__field_expected(env, f, high, 0);
     if (f->low == 0 && f->fallback != 0 && number <= 0) number = -1;
     else if (!(number >= f->low && number <= high)) return mtt__field_expected(env, f, high, number);
@@ -6915,7 +6931,7 @@ static mtt_status mtt__try_policy(mtt__fitting *f, mtt_env *env, const mtt_model
     if (status && p.recompute == MTT_RECOMPUTE_BUDGET) arena = s.least;
     if (arena < f->least) f->least = arena;
     if (status) return status == MTT_E_BUDGET ? MTT_OK : status;
-    if (p.recompute == MTT_RECOMPUTE_BUDGET && s.recompute_layers + s.recompute_selective == 0 && s.split == 1)
+    if (p.recompute == MTT_RECOMPUTE_BUDGET && !(s.recompute_layers + s.recompute_selective) && s.split == 1)
         p.recompute = MTT_RECOMPUTE_NONE;
     if (arena <= f->budget && mtt__plan_cost(&s) < f->cost) f->fit = p, f->cost = mtt__plan_cost(&s);
     mtt__release_programs(&s);
@@ -9405,16 +9421,25 @@ typedef struct mtt__cpu {
     mtt_tensor tiles; /* in the block; its shape is a row, for one thread */
 } mtt__cpu;
 
+/* More threads than any machine has are a mistake, which would take tiles of GB. */
+enum { MTT__THREADS_MOST = 4096 };
+
 /* Makes a row of tiles for each thread that OpenMP may start now. Rows begin with cache lines. */
 static mtt_status mtt__cpu_tiles(mtt__cpu *c)
 {
     const size_t line = 64, row = (sizeof(mtt__flash_pair) + line - 1) / line * line;
-    const size_t bytes = mtt__mul((size_t)mtt__threads(), row);
+    const int threads = mtt__threads();
+    const size_t bytes = (size_t)threads * row;
+    if (threads > MTT__THREADS_MOST)
+        return mtt__fail(c->env, MTT_E_ARGUMENT, "OpenMP would start %d threads or more, but %d is the most: "
+                         "set OMP_NUM_THREADS to the number of cores", threads, MTT__THREADS_MOST);
     if (bytes <= c->tiles.bytes) return MTT_OK;
     mtt__free(c->env, c->block);
-    c->block = mtt__alloc_raw(c->env, mtt__add(bytes, line));
+    c->block = mtt__alloc_raw(c->env, bytes + line);
     c->tiles.bytes = 0;
-    if (!c->block) return MTT_E_MEMORY;
+    if (!c->block)
+        return mtt__fail(c->env, MTT_E_MEMORY, "out of host memory: cannot allocate %zu bytes for %d "
+                         "threads: lower OMP_NUM_THREADS", bytes, threads);
     c->tiles.bytes = bytes;
     c->tiles.data = (char *)c->block + (line - (uintptr_t)c->block % line) % line;
     c->tiles.dims = 1;
@@ -9433,6 +9458,7 @@ static mtt_status mtt__cpu_open(mtt_env *env, const mtt_backend *backend, const 
                                 void **context)
 {
     volatile float least = 1.17549435e-38f, half = least * 0.5f; /* half is subnormal */
+    mtt_status status;
     mtt__cpu *c;
     *context = NULL;
     if (half == 0 && policy->precision >= MTT_FP16)
@@ -9443,9 +9469,10 @@ static mtt_status mtt__cpu_open(mtt_env *env, const mtt_backend *backend, const 
     c->env = env;
     c->ranks = backend->ranks;
     c->exchange = backend->exchange;
-    if (!mtt__cpu_tiles(c)) *context = c;
+    status = mtt__cpu_tiles(c);
+    if (!status) *context = c;
     else mtt__cpu_close(c);
-    return *context ? MTT_OK : MTT_E_MEMORY;
+    return status;
 }
 
 static mtt_status mtt__cpu_alloc(void *context, size_t bytes, void **block)

@@ -308,6 +308,7 @@ int main(int argc, char **argv)
     if ((before || after) && (html || json || kept || dump_path || viz))
         return option_fail("--before and --after print lists: leave out the other outputs");
     if (init && !dump_path) return option_fail("--init is for --dump: add --dump step.safetensors");
+    if (option_window_note(&policy, seq_len)) fprintf(stderr, "%s\n", option_window_note(&policy, seq_len));
     if (init) status = open_weights(&env, &weights);
     if (!status) status = explorer_open(&env, &model, &policy, batch, seq_len, option_technique(), &plan);
     join_words(argc, argv, words, sizeof(words));

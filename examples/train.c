@@ -187,7 +187,7 @@ static void train(mtt_trainer *trainer, mtt_batches *batches, const mtt_dataset 
 
 static void put(void *writer, const char *text, size_t bytes)
 {
-    mtt_writer_put((mtt_writer *)writer, text, bytes); /* a failure comes back from the commit; the old file stays */
+    mtt_writer_put((mtt_writer *)writer, text, bytes); /* the commit says if it failed; the old file stays */
 }
 
 /* One line of JSON, in which a number that is not finite is null; a summary to standard output. */

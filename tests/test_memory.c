@@ -297,6 +297,27 @@ static void *on_a_small_stack(void *unused)
 }
 
 /* Runs every part of a program in a thread with a stack of 128 KB. OpenMP's threads have the same. */
+/* More threads than any machine has are refused by name, before memory is taken for them. */
+static void too_many_threads(void)
+{
+#ifdef _OPENMP
+    static const int COUNTS[] = {4097, 99999, INT_MAX};
+    const int threads = omp_get_max_threads();
+    mtt_model_desc model = {.layers = 1, .d_model = 32, .heads = 2, .vocab = 64};
+    mtt_policy policy = {.accumulate = 1};
+    mtt_optim_desc optim = {0};
+    for (size_t i = 0; i < MTT__LENGTH(COUNTS); i++) {
+        mtt_trainer *t = NULL;
+        omp_set_num_threads(COUNTS[i]);
+        mtt_status status = mtt_trainer_create(&env, &model, &policy, &optim, mtt_cpu_backend(), 1, 8, &t);
+        omp_set_num_threads(threads);
+        check(status == MTT_E_ARGUMENT && !t && strstr(env.error, "set OMP_NUM_THREADS"), "%d threads: %s",
+              COUNTS[i], env.error);
+        mtt_trainer_destroy(t);
+    }
+#endif
+}
+
 static int small_stacks(void)
 {
     static char text[60000];
@@ -344,5 +365,6 @@ int main(int argc, char **argv)
         fresh_process(argv[0], RUNS[i].technique, RUNS[i].threads, RUNS[i].limit, RUNS[i].value);
     products();
     limited_products();
+    too_many_threads();
     return finish();
 }

@@ -1679,7 +1679,8 @@ static void fitting_any_policy(void)
             if (report.arena_bytes > budget) budget = report.arena_bytes;
         }
         mtt_status status = mtt_policy_fit(&env, &c.model, &c.policy, c.batch, c.seq_len, budget, &fit);
-        check(!status, "%s, segment %d: its own %zu bytes fit no policy: %s", c.text, c.policy.segment, budget,
+        check(!status, "%s, segment %d: its own %zu bytes fit no policy: %s", c.text, c.policy.segment,
+              budget,
               env.error);
         if (status) continue;
         slow += fit.recompute > MTT_RECOMPUTE_BUDGET || fit.recompute == MTT_RECOMPUTE_SEGMENTS;
@@ -2094,6 +2095,12 @@ static void fields_by_text(void)
         {"mlp", "swiglu|relu2", 0, 1},     {"mlp", "", 0, 1},
         {"tied_head", "1", 1, 0},          {"tied_head", "2", 0, 1},
         {"budget_bytes", "24G", 24.0 * 1073741824, 0}, {"budget_bytes", "1.5K", 1536, 0},
+        {"budget_bytes", "24g", 24.0 * 1073741824, 0}, {"budget_bytes", "24GiB", 24.0 * 1073741824, 0},
+        {"budget_bytes", "24 gib", 24.0 * 1073741824, 0}, {"budget_bytes", "24GB", 24e9, 0},
+        {"budget_bytes", "1.5 MB", 1.5e6, 0}, {"budget_bytes", "3kb", 3000, 0},
+        {"budget_bytes", "24Gi", 0, 1},    {"budget_bytes", "24GBs", 0, 1},
+        {"budget_bytes", "24B", 0, 1},     {"budget_bytes", "24 ", 0, 1},
+        {"layers", "1K", 0, 1},            {"budget_bytes", "GB", 0, 1},
         {"budget_bytes", "12T", 0, 1},     {"budget_bytes", "1e19", 0, 1},
         {"budget_bytes", "-1", 0, 1},      {"lr", "3e-4", (double)3e-4f, 0},
         {"lr", "0", 0, 1},                 {"beta1", "0", -1, 0},

@@ -360,6 +360,17 @@ expect 0 'GFLOP a step, 0.0 % of them recomputed' "$build/schedule"
 expect 0 ' again ' "$build/schedule" --recompute layer
 expect 0 ' again ' "$build/schedule" --technique bf16_checkpointing
 expect 2 'did you mean --layers' "$build/schedule" --layer 2
+for program in schedule profile; do
+  expect 2 'lora_targets and lora_alpha need a rank' "$build/$program" --lora-targets nonsense
+  expect 2 'lora_targets and lora_alpha need a rank' "$build/$program" --lora-alpha 3
+  expect 2 '--split needs --recompute budget' "$build/$program" --split
+  OMP_NUM_THREADS=99999 expect 2 'OMP_NUM_THREADS is 99999' "$build/$program" --layers 1
+done
+expect 0 'note: --window-size 64 changes nothing: --seq-len is 64$' "$build/schedule" --window64 --seq-len 64
+expect 0 'note: --window-size saves no memory without --flash' "$build/schedule" --window-size 16 --json
+expect 0 '' "$build/schedule" --window-size 16 --flash --seq-len 64
+check "a window that has an effect has no note" [ ! -s err ]
+expect 0 'note: --window-size 64 changes nothing' "$build/profile" $tiny --window64 --steps 2 --only-step
 expect 0 '^forward  linear: h.0.ln_1 h.0.attn.c_attn.weight ' "$build/schedule" --after forward
 check "the forward pass alone" not says out 'backward'
 expect 0 '^ +> forward  quantize_weights: ' "$build/schedule" --fp8 --before eight --after eight

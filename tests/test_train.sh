@@ -184,6 +184,12 @@ expect 2 '--resume takes no value' --resume=no
 expect 2 '--lr 0: expected a number above 0, at most 100' --lr 0 --dry-run
 expect 2 '--epochs 0: expected a whole number, 1 or more' --epochs 0 --dry-run
 expect 2 '--split needs --recompute budget' --split --dry-run
+for threads in 4097 99999 2147483647 2147483648; do
+  for how in --dry-run "--data text.txt"; do
+    OMP_NUM_THREADS=$threads expect 2 "^train: OMP_NUM_THREADS is $threads, .* number of cores" $how $model
+  done
+done
+expect 2 'lora_targets and lora_alpha need a rank' --lora-targets nonsense --dry-run
 expect 2 '--data is missing' --technique bf16
 expect 2 'batch is 0' --dry-run --batch-size 0
 expect 2 'd_model 32 does not divide' --dry-run $model --heads 3

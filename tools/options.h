@@ -308,16 +308,25 @@ static void option_set_int(const option *o, int value)
 
 /* ---- threads ---- */
 
-/* OpenMP starts as many threads as a container's quota allows, unless its user chose a number. */
-static void option_limit_threads(void)
+/* OpenMP starts as many threads as a container's quota allows, unless its user chose a number. Returns 0, or
+   EXIT_USAGE after a message where that is above what a machine has. */
+static int option_limit_threads(void)
 {
 #ifdef _OPENMP
+    char message[256];
     const char *chosen = getenv("OMP_NUM_THREADS");
     double cpus = ceil(quota_cpus());
-    if ((chosen && *chosen) || cpus >= omp_get_max_threads()) return;
+    int most = omp_get_max_threads();
+    if (most < 1 || most > 4096) {
+        snprintf(message, sizeof(message), "OMP_NUM_THREADS is %.40s, but 4096 threads are the most: set it "
+                 "to the number of cores", chosen ? chosen : "");
+        return option_fail(message);
+    }
+    if ((chosen && *chosen) || cpus >= most) return 0;
     option_all.threads = cpus < 1 ? 1 : (int)cpus;
     omp_set_num_threads(option_all.threads);
 #endif
+    return 0;
 }
 
 /* Says so. */
@@ -565,6 +574,25 @@ static int option_use_technique(int *batch)
     return 0;
 }
 
+/* Refuses a split that would change nothing. */
+static int option_check_policy(const mtt_policy *policy)
+{
+    if (!policy->split || policy->recompute == MTT_RECOMPUTE_BUDGET) return 0;
+    return option_fail("--split needs --recompute budget");
+}
+
+/* A note about a window that has no effect, or NULL. */
+static inline const char *option_window_note(const mtt_policy *policy, int seq_len)
+{
+    static char text[128];
+    if (policy->window && policy->window >= seq_len)
+        snprintf(text, sizeof(text), "note: --window-size %d changes nothing: --seq-len is %d",
+                 policy->window, seq_len);
+    else if (policy->window && policy->attention != MTT_ATTENTION_FLASH)
+        return "note: --window-size saves no memory without --flash: plain attention keeps T x T";
+    return *text ? text : NULL;
+}
+
 /* 0, EXIT_USAGE after a message that says what was expected, or OPTION_HELP after the usage, which is
    EXIT_DATA if it cannot be written. */
 static int option_parse(const option *table, int count, int argc, char **argv)
@@ -573,8 +601,8 @@ static int option_parse(const option *table, int count, int argc, char **argv)
     int i, code;
     mtt_wait_passively(argv);
     posix_begin(argc, argv);
-    option_limit_threads();
     option_all.program = posix_slash(argv[0]) ? posix_slash(argv[0]) + 1 : argv[0];
+    if (option_limit_threads()) return EXIT_USAGE;
     for (i = 0; i < count; i++)
         if (table[i].kind == OPTION_FIELDS) option_add_fields(table, count, &table[i]);
         else option_add(table[i]);
@@ -586,7 +614,8 @@ static int option_parse(const option *table, int count, int argc, char **argv)
     if (!code && option_all.preset) code = option_use("preset", option_presets, option_all.preset);
     if (!code && option_all.model) code = option_use("model", option_models, option_all.model);
     if (!code && option_all.technique) code = option_use_technique(batch ? (int *)batch->at : NULL);
-    return code ? code : option_read(argc, argv); /* again: options override both */
+    if (!code) code = option_read(argc, argv); /* again: options override both */
+    return code || !option_all.policy ? code : option_check_policy(option_all.policy);
 }
 
 /* The technique as it was given, or as the policy's words. */

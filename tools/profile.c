@@ -443,6 +443,8 @@ int main(int argc, char **argv)
     int code = option_parse(options, LENGTH(options), argc, argv), count, told;
     int32_t *tokens;
     if (code) return code == OPTION_HELP ? 0 : code;
+    if (option_window_note(&set.policy, set.seq_len))
+        fprintf(stderr, "%s\n", option_window_note(&set.policy, set.seq_len));
     if (set.seq_len > 1024) set.model.max_seq = set.seq_len;
     if (!set.policy.accumulate) set.policy.accumulate = 1;
     if ((int64_t)set.batch * set.seq_len > INT_MAX / set.policy.accumulate)

@@ -96,7 +96,7 @@ static int run_tell(run *r, mtt_status status)
     if (!status) return 0;
     if (!known && (status != MTT_E_STOPPED || r->first) && (!*error || strcmp(error, last)))
         fprintf(stderr, "train: %s%s%s\n", run_who(), *error ? error : mtt_status_string(status),
-                status != MTT_E_MEMORY ? "" :
+                status != MTT_E_MEMORY || strstr(error, "OMP_NUM_THREADS") ? "" :
                 ": --find-max-batch --memory-budget 8G prints the batch that fits 8 GiB");
     memcpy(last, error, sizeof(last));
     return option_exit_code(status);
@@ -782,15 +782,6 @@ static void run_note_lr(run *r, int64_t step)
     if (fabs(as_now - r->lr) > 1e-6 * fmax(as_now, r->lr))
         run_say("note: lr goes on at %.3g; the run before ended at %.3g\n",
                 (double)mtt_learning_rate(&o, step), r->lr);
-}
-
-/* Names policies that have no effect. */
-static void run_note_window(const mtt_policy *policy, int seq_len)
-{
-    if (policy->window && policy->window >= seq_len)
-        run_say("note: --window-size %d changes nothing: --seq-len is %d\n", policy->window, seq_len);
-    else if (policy->window && policy->attention != MTT_ATTENTION_FLASH)
-        run_say("note: --window-size saves no memory without --flash: plain attention keeps T x T\n");
 }
 
 /* ---- a run that starts over ---- */

@@ -67,7 +67,7 @@ static const option options[] = {
     FLAG("json", &set.json, 1, "the plan as one JSON object"),
     FLAG("no-memory-profiling", &set.no_memory, 1, "do not write the memory file"),
     OPTION("memory-budget", MTT_FIELD_BYTES, &set.policy.budget_bytes, 0, 0, 1e18,
-           "refuse a plan that needs more; --recompute budget fits it (24G, 512M)"),
+           "refuse a plan that needs more; --recompute budget fits it (24G = 24GiB, 24GB, 512M)"),
     FIELDS("Technique; its words are also options: --bf16 --flash ...", mtt_policy_fields, &set.policy),
     OPTION("rank-timeout", MTT_FIELD_FLOAT, &files.timeout, 0, 0, 86400, "seconds to wait for a rank (20)"),
     FIELDS("Model; small on a CPU without --layers, --heads or --d-model:", mtt_model_fields, &set.model),
@@ -94,8 +94,6 @@ static int read_options(int argc, char **argv)
         return option_fail("--data is missing, for example --data my_text.txt (--help lists all options)");
     if (policy->recompute == MTT_RECOMPUTE_BUDGET && !policy->budget_bytes)
         return option_fail("--recompute budget needs a budget, for example --memory-budget 8G");
-    if (policy->split && policy->recompute != MTT_RECOMPUTE_BUDGET)
-        return option_fail("--split needs --recompute budget");
     if (set.find_max && !policy->budget_bytes)
         return option_fail("--find-max-batch needs a budget, for example --memory-budget 24G");
     if (set.seq_len > 1024 && !set.model.max_seq) set.model.max_seq = set.seq_len;
@@ -225,7 +223,8 @@ static int prepare(mtt_dataset *data, mtt_batches *batches)
     size_t budget = set.policy.budget_bytes;
     mtt_plan_report plan;
     mtt_status status = run_rank ? run_meet(&files) : MTT_OK;
-    run_note_window(&set.policy, set.seq_len);
+    if (option_window_note(&set.policy, set.seq_len))
+        run_say("%s\n", option_window_note(&set.policy, set.seq_len));
     if (!status) status = run_open_init(&files, &set.model, set.data, &set.tokenizer);
     if (!status && !set.dry_run)
         status = run_check_model(&files, &set.model, &set.policy, set.batch, set.seq_len);
