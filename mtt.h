@@ -1354,6 +1354,9 @@ extern "C" {
 /* ------------------------------------------------------------------------------------------- backend ---- */
 /* For authors of a backend, and for programs that look into a schedule: operations and tensors. */
 
+/* The compute capability that a CUDA device needs for each mtt_precision, times 10. */
+#define MTT_CUDA_CAPABILITIES {75, 80, 80, 75, 89}
+
 /* Type, bytes of an element, name in a safetensors file. */
 #define MTT_DTYPES(X)                                                                   \
     X(MTT_F32, 4, "F32")                                                                \

@@ -8853,7 +8853,7 @@ static void mtt__cuda_close(void *context)
 static mtt_status mtt__open_device(mtt__cuda *c)
 {
     static const char *const names[] = {"fp32", "tf32", "bf16", "fp16", "fp8"};
-    static const int needed[] = {75, 80, 80, 75, 89}; /* compute capabilities, in the same order */
+    static const int needed[] = MTT_CUDA_CAPABILITIES; /* in the same order */
     int major = 0, minor = 0;
     cudaFuncAttributes code = {};
     cudaError_t error = cudaSetDevice(c->device);

@@ -66,20 +66,36 @@ static mtt_status parse_second(mtt_env *env, mtt_policy *second, int *second_bat
     return mtt_policy_parse(env, compare, second, second_batch);
 }
 
-/* Joins the options that the page's planner knows: all but the page itself, and the second technique, which
-   has a name of its own there. */
-static void join_words(int argc, char **argv, char *words, size_t capacity)
+/* The options of the page's planner: those of the command line, but for what else this program writes, and
+   the model of --init in numbers. NULL: there is no memory. */
+static char *join_words(int argc, char **argv)
 {
-    size_t used = 0;
+    const option *const all = option_all.list, *o;
+    const option *const shared = option_find(all, option_all.count, "batch-size", 10);
+    size_t room = 1 + (size_t)option_all.count * 128;
+    char *words, *at, value[64];
     int i;
-    for (i = 1; i < argc && used < capacity; i++) {
-        const char *name = argv[i] + strspn(argv[i], "-");
-        if (!strncmp(name, "html", 4)) {
-            i += !name[4];
-            continue;
-        }
-        used += (size_t)snprintf(words + used, capacity - used, "%s ", argv[i]);
+    for (i = 1; i < argc; i++) room += 3 * strlen(argv[i]) + 2;
+    if (!(words = at = malloc(room))) return NULL;
+    for (*at = 0, i = 1; i < argc; i++) {
+        const char *name = argv[i] + 2;
+        int last = i;
+        o = option_find(all, option_all.count, name, strcspn(name, "="));
+        if (o && o->kind != MTT_FIELD_FLAG && !name[strcspn(name, "=")]) last++;
+        for (; i < last; i++)
+            if (o >= shared || o->at == &compare) at = explorer_word(at, argv[i]);
+        if (!o || o >= shared || o->at == &compare) at = explorer_word(at, argv[i]);
     }
+    for (o = all; init && o < all + option_all.count; o++) {
+        const char *const field = o->at, *const first = (const char *)&model;
+        if (field < first || field >= first + sizeof(model) || option_value(o) <= 0) continue;
+        snprintf(value, sizeof(value), "--%s", o->name);
+        if (o->kind == MTT_FIELD_FLAG && option_get_int(o) == o->value) at = explorer_word(at, value);
+        if (o->kind == MTT_FIELD_FLAG) continue;
+        at = explorer_word(at, value);
+        at = explorer_word(at, option_words(o, value));
+    }
+    return words;
 }
 
 static mtt_status write_page(mtt_env *env, const explorer_plan *first, const char *words)
@@ -294,7 +310,7 @@ static mtt_status show(mtt_env *env, const explorer_plan *plan, mtt_model *weigh
 int main(int argc, char **argv)
 {
     mtt_env env = {0};
-    char words[4096] = "";
+    char *words;
     explorer_plan plan;
     mtt_model *weights = NULL;
     mtt_status status = MTT_OK;
@@ -311,8 +327,9 @@ int main(int argc, char **argv)
     if (option_window_note(&policy, seq_len)) fprintf(stderr, "%s\n", option_window_note(&policy, seq_len));
     if (init) status = open_weights(&env, &weights);
     if (!status) status = explorer_open(&env, &model, &policy, batch, seq_len, option_technique(), &plan);
-    join_words(argc, argv, words, sizeof(words));
-    if (!status) status = show(&env, &plan, weights, words);
+    words = join_words(argc, argv);
+    if (!status) status = words ? show(&env, &plan, weights, words) : MTT_E_MEMORY;
+    free(words);
     explorer_close(&plan);
     mtt_model_close(weights);
     return option_close_output(option_tell(&env, status));

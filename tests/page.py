@@ -2,7 +2,9 @@
 `schedule --json` and with the listing, and checks that the page's tensors explain the plan's bytes.
 page.py drive PAGE - prints the page with a script that presses keys and moves the pointer, and that writes
 `ok: ` or `not ok: ` and the name of each step into the page.
-page.py plan PAGE - the same for the page that plans by itself: the script fills in its controls."""
+page.py plan PAGE - the same for the page that plans by itself: the script fills in its controls.
+page.py links PAGE - the same, of links that want a shell command into what Copy copies: `copied: ` and that.
+page.py begin PAGE WORD... - the same: the page begins with these words in its command; ~ is a blank."""
 import json
 import re
 import sys
@@ -188,17 +190,75 @@ PLANNER = """<script>
     say(views.length === 1, 'one plan');
     set('model', 'gpt2');
     say(fields['d-model'].value === '768' && fields.layers.disabled, 'a published model has its sizes');
-    set('seq-len', 1024);
+    say(fields['seq-len'].value === '1024' && location.hash.includes('model=gpt2'), 'and its length');
     set('batch-size', 16);
     set('gpu', 'T4, 15 GiB');
     await wait(500);
+    say(text('message') === 'T4 has no BF16: take fp16_flash_chunked' && text('command') === '' &&
+      text('fits') === 'bf16_flash_chunked: T4 has no BF16: take fp16_flash_chunked.' &&
+      document.getElementById('copy').disabled, 'what a GPU cannot compute is said, and is no command');
+    for (const [gpu, technique, says] of [
+      ['T4, 15 GiB', 'tf32', 'T4 has no TF32: take fp32'],
+      ['T4, 15 GiB', 'fp8_flash', 'T4 has no FP8: take fp16_flash'],
+      ['T4, 15 GiB', 'bf16_early', 'T4 has no BF16: take fp32_early'],
+      ['T4, 15 GiB', 'fp32', ''],
+      ['RTX 3090, 24 GB', 'bf16', ''],
+      ['A100, 40 GB', 'fp8_flash_window64', 'A100 has no FP8: take bf16_flash_window64'],
+      ['A100, 80 GB', 'bf16_flash', ''],
+      ['L4, 23 GB', 'fp8_layers8', ''],
+      ['H100, 80 GB', 'fp8_flash', '']]) {
+      set('gpu', gpu);
+      set('technique', technique);
+      if (technique.includes('early')) set('more', '--clip -1'), set('more', '');
+      say(text('message') === says && (text('command') === '') === (says !== ''), `${technique} on ${gpu}`);
+    }
+    set('compare', 'fp8_flash');
+    set('gpu', 'A100, 40 GB');
+    set('technique', 'bf16_flash');
+    await wait(500);
+    say(text('message') === 'A100 has no FP8: take bf16_flash' && text('command') !== '' &&
+      /^bf16_flash: at most \\d+ sequences of 1024 tokens fit .* fp8_flash: A100 has no FP8/.test(text('fits')),
+      'the technique beside it, too');
+    set('compare', '');
+    set('technique', 'fp16_flash_chunked');
+    set('gpu', 'T4, 15 GiB');
+    await wait(500);
+    say(text('command').startsWith('build/train_cuda --data my_text.txt --model gpt2 ') &&
+      text('build') === 'make build/train_cuda', 'a GPU has a program of its own');
     say(fields.device.value === 'cuda' && document.querySelector('.limit'), 'a GPU is a line');
-    const most = Number(text('fits').match(/at most (\\d+) sequences/)[1]);
+    const most = Number(text('fits').match(/at most (\\d+) sequences of 1024/)[1]);
     const room = (15360 - 1024) * 2 ** 20;
     set('batch-size', most);
     say(arenas()[0] <= room, 'the largest batch fits');
     set('batch-size', most + 1);
     say(arenas()[0] > room, 'one more does not');
+    set('device', 'cpu');
+    say(fields.gpu.value === '' && text('command').startsWith('build/train --data') &&
+      text('build') === 'make train', 'a CPU has no memory of a GPU');
+    for (const [name, value, says] of [
+      ['seq-len', '', 'Tokens in each: 1 or more'], ['batch-size', '1.5', 'Sequences: "1.5" is not 1 or more'],
+      ['ranks', '513', 'Ranks: "513" is not 1 to 512'],
+      ['technique', 'flash attention', 'Technique: join the words of "flash attention" by _'],
+      ['compare', 'bf16 flash', 'Beside it: join the words of "bf16 flash" by _']]) {
+      const before = fields[name].value;
+      set(name, value);
+      say(text('message') === says && text('command') === '', `${says}, not ${text('message')}`);
+      set(name, before);
+    }
+    set('model', '');
+    set('layers', '');
+    say(text('message') === 'Layers: 1 to 1024', 'an empty field is named');
+    set('layers', 3);
+    set('d-model', 12);
+    say(text('message') === 'Width: "12" is not 8 or more, a multiple of 8', 'so is a wrong one');
+    set('d-model', 768);
+    for (const gpu of Object.keys(gpus)) {
+      location.hash = `#model=gpt2&B=1&gpu=${encodeURIComponent(gpu)}&technique=fp8_flash`;
+      await wait(100);
+      const works = gpus[gpu][1] >= 89;
+      say(fields.device.value === 'cuda' && views[0].plan.seq_len === 1024 &&
+        text('message').includes('no FP8') === !works, `a link with ${gpu}`);
+    }
     location.hash = '#layers=5&T=64&B=16&technique=fp32_checkpointing';
     await wait(100);
     say(views[0].plan.seq_len === 64 && views[0].plan.ops.some(op => op.recomputed), 'a link opens its plan');
@@ -229,10 +289,72 @@ PLANNER = """<script>
 """
 
 
+LINKS = """<script>
+{
+  const log = document.body.appendChild(document.createElement('pre'));
+  const text = id => document.getElementById(id).textContent;
+  const wait = ms => new Promise(done => setTimeout(done, ms));
+  const evil = [';id', '$(id)', '`id`', '|id', '&id&', '>evil', '~/x', '{id,x}', "'id'", '"id"', '%00;id',
+    '%0Aid', '%09id', '%1B[2K', '%E2%80%A8id', '%C2%A0id', '#id', '!id', '=id', '\\\\id', '?', '[a-z]', '*;id'];
+  const places = ['more=--lora-targets%20W', 'more=--lora-rank%208%20--lora-targets%20W', 'more=--freeze%20W',
+    'more=--freeze%20W%20--freeze%20h.*', 'more=--preset%20W%20--preset%20tiny', 'more=--preset%20W',
+    'more=--model%20W%20--model%20gpt2', 'more=--technique%20W%20--technique%20bf16', 'more=W', 'more=--W',
+    'more=--norm%20W%20--norm%20rms', 'technique=W', 'technique=bf16%20W', 'technique=bf16%20--lora-targets%20W',
+    'compare=W', 'compare=bf16%20--freeze%20W', 'model=W', 'device=W', 'gpu=W', 'layers=W', 'layers=2%20W', 'B=W',
+    'T=8%20--freeze%20W', 'V=W', 'ranks=2W', 'heads=1e0W', 'C=64%20--freeze%20W', 'W=W', '__proto__=W'];
+  const patterns = ['more=--freeze%20h.*', 'more=--freeze%20wte.*,h.0.*', 'more=--freeze=*.bias',
+    'more=--lora-rank%208%20--lora-targets%20*&device=cuda', 'more=--norm%20rms'];
+  let copied = '';
+  Object.defineProperty(navigator, 'clipboard', {value: {writeText: words => copied = words}});
+  const follow = async link => {
+    copied = '';
+    location.hash = '#' + link;
+    await wait(1);
+    document.getElementById('copy').click();
+    return copied;
+  };
+  log.append('\\n');
+  (async () => {
+    let count = 0, offered = 0;
+    for (const place of places)
+      for (const word of evil) {
+        const line = await follow(place.replaceAll('W', word.replace(/[&#;$`|>{}"'?]/g, encodeURIComponent)));
+        const safe = /^$|^build\\/train(_cuda)? --data my_text\\.txt( [\\w.,+:\\/=-]+| '[\\w.,*+:\\/=-]+')+$/.test(line);
+        if (!safe || /\\bid\\b|evil/.test(line)) log.append(`not ok: ${place} with ${word}: ${line}\\n`);
+        if (!line && !text('message')) log.append(`not ok: ${place} with ${word}: no word why\\n`);
+        log.append(line && `copied: ${line}\\n`);
+        count++;
+        offered += line !== '';
+      }
+    log.append(`${count > 600 ? 'ok' : 'not ok'}: ${count} links, ${offered} with a command\\n`);
+    for (const link of patterns) log.append(`copied: ${await follow(link)}\\n`);
+    log.append('ok: the end\\n');
+  })();
+}
+</script>
+"""
+
+
+BEGIN = """<script>
+{
+  const log = document.body.appendChild(document.createElement('pre'));
+  const command = document.getElementById('command').textContent, message = document.getElementById('message');
+  log.append('\\n', ...WORDS.map(word => `${command.includes(word) ? 'ok' : 'not ok'}: ${word.slice(0, 60)}\\n`));
+  log.append(`${message.textContent === '' ? 'ok' : 'not ok'}: no message: ${message.textContent}\\n`);
+  log.append(`${PLAN === views[0].plan.plan.arena_bytes ? 'ok' : 'not ok'}: the arena\\n`, 'ok: the end\\n');
+}
+</script>
+"""
+
+
 def main():
-    if sys.argv[1] in ("drive", "plan"):
+    if sys.argv[1] in ("drive", "plan", "links", "begin"):
         page = open(sys.argv[2], encoding="ascii").read()
-        sys.stdout.write(page + (DRIVER if sys.argv[1] == "drive" else PLANNER))
+        script = {"drive": DRIVER, "plan": PLANNER, "links": LINKS, "begin": BEGIN}[sys.argv[1]]
+        if sys.argv[1] == "begin":
+            script = script.replace("WORDS", json.dumps([word.replace("~", " ") for word in sys.argv[3:]])).replace(
+                "PLAN", str(plans_of(sys.argv[2])[0]["plan"]["arena_bytes"]))
+        sys.stdout.write(page + script)
         return
     plan = plans_of(sys.argv[2])[int(sys.argv[3])]
     compare_timeline(plan, json.load(open(sys.argv[4], encoding="utf-8")))

@@ -72,13 +72,13 @@ expect 0 'adamw +[0-9]+ gradients -> m v [0-9]+ weights  frees [0-9]+ gradients$
 # Tensors of a step, and plans as snapshots of PyTorch.
 if command -v python3 > /dev/null; then
   while read -r technique options; do
+    [ "$technique $options" = "fp32 " ] && other=kept.safetensors || other=
     options="--technique $technique --layers 3 $options"
     expect 0 'wrote one.safetensors' $options --dump one.safetensors --memory-viz one.pickle
     expect 0 '' $options --json
     mv out json
-    [ "$technique" = fp32 ] && other=kept.safetensors || other=
-    check "the dump of $options: $(tail -n 1 why)" \
-      eval 'python3 "$tests/schedule_files.py" dump one.safetensors $other > why 2>&1'
+    if python3 "$tests/schedule_files.py" dump one.safetensors $other > why 2>&1; then pass
+    else fail "the dump of $options: $(tail -n 1 why)"; fi
     check "the snapshot of $options" python3 "$tests/schedule_files.py" viz one.pickle json
     mv one.safetensors kept.safetensors
   done << TECHNIQUES
@@ -119,7 +119,7 @@ expect 3 'absent' --init absent --dump one.safetensors
 sample_text > text.txt
 "${schedule%/*}/train" --data text.txt --dataset t --layers 2 --heads 2 --d-model 32 --steps 2 \
   --batch-size 2 --seq-len 16 --vocab-size 300 > train.log 2>&1
-trained=results/t_fp32_step2.safetensors
+trained=$work/results/t_fp32_step2.safetensors
 options=$small small="--batch-size 2 --seq-len 16"
 expect 0 'wrote one.safetensors' --init $trained --dump one.safetensors
 expect 2 '^schedule: --layers has another value than the model in' --init $trained --layers 3 --dump two
@@ -199,6 +199,21 @@ cp "$planner" examples/learn
 expect 0 'wrote own.html' --technique bf16_flash --layers 3 --html own.html --compare fp32
 expect 0 '' --technique fp32 --layers 3 --json
 check "the plans in that page" python3 "$tests/page.py" numbers own.html 1 out
+# It begins with all options of the command line: those of a preset, of a long list, of a model from a file.
+expect 2 'expected tiny' --html evil.html --preset '</script><script>document.title=1</script>' --preset tiny
+check "what is refused makes no page" [ ! -e evil.html ]
+many=$(printf 'h.%d.attn.c_attn.*,' $(seq 0 399))
+expect 0 'wrote begin1.html' --layers 400 --d-model 8 --heads 1 --html begin1.html --freeze "${many%,}" \
+  --flash
+check "its list has ${#many} bytes" [ ${#many} -gt 5000 ]
+expect 0 'wrote begin2.html' --json --html=begin2.html --preset gpt2 --layers 3 --compare bf16
+small="--batch-size 2 --seq-len 16"
+expect 0 'wrote begin4.html' --init $trained --html begin4.html --dump two.safetensors --mlp gelu
+small=
+expect 0 'wrote begin3.html' --model gpt2 --layers 3 --technique bf16_flash_bs2 --html begin3.html \
+  --memory-viz one.pickle
+expect 0 'wrote begin5.html' --preset tiny --norm=rms --html begin5.html
+small=$options
 rm -r examples
 for number in 1 10; do
   "$schedule" --quiz $number > out 2>&1
@@ -236,6 +251,7 @@ int main(void)
     mtt_model_desc model = {.layers = 1, .heads = 1, .d_model = 8, .vocab = 10};
     mtt_policy policy = {MTT_FP32};
     explorer_plan plan;
+    char word[64];
     const char *name = "</script><b>\"\\\n'\x7f\xff";
     int room = 0;
     for (left = room; explorer_open(&env, &model, &policy, 2, 8, name, &plan); left = ++room)
@@ -244,6 +260,8 @@ int main(void)
     for (left = room = 0; explorer_save(&env, "hostile.html", NULL, "", &plan, 1); left = ++room)
         if (room > 10000) return 2;
     if (!room) return 3;
+    explorer_word(word, "--a=</x>\t%\xff");
+    if (strcmp(word, "--a=%3C/x%3E%09%25%FF ")) return 5;
     explorer_close(&plan);
     return plan.schedule != NULL;
 }
@@ -283,6 +301,32 @@ else
   python3 "$tests/page.py" plan own.html > planned.html
   browse planned --virtual-time-budget=20000 --dump-dom "file://$work/planned.html"
   steps planned
+  # What a link makes Copy copy is a command of mtt alone, and a shell reads its words as they are.
+  python3 "$tests/page.py" links own.html > linked.html
+  browse linked --disable-ipc-flooding-protection --virtual-time-budget=60000 --dump-dom \
+    "file://$work/linked.html"
+  steps linked
+  mkdir -p build
+  printf '%s\n' '#!/bin/sh' 'echo "$0 $*"' | tee build/train > build/train_cuda
+  chmod +x build/train build/train_cuda
+  touch h.x wte.x,h.0.x ./--freeze=x.bias
+  grep '^copied: ' linked.out | sed 's/^copied: //' | sort -u > copied
+  while IFS= read -r line; do
+    check "a shell's words of $line" [ "$(sh -c "$line" 2>&1)" = "${line//\'/}" ]
+  done < copied
+  check "six commands: $(wc -l < copied)" [ "$(wc -l < copied)" = 6 ]
+  check "some have patterns" [ "$(grep -c "'.*\*.*'" copied)" = 4 ]
+  while read -r number words; do
+    python3 "$tests/page.py" begin begin$number.html $words > begun.html
+    browse begun --virtual-time-budget=5000 --dump-dom "file://$work/begun.html"
+    steps begun
+  done << BEGINNINGS
+1 --layers~400 --flash --freeze~'${many%,}'
+2 --layers~3~--heads~2~--d-model~32 --batch-size~4 --seq-len~32 --preset~gpt2 --technique~fp32
+3 --model~gpt2~--batch-size~2~--seq-len~1024~--technique~bf16_flash_bs2 --layers~3
+4 --layers~2 --d-model~32 --vocab-size~300 --batch-size~2 --mlp~gelu
+5 --layers~2~--heads~2~--d-model~64~--vocab-size~512~--batch-size~16~--seq-len~64 --norm=rms
+BEGINNINGS
   browse light --screenshot=light.png "file://$work/page.html"
   browse dark --blink-settings=preferredColorScheme=0 --screenshot=dark.png "file://$work/page.html"
   browse hostile --dump-dom "file://$work/hostile.html"

@@ -1680,8 +1680,7 @@ static void fitting_any_policy(void)
         }
         mtt_status status = mtt_policy_fit(&env, &c.model, &c.policy, c.batch, c.seq_len, budget, &fit);
         check(!status, "%s, segment %d: its own %zu bytes fit no policy: %s", c.text, c.policy.segment,
-              budget,
-              env.error);
+              budget, env.error);
         if (status) continue;
         slow += fit.recompute > MTT_RECOMPUTE_BUDGET || fit.recompute == MTT_RECOMPUTE_SEGMENTS;
         other.policy = fit;

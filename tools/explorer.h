@@ -60,6 +60,22 @@ static void explorer_text(FILE *f, const char *text)
     fputc('"', f);
 }
 
+/* Writes an argument of a command line to `at`, where there is room for three times its bytes and two, with a
+   blank behind it. What could end a word or a script element is written as %XX. Returns the end. */
+static inline char *explorer_word(char *at, const char *word)
+{
+    static const char digits[] = "0123456789ABCDEF";
+    for (; *word; word++) {
+        const unsigned char c = (unsigned char)*word;
+        const int letter = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9');
+        if (letter || strchr("_.,*=+:/-", c)) *at++ = (char)c;
+        else *at++ = '%', *at++ = digits[c >> 4], *at++ = digits[c & 15];
+    }
+    *at++ = ' ';
+    *at = 0;
+    return at;
+}
+
 /* The model's sizes. */
 static void explorer_model(FILE *f, const explorer_plan *plan)
 {
@@ -622,8 +638,8 @@ static void explorer_line(FILE *f, const char *line, int *skips, const char *wor
 }
 
 /* Writes a page with `count` plans. `planner` is the page that plans by itself, of tools/planner/make.sh; it
-   then begins with the options in `words`. NULL, or a file that is not there: a page of these plans. A
-   failure leaves the path as it was. */
+   then begins with the options in `words`, which explorer_word has written. NULL, or a file that is not
+   there: a page of these plans. A failure leaves the path as it was. */
 static mtt_status explorer_save(mtt_env *env, const char *path, const char *planner, const char *words,
                                 const explorer_plan *plans, int count)
 {

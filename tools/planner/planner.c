@@ -17,11 +17,11 @@
 
 #define EXPORT(name) __attribute__((export_name(#name)))
 
-enum { PLANNER_WORDS = 200 };
+enum { PLANNER_BYTES = 1 << 16, PLANNER_WORDS = PLANNER_BYTES / 2 };
 static mtt_model_desc model;
 static mtt_policy policy;
 static int batch, seq_len;
-static char input[8192], text[8192];
+static char input[PLANNER_BYTES], text[PLANNER_BYTES];
 static stream answer;
 static FILE *const answers = (FILE *)(void *)&answer;
 
@@ -106,6 +106,32 @@ EXPORT(planner_largest) int planner_largest(double budget)
     if (planner_fail(&env, mtt_plan_max_batch(&env, &model, &policy, seq_len, (size_t)budget, &most)))
         return 1;
     fprintf(answers, "%d", most);
+    return 0;
+}
+
+/* Answers with what a GPU of this compute capability, times 10, lacks, and the technique to take instead. The
+   answer is empty if it has the precision. */
+EXPORT(planner_lacks) int planner_lacks(int capability)
+{
+    static const int needed[] = MTT_CUDA_CAPABILITIES;
+    static const char *const names[] = {"FP32", "TF32", "BF16", "FP16", "FP8"};
+    static const mtt_precision others[] = {MTT_BF16, MTT_FP16, MTT_FP32};
+    mtt_policy other;
+    mtt_plan_report report;
+    char words[256];
+    int i;
+    if (planner_read()) return 1;
+    if (policy.device != MTT_DEVICE_CUDA || needed[policy.precision] <= capability) return 0;
+    fprintf(answers, "no %s", names[policy.precision]);
+    for (i = policy.precision == MTT_TF32 ? 2 : 0; i < LENGTH(others); i++) {
+        other = policy;
+        other.precision = others[i];
+        other.fp8_products = MTT_FP8_ALL;
+        if (needed[others[i]] > capability) continue;
+        if (mtt_plan(NULL, &model, &other, batch, seq_len, &report)) continue;
+        mtt_policy_name(&other, words, sizeof(words));
+        return fprintf(answers, ": take %s", words), 0;
+    }
     return 0;
 }
 
