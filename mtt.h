@@ -1318,6 +1318,7 @@ MTTDEF int mtt_json_end(mtt_json *j);                   /* 1 = nothing follows a
    itself. A lone surrogate becomes U+FFFD. */
 MTTDEF size_t mtt_json_unescape(mtt_slice string, char *out);
 MTTDEF int mtt_slice_is(mtt_slice string, const char *text); /* 1 = the bytes are the same */
+MTTDEF int mtt_utf8_valid(const char *text, size_t bytes);   /* 1 = the bytes are well-formed UTF-8 */
 /* Replaces by '?' what could command a terminal or reorder its text: control characters (also those of U+0080
    to U+009F), marks of direction, ends of line, malformed UTF-8. All texts of mtt_env.error are such. */
 MTTDEF void mtt_make_printable(char *text);
@@ -10808,7 +10809,7 @@ static size_t mtt__utf8_put(uint32_t c, char *out)
     return size;
 }
 
-static int mtt__utf8_valid(const char *text, size_t bytes)
+MTTDEF int mtt_utf8_valid(const char *text, size_t bytes)
 {
     const unsigned char *at = (const unsigned char *)text, *end = at + bytes;
     int size;
@@ -14311,7 +14312,7 @@ static mtt_status mtt__st_parse(mtt__st *st, char *header, size_t size, uint64_t
     mtt_json j;
     mtt_json_init(&j, header, size);
     if (size > MTT__ST_HEADER) mtt__json_fail(&j, "a header above 16 MiB");
-    if (!mtt__utf8_valid(header, size)) mtt__json_fail(&j, "a header that is not UTF-8");
+    if (!mtt_utf8_valid(header, size)) mtt__json_fail(&j, "a header that is not UTF-8");
     if (mtt__st_entries(st, &j, &st->tensors)) return MTT_E_MEMORY;
     mtt_json_peek(&j);
     if (j.at != j.end) mtt__json_fail(&j, "something after the header's object");
@@ -14790,7 +14791,7 @@ MTTDEF mtt_status mtt_trainer_set_note(mtt_trainer *t, const char *text)
     char escaped[6], *pair = NULL;
     mtt__text out;
     for (i = 0; i < size; i++) room += mtt__json_escape(text[i], escaped);
-    if (room > MTT__CHECKPOINT_NOTE || (size && !mtt__utf8_valid(text, size)))
+    if (room > MTT__CHECKPOINT_NOTE || (size && !mtt_utf8_valid(text, size)))
         return mtt__fail(t->env, MTT_E_ARGUMENT, "a note must be UTF-8 and take at most 4 MiB as a JSON "
                          "string: this one takes %zu bytes", room);
     if (size && (pair = (char *)mtt__alloc(t->env, room, 1)) == NULL) return MTT_E_MEMORY;

@@ -4,7 +4,8 @@
    ./generate results/novel_fp32_best.safetensors --prompt "It was" --count 200
    ./generate SmolLM2-135M --precision bf16 --temperature 0.8 --min-p 0.1 --stop "."
 
-   The tokenizer is in the folder, or beside the checkpoint. Text also ends at the folder's eos_token_id. */
+   The tokenizer is in the folder, or beside the checkpoint. Text also ends at the eos_token_id of the folder,
+   which checkpoints that are trained from it carry. */
 #define MTT_IMPLEMENTATION
 #include "../mtt.h"
 #include "../tools/results.h"
@@ -50,8 +51,13 @@ static mtt_status generate(const char *path)
     mtt_generator *generator = NULL;
     mtt_plan_report report;
     mtt_status status = mtt_model_open(&env, path, &model);
-    int trained = 0;
-    if (!status) status = folder_open(&env, path, &notes), job.stop_id_count = notes.end_count;
+    int trained = 0, i;
+    if (!status) status = folder_open(&env, path, model, &notes), job.stop_id_count = notes.end_count;
+    for (i = 0; i < notes.end_count && !status; i++)
+        if (notes.ends[i] >= mtt_model_describe(model)->vocab)
+            fprintf(stderr, "generate: note: eos_token_id has %d, but the model's ids end at %d: correct it "
+                    "in generation_config.json or config.json\n", (int)notes.ends[i],
+                    mtt_model_describe(model)->vocab - 1);
     if (!status && !tokenizer_path) tokenizer_path = result_tokenizer_of(model, path);
     if (!status) status = result_load_tokenizer(&env, tokenizer_path, &kind, model, &tokenizer);
     if (!status) mtt_model_training(model, &desc.window, &trained);

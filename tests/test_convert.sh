@@ -222,6 +222,37 @@ done
 for file in config generation_config tokenizer_config; do check "$file is JSON" is_json chat2/$file.json; done
 expect 0 . chat2 chat3
 check "the same through a folder" diff -r chat2 chat3
+tune() { # NAME INIT OPTION...
+  local name=$1 from=$2; shift 2
+  "$build/train" --data text --dataset $name --results-dir $name --init $from --batch-size 4 --seq-len 16 \
+    --steps 2 "$@" > /dev/null 2> log || fail "$(tail -n 1 log)"
+}
+# Checkpoints carry it: of a run, resumed, with adapters, merged, begun from a checkpoint, and copied.
+tune said chat; tune said chat --resume --steps 3
+tune again said/said_fp32_best.safetensors
+tune adapted again/again_fp32_step2.safetensors --lora-rank 8; tune adapted chat --lora-rank 8
+mkdir copied; cp adapted/adapted_fp32_merged.safetensors adapted/adapted_fp32_tokenizer.json copied
+for path in said/said_fp32_step3 again/again_fp32_best adapted/adapted_fp32.old/adapted_fp32_merged \
+  copied/adapted_fp32_merged; do
+  rm -rf carried; expect 0 . $path.safetensors carried
+  for file in config generation_config tokenizer_config tokenizer; do
+    check "$path carries $file.json" cmp carried/$file.json chat2/$file.json
+  done
+  expect 0 'of id 297 only by its text' $path.safetensors carried.gguf
+  check "$path: template in GGUF" grep -q '{% for m in messages %}<m"%s{{ m }}' carried.gguf
+done
+"$build/train" --data text --dataset own --results-dir own --init chat --tokenizer word.tokenizer.json \
+  --batch-size 4 --seq-len 16 --steps 1 > /dev/null 2> log
+check "another tokenizer has no use for it, and that is said" says log 'chat template.* another tokenizer'
+expect 0 . own/own_fp32_best.safetensors own.d
+check "... and its folder has none" not says own.d/tokenizer_config.json chat_template
+cp chat/generation_config.json kept.json
+echo '{"eos_token_id": [298, 300, 0]}' > chat/generation_config.json
+tune beyond chat
+check "an id beyond the model is said" says log 'eos_token_id of chat has 300, which is left out'
+expect 0 . beyond/beyond_fp32_best.safetensors beyond.d
+check "... and left out" says beyond.d/config.json '"eos_token_id": \[298, 0\]'
+mv kept.json chat/generation_config.json
 expect 0 . chat short.d --context 16
 check "--context is for the tokenizer, too" says short.d/tokenizer_config.json '"model_max_length": 16'
 u32_of() { # FILE KEY: the value of a key of GGUF
@@ -243,7 +274,52 @@ check "jinja: JSON" is_json jinja/tokenizer_config.json
 expect 0 . chat jinja.gguf
 check "GGUF: chat_template.jinja" grep -q 'a "template".of {{ turns }}' jinja.gguf
 expect 0 'without a tokenizer the chat template is left out' chat bare.d --tokenizer none
+mkdir chat/additional_chat_templates
+printf 'a "tool"' > chat/additional_chat_templates/tool_use.jinja
+rm -rf jinja; expect 0 . chat jinja
+check "additional_chat_templates beside it" says jinja/tokenizer_config.json \
+  '"chat_template": \[\{"name": "default", "template": "a ..*"name": "tool_use", "template": "a ."tool.""\}\]'
+check "several files: JSON" is_json jinja/tokenizer_config.json
+expect 0 'of several chat templates, the default one alone' chat jinja.gguf
+check "GGUF: the default file" grep -q 'a "template".of {{ turns }}' jinja.gguf
+tune jinja_run chat
+rm -rf carried; expect 0 . jinja_run/jinja_run_fp32_best.safetensors carried
+check "checkpoints carry all files" cmp carried/tokenizer_config.json jinja/tokenizer_config.json
+# Texts that no file of text may be made of, for each reader; the file itself is named.
+unreadable() { # PATTERN WHAT
+  for target in bad.d bad.gguf; do expect 3 "$1" chat $target; check "$2: no $target" [ ! -e $target ]; done
+  "$build/generate" chat --count 1 > out 2>&1; check "$2: generate" says out "$1"
+  "$build/train" --data text --dataset bad --results-dir bad --init chat > out 2>&1
+  check "$2: train" says out "$1"
+}
+for file in chat_template.jinja additional_chat_templates/tool_use.jinja; do
+  cp chat/$file kept
+  printf 'x\0TAIL' > chat/$file; unreadable "$file is no text: it has a NUL" "a NUL in $file"
+  printf 'x\377\376y' > chat/$file; unreadable "$file is no text" "bytes in $file"
+  cp kept chat/$file
+done
+for file in generation_config tokenizer_config config; do
+  cp chat/$file.json kept
+  LC_ALL=C sed "1s/{/{\"x\": \"$(printf '\377')\", /" kept > chat/$file.json
+  unreadable "$file.json is no text" "bytes in $file.json"
+  cp kept chat/$file.json
+done
+rm -r chat/additional_chat_templates
 rm chat/chat_template.jinja
+cp chat/tokenizer_config.json kept
+for value in 5 true '["x"]' '{"a": 1}' '[{"name": "default"}]' '[{"name": 1, "template": "x"}]' \
+  '"x\\u0000TAIL"'; do
+  sed 's|"chat_template": ".*"|"chat_template": '"$value|" kept > chat/tokenizer_config.json
+  unreadable 'chat_template of tokenizer_config.json must be a text without a NUL' "chat_template $value"
+done
+sed 's/"chat_template": ".*"/"chat_template": null/' kept > chat/tokenizer_config.json
+expect 0 . chat nothing.d; expect 0 . chat nothing.gguf
+check "null is no template" eval '! grep -q chat_template nothing.d/tokenizer_config.json nothing.gguf'
+sed 's/"chat_template": ".*"/"chat_template": {"tool": "T", "default": "D%"}/' kept \
+  > chat/tokenizer_config.json
+expect 0 'the default one alone' chat object.gguf
+check "an object of templates: the default one" grep -q 'D%' object.gguf
+cp kept chat/tokenizer_config.json
 list='[{"name": "tool", "template": "T"}, {"name": "default", "template": "D\1"}]'
 sed -i 's/"chat_template": "\(.*\)\\n"/"chat_template": '"$list/" chat/tokenizer_config.json
 expect 0 'of several chat templates, the default one alone' chat several.gguf
@@ -273,17 +349,12 @@ expect 0 . v1.5.safetensors named.gguf --tokenizer none
 check "of a file, the ending alone is cut" [ "$(name named.gguf)" = v1.5 ]
 cp -r llama.d/llama base
 sed -i 's/"max_position_embeddings": 32/"max_position_embeddings": 8192/' base/config.json
-tune() { # NAME OPTION...
-  local name=$1; shift
-  "$build/train" --data text --dataset $name --results-dir $name --init base --batch-size 4 --seq-len 16 \
-    --steps 2 "$@" > /dev/null 2> log || fail "$(tail -n 1 log)"
-}
-tune full
+tune full base
 expect 0 ' 8192 positions' full/full_fp32_step2.safetensors full.d
-tune full --resume --steps 3
+tune full base --resume --steps 3
 expect 0 ' 8192 positions' full/full_fp32_step3.safetensors full.gguf
 check "llama.context_length" [ "$(u32_of full.gguf llama.context_length)" = 8192 ]
-tune lora --lora-rank 8
+tune lora base --lora-rank 8
 expect 0 ' 8192 positions' $(echo lora/*_merged.safetensors) lora.d --tokenizer full/full_fp32_tokenizer.json
 check "no --init: those trained" says llama.d/llama/config.json '"max_position_embeddings": 32'
 
@@ -295,7 +366,7 @@ expect 0 'gpt2 with 4 layers of 128' default/default_fp32_step1.safetensors defa
 cp -r folder source; cp run.safetensors source.gguf
 ln -s source link; cp -al source hard; mkdir holds; cp tied.safetensors holds/model.safetensors
 mkdir part; cp folder/model.safetensors part
-mkdir adapter; echo '{}' > adapter/adapter_config.json
+mkdir adapter; echo '{}' > adapter/adapter_config.json; mkdir -p other.d/additional_chat_templates
 mkdir shards; echo '{"weight_map": {}}' > shards/model.safetensors.index.json
 mkdir words.d; cp word.tokenizer.json words.d/tokenizer.json
 mkdir jinja.d; echo x > jinja.d/chat_template.jinja
@@ -323,6 +394,7 @@ run.safetensors holds is there without its other files
 run.safetensors part is there without its other files
 run.safetensors adapter adapter_config.json is of another model: remove it, or name another folder
 run.safetensors shards index.json is of another model
+run.safetensors other.d additional_chat_templates is of another model
 run.safetensors words.d tokenizer.json is of another model, or was written with other options
 run.safetensors jinja.d chat_template.jinja is of another model
 run.safetensors pipe.d tokenizer.json is of another model

@@ -858,7 +858,7 @@ static void test_speakleash(void)
     else {
         check(collect_text(text, n, NULL) == MTT_END && docs.count == 200, "Speakleash: %zu documents, %s",
               docs.count, env.error);
-        check(mtt__utf8_valid(docs.text, docs.bytes), "Speakleash: the text is not UTF-8");
+        check(mtt_utf8_valid(docs.text, docs.bytes), "Speakleash: the text is not UTF-8");
     }
     free(text);
     refused(collect(&env, path, NULL, &docs), MTT_E_FORMAT, "zstd -dc", "Speakleash as it comes");

@@ -275,7 +275,10 @@ static void load_tokenizer(void)
     if (!tokenizer_file) tokenizer_file = result_tokenizer_of(source, origin);
     if (!tokenizer_file)
         fail(EXIT_DATA, "there is no tokenizer beside %s: pass --tokenizer FILE, or none", origin);
-    if (!strcmp(tokenizer_file, "none")) return;
+    if (!strcmp(tokenizer_file, "none")) {
+        if (notes.chat) fprintf(stderr, "convert: note: without a tokenizer the chat template is left out\n");
+        return;
+    }
     check(result_load_tokenizer(&env, tokenizer_file, &kind, source, &tokenizer));
     end_of_text = mtt_tokenizer_end_of_text(tokenizer);
     begin_of_text = mtt_tokenizer_begin_of_text(tokenizer);
@@ -509,7 +512,7 @@ static int has_text(const char *path, const text *t)
 static void check_names(void)
 {
     static const char *const endings[] = {".safetensors", ".json", ".bin", ".jinja", ".model", "merges.txt",
-                                          "vocab.txt"};
+                                          "vocab.txt", FOLDER_TEMPLATES};
     char file[PATH_MAX + 260];
     const struct dirent *entry;
     DIR *files = opendir(target);
@@ -630,7 +633,6 @@ static void print_words_config(text *t)
 {
     mtt_json j = folder_begin(notes.tokenizer);
     mtt_slice key, value;
-    const char *c;
     print(t, "{");
     if (!notes.tokenizer)
         print(t, "\n 'tokenizer_class': 'PreTrainedTokenizerFast',\n 'bos_token': '%.*s',\n "
@@ -641,15 +643,8 @@ static void print_words_config(text *t)
             fprintf(stderr, "convert: note: auto_map is left out, as the code that it names is not copied\n");
         else if (mtt_slice_is(key, "model_max_length") && option_given("context"))
             print_number(t, "model_max_length", context);
-        else if (!mtt_slice_is(key, "chat_template") || !notes.jinja) print_value(t, key, value);
-    if (notes.jinja) {
-        print_value(t, folder_slice("chat_template"), folder_slice("\""));
-        for (c = notes.jinja; *c; c++)
-            if (*c == '"' || *c == '\\') print(t, "\\%c", *c);
-            else if ((unsigned char)*c < 32) print(t, "\\u%04x", *c);
-            else append(t, c, 1);
-        print(t, "'");
-    }
+        else if (!mtt_slice_is(key, "chat_template")) print_value(t, key, value);
+    if (notes.chat) print_value(t, folder_slice("chat_template"), folder_slice(notes.chat));
     print(t, "\n}\n");
 }
 
@@ -713,8 +708,6 @@ static void write_folder(void)
     print_config(&texts[CONFIG]);
     print_generation(&texts[GENERATION]);
     if (tokenizer) print_words_config(&texts[WORDS_CONFIG]);
-    else if (notes.jinja || folder_value(folder_slice(notes.tokenizer), "chat_template").size)
-        fprintf(stderr, "convert: note: without a tokenizer the chat template is left out\n");
     open_file(CONFIG, texts[CONFIG].size);
     check_names();
     open_texts();
@@ -797,28 +790,24 @@ static int end_of_turn(void)
 /* The template of a chat; of several the default one. */
 static void put_template(void)
 {
-    mtt_slice value = folder_value(folder_slice(notes.tokenizer), "chat_template"), item;
+    mtt_slice name, value, plain;
+    int turn = 0, others = 0;
+    char *chosen = NULL;
     mtt_json j;
-    char *plain;
-    mtt_json_init(&j, value.at, value.size);
-    if (mtt_json_peek(&j) == '[' && !notes.jinja) {
-        value.size = 0;
-        for (mtt_json_begin(&j, '['); mtt_json_item(&j);) {
-            item.at = (mtt_json_peek(&j), j.at);
-            mtt_json_skip(&j);
-            item.size = (size_t)(j.at - item.at);
-            if (!mtt_slice_is(folder_value(item, "name"), "\"default\""))
-                fprintf(stderr, "convert: note: of several chat templates, the default one alone is kept\n");
-            else value = folder_value(item, "template");
+    mtt_json_init(&j, notes.chat ? notes.chat : "", notes.chat ? strlen(notes.chat) : 0);
+    while (notes.chat && folder_template(&j, &turn, &name, &value))
+        if (!mtt_slice_is(name, "\"default\"")) others++;
+        else {
+            free(chosen);
+            chosen = folder_plain(value, &plain.size);
+            if (!chosen) fail(EXIT_MEMORY, "out of memory");
         }
-    }
-    if (notes.jinja) put_text("tokenizer.chat_template", folder_slice(notes.jinja));
-    else if (value.size > 1 && *value.at == '"') {
-        plain = allocate(value.size, 1);
-        value.size = mtt_json_unescape((mtt_slice){value.at + 1, value.size - 2}, plain);
-        put_text("tokenizer.chat_template", (mtt_slice){plain, value.size});
-        free(plain);
-    }
+    if (others)
+        fprintf(stderr, "convert: note: of several chat templates, the default one alone is kept%s\n",
+                chosen ? "" : ", and there is none");
+    plain.at = chosen;
+    if (chosen) put_text("tokenizer.chat_template", plain);
+    free(chosen);
 }
 
 /* GGUF has no place for settings of generation. */
@@ -877,6 +866,7 @@ static mtt_slice model_name(void)
     static char whole[PATH_MAX];
     const char *ending = ".safetensors", *slash;
     size_t size = strlen(origin), end = strlen(ending);
+    struct stat info;
     snprintf(whole, sizeof(whole), "%s", origin);
     while (size > 1 && whole[size - 1] == '/') whole[--size] = 0;
     slash = posix_slash(whole);
@@ -884,7 +874,8 @@ static mtt_slice model_name(void)
         realpath(origin, whole)) slash = posix_slash(whole);
     slash = slash ? slash + 1 : whole;
     size = strlen(slash);
-    if (!notes.config && size > end && !strcmp(slash + size - end, ending)) size -= end;
+    if (!stat(origin, &info) && S_ISREG(info.st_mode) && size > end && !strcmp(slash + size - end, ending))
+        size -= end;
     return (mtt_slice){slash, size};
 }
 
@@ -966,7 +957,7 @@ int main(int argc, char **argv)
     signal(SIGTERM, on_signal);
     if (signal(SIGHUP, SIG_IGN) != SIG_IGN) signal(SIGHUP, on_signal);
     check(mtt_model_open(&env, origin, &source));
-    check(folder_open(&env, origin, &notes));
+    check(folder_open(&env, origin, source, &notes));
     check_model();
     list_pieces();
     load_tokenizer();

@@ -15,6 +15,7 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include "curves.h"
+#include "folder.h"
 #include "launch.h"
 #include "peft.h"
 #include "posix.h"
@@ -32,7 +33,8 @@ typedef struct run {
     int stopped;      /* 1 = all ranks know that the run shall end */
     const mtt_optim_desc *optim;
     const char *init; /* a checkpoint or folder with the first weights; NULL: random ones */
-    mtt_model *model; /* opened */
+    mtt_model *model; /* opened, */
+    folder notes;     /* and what it says beside its weights */
     const char *folder;
     char dataset[RUN_NAME + 1], name[512];
     int keep;         /* checkpoints by step that stay */
@@ -329,6 +331,8 @@ static mtt_status run_open_init(run *r, mtt_model_desc *model, const char *data,
     mtt_status status = r->init ? mtt_model_open(r->env, r->init, &r->model) : MTT_OK;
     if (!r->model) return status;
     if (option_all.model) return run_fail(r, MTT_E_ARGUMENT, "--init has its own model: leave out --model");
+    status = folder_open(r->env, r->init, r->model, &r->notes);
+    if (status) return status;
     fixed = *mtt_model_describe(r->model);
     fixed.dropout = model->dropout;
     if (fixed.positions != MTT_POSITIONS_LEARNED) fixed.max_seq = model->max_seq;
@@ -346,6 +350,48 @@ static mtt_status run_open_init(run *r, mtt_model_desc *model, const char *data,
     if (status) return status;
     run_say("train: model and first weights of %s%s%s\n", r->init, *tokenizer ? ", tokenizer " : "",
             *tokenizer ? *tokenizer : "");
+    return MTT_OK;
+}
+
+static void run_hash(void *hash, const char *text, size_t bytes)
+{
+    uint64_t h = *(uint64_t *)hash; /* FNV-1a */
+    for (; bytes; bytes--, text++) h = (h ^ (unsigned char)*text) * 1099511628211u;
+    *(uint64_t *)hash = h;
+}
+
+/* 1 = the model of --init has another tokenizer than the run, so that its ids mean other texts. */
+static int run_has_other_tokenizer(run *r, const mtt_tokenizer *tokenizer)
+{
+    const char *path = result_tokenizer_of(r->model, r->init);
+    uint64_t ours = 0, theirs = 0;
+    mtt_tokenizer_kind kind = mtt_wordpiece(NULL);
+    mtt_tokenizer *other = NULL;
+    if (!path) return 0;
+    if (mtt_tokenizer_load(r->env, path, &kind, &other)) return 1;
+    mtt_tokenizer_print(tokenizer, run_hash, &ours);
+    mtt_tokenizer_print(other, run_hash, &theirs);
+    mtt_tokenizer_destroy(other);
+    return ours != theirs;
+}
+
+/* Checkpoints carry what the model of --init says beside its weights. What they cannot carry is said. */
+static mtt_status run_carry_notes(run *r, mtt_trainer *t, const mtt_tokenizer *tokenizer)
+{
+    char *text = NULL;
+    int i;
+    mtt_status status = folder_note(r->env, &r->notes, r->vocab, &text);
+    for (i = 0; i < r->notes.end_count; i++)
+        if (r->notes.ends[i] >= r->vocab)
+            run_say("note: eos_token_id of %s has %d, which is left out: the model's ids end at %d\n",
+                    r->init, (int)r->notes.ends[i], r->vocab - 1);
+    if (text && run_has_other_tokenizer(r, tokenizer))
+        status = run_fail(r, MTT_E_ARGUMENT, "the run has another tokenizer");
+    else if (text) status = mtt_trainer_set_note(t, text);
+    free(text);
+    if (status != MTT_E_FORMAT && status != MTT_E_ARGUMENT) return status;
+    run_say("note: checkpoints are without the chat template, the ids of ends and the settings of generation "
+            "of %s: %s\n", r->init, r->env->error);
     return MTT_OK;
 }
 
@@ -848,7 +894,7 @@ static void run_sweep(const run *r)
 static mtt_status run_begin(run *r, mtt_trainer *t, mtt_batches *batches, const mtt_tokenizer *tokenizer,
                             int often, int resume)
 {
-    mtt_status status = often < 0 ? MTT_OK : run_check_room(r, mtt_checkpoint_bytes(t), often, resume);
+    mtt_status status = r->model && !run_rank ? run_carry_notes(r, t, tokenizer) : MTT_OK;
     const option *accumulate = option_find(option_all.list, option_all.count, "accumulate", 10);
     double rows = (double)batches->batch * batches->ranks * fmax(1, option_value(accumulate));
     double tokens = rows * batches->seq_len;
@@ -856,11 +902,13 @@ static mtt_status run_begin(run *r, mtt_trainer *t, mtt_batches *batches, const 
     int evaluated;
     run_list_changes(r, tokens, changes, sizeof(changes));
     run_sweep(r);
+    if (!status && often >= 0) status = run_check_room(r, mtt_checkpoint_bytes(t), often, resume);
     if (!status) status = resume ? run_resume(r, t, batches) : run_set_aside(r, changes);
     if (!status && !resume && r->model) status = mtt_trainer_load(t, r->model);
     if (!status && !resume && !r->model && r->has_adapters)
         run_say("note: --lora-rank without --init trains adapters of random weights, which stay random\n");
     mtt_model_close(r->model);
+    folder_close(&r->notes);
     r->model = NULL;
     if (!status && !run_rank) status = mtt_ranks_busy(r->ranks);
     if (!status && !run_rank && often >= 0)

@@ -450,7 +450,7 @@ static mtt_status mtt__words_load_piece(mtt_tokenizer *t, mtt_slice piece, uint6
 {
     uint32_t index;
     mtt_status status;
-    if (!piece.size || !mtt__utf8_valid(piece.at, piece.size))
+    if (!piece.size || !mtt_utf8_valid(piece.at, piece.size))
         return *fault = "a piece is empty or not UTF-8", MTT_OK;
     status = mtt__words_add(t, piece.at, piece.size, &index);
     if (!status && (id != index || id + 1 != t->pieces.count))
