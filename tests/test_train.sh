@@ -329,7 +329,8 @@ largest=$(field out max_batch)
 check "max_batch $largest is above 32" [ "${largest:-0}" -gt 32 ]
 expect 0 "^$largest\$" --find-max-batch ${a#* } --memory-budget 24G
 check "the number alone is on stdout" [ "$(cat out)" = "$largest" ]
-check "stderr says what it is" says err '^sequences of 256 tokens in the largest batch under --memory-budget:$'
+check "stderr says what it is" \
+  says err '^sequences of 256 tokens in the largest batch under --memory-budget:$'
 expect 0 "largest batch under the budget: $largest" $a --memory-budget 24G --batch-size "$largest"
 expect 4 "$largest does" $a --memory-budget 24G --batch-size $((largest + 1))
 expect 4 '10485760 bytes.*one sequence takes [0-9]+' $a --memory-budget 10M
@@ -368,7 +369,7 @@ done
 check "it counts steps and epochs" \
   says err '^training: steps 1 to 20 of 128 tokens each: 0\.[0-9]+ epochs of '
 check "it says model and memory" eval 'says err "^model: [0-9,]+ parameters$" &&
-  says err "^memory: [0-9.]+ MiB for [0-9]+ sequences of [0-9]+ tokens: weights 0\.[0-9], .*, logits [0-9.]+$"'
+  says err "^memory: [0-9.]+ MiB for 4 sequences of 32 tokens: weights 0\.[0-9], .*, logits [0-9.]+$"'
 check "it says the time after the second step" says err '^the remaining 18 steps take about [0-9]+ s$'
 round() { printf "%.$1f" "$(field $metrics $2)"; }
 check "the summary has the metrics' quality" says err "^validation  perplexity $(round 2 perplexity), \

@@ -109,8 +109,8 @@ EXPORT(planner_largest) int planner_largest(double budget)
     return 0;
 }
 
-/* Answers with what a GPU of this compute capability, times 10, lacks, and the technique to take instead; with
-   nothing if it has the precision. */
+/* Answers with what a GPU of this compute capability, times 10, lacks, and the technique to take instead;
+   with nothing if it has the precision. */
 EXPORT(planner_lacks) int planner_lacks(int capability)
 {
     static const int needed[] = MTT_CUDA_CAPABILITIES;
@@ -127,7 +127,8 @@ EXPORT(planner_lacks) int planner_lacks(int capability)
         other = policy;
         other.precision = others[i];
         other.fp8_products = MTT_FP8_ALL;
-        if (needed[others[i]] > capability || mtt_plan(NULL, &model, &other, batch, seq_len, &report)) continue;
+        if (needed[others[i]] > capability) continue;
+        if (mtt_plan(NULL, &model, &other, batch, seq_len, &report)) continue;
         mtt_policy_name(&other, words, sizeof(words));
         return fprintf(answers, ": take %s", words), 0;
     }
