@@ -1223,7 +1223,7 @@ typedef struct mtt_ranks_desc {
     int port;            /* where rank 0 listens, default 29501: torchrun has 29500 itself */
     const char *run;     /* a name that the ranks of a run share, below 128 bytes, default "" */
     const char *secret;  /* of all ranks, default "" = none. They prove to know it, by keyed hashes of nonces;
-                            who hears these can try guesses, so take 16 random bytes or more */
+                            who hears these can try guesses, so it has 16 random bytes or more */
     double timeout;      /* seconds, above 0, at most 86400, that a rank waits for another, default 20 */
     int mpi;             /* 1 = by MPI, whose ranks they are, and not by TCP; only with MTT_MPI */
 } mtt_ranks_desc;
@@ -17778,7 +17778,7 @@ static mtt_status mtt__mpi_connect(mtt_env *env, const mtt_ranks_desc *desc, dou
 MTTDEF mtt_status mtt_ranks_connect(mtt_env *env, const mtt_ranks_desc *desc, mtt_ranks **out)
 {
     const char *address = desc->address ? desc->address : "127.0.0.1";
-    const char *run = desc->run ? desc->run : "";
+    const char *run = desc->run ? desc->run : "", *secret = desc->secret ? desc->secret : "";
     int fd, port = desc->port ? desc->port : MTT__RANKS_PORT;
     double seconds = desc->timeout != 0 ? desc->timeout : (double)MTT__RANKS_TIMEOUT;
     mtt_ranks *r;
@@ -17798,6 +17798,9 @@ MTTDEF mtt_status mtt_ranks_connect(mtt_env *env, const mtt_ranks_desc *desc, mt
     if (desc->mpi)
         return mtt__fail(env, MTT_E_ARGUMENT, "mpi is 1, but this build has no MPI: compile with -DMTT_MPI");
 #endif
+    if (*secret && strlen(secret) < 16)
+        return mtt__fail(env, MTT_E_ARGUMENT, "the secret has %d bytes, which others can guess: give all "
+                         "ranks 16 or more, as openssl rand -hex 16 prints them", (int)strlen(secret));
     status = mtt__ranks_new(env, desc->rank, desc->ranks, seconds, &r);
     if (status || r->count == 1) return *out = r, status;
     memcpy(r->own.magic, "mttrank2", sizeof(r->own.magic));
@@ -17805,7 +17808,7 @@ MTTDEF mtt_status mtt_ranks_connect(mtt_env *env, const mtt_ranks_desc *desc, mt
     memcpy(r->own.host, r->homes[r->rank].host, sizeof(r->own.host));
     r->own.rank = r->rank;
     r->own.ranks = r->count;
-    r->secret = desc->secret ? desc->secret : "";
+    r->secret = secret;
     r->own.sealed = *r->secret != 0;
     r->listening = -1;
     fd = r->own.sealed ? open("/dev/urandom", O_RDONLY | O_CLOEXEC) : -1;

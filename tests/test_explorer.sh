@@ -203,8 +203,8 @@ check "the plans in that page" python3 "$tests/page.py" numbers own.html 1 out
 expect 2 'expected tiny' --html evil.html --preset '</script><script>document.title=1</script>' --preset tiny
 check "what is refused makes no page" [ ! -e evil.html ]
 many=$(printf 'h.%d.attn.c_attn.*,' $(seq 0 399))
-expect 0 'wrote begin1.html' --layers 400 --d-model 8 --heads 1 --html begin1.html --freeze "${many%,}" \
-  --flash
+expect 0 'wrote begin1.html' --layers 400 --d-model 8 --heads 1 --html begin1.html --flash \
+  --freeze "${many%,}"
 check "its list has ${#many} bytes" [ ${#many} -gt 5000 ]
 expect 0 'wrote begin2.html' --json --html=begin2.html --preset gpt2 --layers 3 --compare bf16
 small="--batch-size 2 --seq-len 16"

@@ -856,7 +856,7 @@ static void test_floods(void)
     mtt_ranks_desc desc;
     struct rlimit files, few;
     for (i = 0; i < 2; i++) { /* without and with a secret */
-        secret = i ? "a secret" : NULL;
+        secret = i ? "a secret of 27 letters, yes" : NULL;
         flood("256 idle strangers", 0, IDLE, 256);
         flood("900 idle strangers", 0, IDLE, 900);
         flood("900 idle strangers at rank 1", 1, IDLE, 900);
@@ -1060,17 +1060,28 @@ static void impostor(const char *name, const char *right, const char *wrong, con
 
 static void test_secrets(void)
 {
+    static const char right[] = "hunter2hunter2hunter2";
     static const char longest[] = "hunter hunter hunter hunter hunter hunter hunter hunter hunter hunter";
     mtt__hello *kept = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     int port = next_port(), tapped = next_port(), i, k, intruded = 0, before = open_files();
     pid_t child[3], tap;
     mtt_ranks_desc desc;
-    impostor("the right secret comes second", "hunter2", "hunter3", "they have different secrets");
-    impostor("a long secret", longest, "hunter", "they have different secrets");
-    impostor("the start of the secret", "hunter2", "hunter", "they have different secrets");
-    impostor("no secret", "hunter2", NULL, "the first has no MTT_SECRET, the second has one");
-    impostor("a secret too many", NULL, "hunter2", "the second has no MTT_SECRET, the first has one");
-    secret = "hunter2";
+    impostor("the right secret comes second", right, "hunter2hunter2hunter3", "they have different secrets");
+    impostor("a long secret", longest, "hunter hunter hunter", "they have different secrets");
+    impostor("the start of the secret", right, "hunter2hunter2hunter", "they have different secrets");
+    impostor("no secret", right, NULL, "the first has no MTT_SECRET, the second has one");
+    impostor("a secret too many", NULL, right, "the second has no MTT_SECRET, the first has one");
+    for (i = 1; i < 18; i++) { /* a short one can be guessed */
+        const int words = i < 16;
+        mtt_ranks *alone = NULL;
+        mtt_env env = {0};
+        mtt_ranks_desc one = {.ranks = 1, .secret = longest + strlen(longest) - i};
+        mtt_status status = mtt_ranks_connect(&env, &one, &alone);
+        check(status == (words ? MTT_E_ARGUMENT : MTT_OK) && !strstr(env.error, "hunter") &&
+              !words == !strstr(env.error, "openssl rand -hex 16"), "a secret of %d bytes: %s", i, env.error);
+        mtt_ranks_close(alone);
+    }
+    secret = right;
     reset();
     tap = start_tap(tapped, port, kept);
     for (i = 0; i < 2; i++) {
@@ -1377,8 +1388,9 @@ static void test_launchers(void)
              "node7", "");
     launched("SLURM_PROCID=0 SLURM_NTASKS=8 SLURM_JOB_ID=42 SLURM_JOB_NODELIST=n[1-8]", 0, 1, 0, 0, "", "");
     malformed("RANK=0 WORLD_SIZE=2 MTT_SECRET=", "MTT_SECRET is empty");
-    variables("RANK=0 WORLD_SIZE=2 MTT_SECRET=hunter2");
-    check(!launch_find(&env, &l) && l.desc.secret && !strcmp(l.desc.secret, "hunter2"), "MTT_SECRET");
+    variables("RANK=0 WORLD_SIZE=2 MTT_SECRET=hunter2hunter2hunter2");
+    check(!launch_find(&env, &l) && l.desc.secret && !strcmp(l.desc.secret, "hunter2hunter2hunter2"),
+          "MTT_SECRET");
     malformed("RANK=1", "WORLD_SIZE is not set, but RANK is");
     malformed("WORLD_SIZE=2", "RANK is not set, but WORLD_SIZE is");
     malformed("RANK=2 WORLD_SIZE=2", "RANK=2: it must be a number of 0..1");

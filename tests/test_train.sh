@@ -386,8 +386,7 @@ done
 check "it counts steps and epochs" \
   says err '^training: steps 1 to 20 of 128 tokens each: 0\.[0-9]+ epochs of '
 check "it says model and memory" eval 'says err "^model: [0-9,]+ parameters$" &&
-  says err "^memory: [0-9.]+ MiB for [0-9]+ sequences of [0-9]+ tokens: " &&
-  says err "weights 0\.[0-9], .*, logits [0-9.]+$"'
+  says err "^memory: [0-9.]+ MiB for 4 sequences of 32 tokens: weights 0\.[0-9], .*, logits [0-9.]+$"'
 check "it says the time after the second step" says err '^the remaining 18 steps take about [0-9]+ s$'
 round() { printf "%.$1f" "$(field $metrics $2)"; }
 check "the summary has the metrics' quality" says err "^validation  perplexity $(round 2 perplexity), \

@@ -107,9 +107,9 @@ static void speak_plan_briefly(const mtt_plan_report *plan)
 {
     const char *before = ": ";
     int k;
-    run_say("model: %s parameters\nmemory: %.1f MiB for %d sequences of %d tokens",
+    run_say("model: %s parameters\nmemory: %.1f MiB for %d sequence%s of %d token%s",
             speak_count((uint64_t)plan->parameters), (double)plan->arena_bytes / 1048576, plan->batch,
-            plan->seq_len);
+            plan->batch > 1 ? "s" : "", plan->seq_len, plan->seq_len > 1 ? "s" : "");
     for (k = 0; k < MTT_CATEGORY_COUNT; k++) {
         if (plan->bytes[k] < 104858) continue; /* 0.1 MiB */
         run_say("%s%s %.1f", before, mtt_category_name((mtt_category)k),
@@ -122,7 +122,8 @@ static void speak_plan_briefly(const mtt_plan_report *plan)
 /* Answers --find-max-batch. Returns an exit code. */
 static int speak_largest(int batch, int seq_len)
 {
-    fprintf(stderr, "sequences of %d tokens in the largest batch under --memory-budget:\n", seq_len);
+    fprintf(stderr, "sequences of %d token%s in the largest batch under --memory-budget:\n", seq_len,
+            seq_len > 1 ? "s" : "");
     printf("%d\n", batch);
     return 0;
 }

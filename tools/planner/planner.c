@@ -109,8 +109,8 @@ EXPORT(planner_largest) int planner_largest(double budget)
     return 0;
 }
 
-/* Answers with what a GPU of this compute capability, times 10, lacks, and the technique to take instead. The
-   answer is empty if it has the precision. */
+/* Answers with what a GPU of this compute capability, times 10, lacks, and the technique to take instead;
+   with nothing if it has the precision. */
 EXPORT(planner_lacks) int planner_lacks(int capability)
 {
     static const int needed[] = MTT_CUDA_CAPABILITIES;
