@@ -119,9 +119,10 @@ static void speak_plan_briefly(const mtt_plan_report *plan)
 }
 
 /* Answers --find-max-batch. Returns an exit code. */
-static int speak_largest(int batch)
+static int speak_largest(int batch, size_t budget)
 {
-    fputs("sequences in the largest batch under --memory-budget:\n", stderr);
+    fprintf(stderr, "sequences in the largest batch %s:\n",
+            budget ? "under --memory-budget" : "in the free memory");
     printf("%d\n", batch);
     return 0;
 }
