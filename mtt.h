@@ -698,7 +698,8 @@ struct mtt_backend {
 };
 MTTDEF const mtt_backend *mtt_cpu_backend(void);
 /* Fills in the backend of a CUDA device, counted from 0. MTT_E_DEVICE: there is none, or the build has no
-   MTT_CUDA. With MTT_CUDA the function is in mtt_kernels.cu. */
+   MTT_CUDA, or NVIDIA_TF32_OVERRIDE or CUBLAS_EMULATE_SINGLE_PRECISION is set, by which cuBLAS computes in
+   another precision than the policy says. With MTT_CUDA the function is in mtt_kernels.cu. */
 #ifdef MTT_CUDA
 mtt_status mtt_cuda_backend(mtt_env *env, int device, mtt_backend *backend);
 #else
@@ -10114,9 +10115,10 @@ static mtt_status mtt__check_ids(const mtt_trainer *t, const int32_t *ids, int64
     for (i = 0; i < count; i++)
         if (ids[i] < low || ids[i] >= t->schedule->model.vocab)
             return mtt__fail(t->env, MTT_E_ARGUMENT,
-                             "%s %lld is %lld, but the vocabulary has ids 0 to %d: was the text encoded "
+                             "%s %lld is %lld, but the vocabulary has ids 0 to %d%s: was the text encoded "
                              "with another tokenizer?",
-                             what, (long long)i, (long long)ids[i], t->schedule->model.vocab - 1);
+                             what, (long long)i, (long long)ids[i], t->schedule->model.vocab - 1,
+                             low < 0 ? ", or -1 for none" : "");
     return MTT_OK;
 }
 

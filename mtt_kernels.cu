@@ -9090,16 +9090,37 @@ static mtt_status mtt__cuda_run(void *context, const mtt_op *ops, int count)
     return status == MTT_OK ? mtt__run_each(c, ops + first, count - first) : status;
 }
 
-/* Fills in the backend of a CUDA device, counted from 0. Refuses a device older than compute capability
-   7.5. */
+/* Refuses variables of the environment by which cuBLAS computes in another precision than the policy says. */
+static mtt_status mtt__check_environment(mtt_env *env)
+{
+    static const struct {
+        const char *name, *harmless; /* a value without effect, or NULL */
+        const char *effect;
+    } variables[] = {
+        {"NVIDIA_TF32_OVERRIDE", NULL, "makes FP32 products TF32, or TF32 ones FP32"},
+        {"CUBLAS_EMULATE_SINGLE_PRECISION", "0", "makes FP32 products of BF16 parts"},
+    };
+    for (size_t i = 0; i < sizeof(variables) / sizeof(*variables); i++) {
+        const char *value = getenv(variables[i].name), *harmless = variables[i].harmless;
+        if (value && !(harmless && !strcmp(value, harmless)))
+            return mtt__cuda_fail(env, MTT_E_DEVICE, "%s is set to \"%.40s\", which %s: unset %s",
+                                  variables[i].name, value, variables[i].effect, variables[i].name);
+    }
+    return MTT_OK;
+}
+
+/* Fills in the backend of a CUDA device, counted from 0. Refuses a device older than compute capability 7.5,
+   and an environment that changes the precision. */
 extern "C" mtt_status mtt_cuda_backend(mtt_env *env, int device, mtt_backend *backend)
 {
     int count = 0, major = 0, minor = 0;
-    cudaError_t error = cudaGetDeviceCount(&count);
+    cudaError_t error;
+    memset(backend, 0, sizeof(*backend));
+    if (mtt__check_environment(env)) return MTT_E_DEVICE;
+    error = cudaGetDeviceCount(&count);
     if (!error) error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
     if (!error) error = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
     cudaGetLastError(); /* reported here: the next launch must not take it for its own */
-    memset(backend, 0, sizeof(*backend));
     if (error)
         return mtt__cuda_fail(env, MTT_E_DEVICE,
                               "there is no CUDA device %d among %d that can be used (%s): "

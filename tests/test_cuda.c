@@ -4947,8 +4947,34 @@ static void lists_at_one_address(void)
     free(pile);
 }
 
+/* Variables by which cuBLAS computes in another precision are refused by name; others are not. */
+static void environment(void)
+{
+    static const struct { const char *name, *value; int refused; } CASES[] = {
+        {"NVIDIA_TF32_OVERRIDE", "1", 1}, {"NVIDIA_TF32_OVERRIDE", "0", 1}, {"NVIDIA_TF32_OVERRIDE", "", 1},
+        {"CUBLAS_EMULATE_SINGLE_PRECISION", "1", 1}, {"CUBLAS_EMULATE_SINGLE_PRECISION", "0", 0},
+        {"CUBLASLT_LOG_LEVEL", "0", 0},
+    };
+    for (size_t i = 0; i < MTT__LENGTH(CASES); i++) {
+        char *before = getenv(CASES[i].name), word[100];
+        mtt_backend backend;
+        before = before ? strdup(before) : NULL;
+        setenv(CASES[i].name, CASES[i].value, 1);
+        env.error[0] = 0;
+        mtt_status status = mtt_cuda_backend(&env, 0, &backend);
+        snprintf(word, sizeof(word), ": unset %s", CASES[i].name);
+        check(CASES[i].refused ? status == MTT_E_DEVICE && strstr(env.error, word) && !backend.open
+                               : status == MTT_OK, "%s=%s: status %d, %s", CASES[i].name, CASES[i].value,
+              (int)status, env.error);
+        if (before) setenv(CASES[i].name, before, 1);
+        else unsetenv(CASES[i].name);
+        free(before);
+    }
+}
+
 static void failures(void)
 {
+    environment();
     lists_at_one_address();
     if (turing) refusals();
     unknown_activation(taken(MTT_BF16));

@@ -583,6 +583,32 @@ for technique in "${hostile[@]}"; do
   PATH=$work/stubs:$PATH "$root/tools/plots.sh" foreign > out 2> err; check "the others are drawn" [ $? = 0 ]
 done
 rm foreign/x_odd*
+while IFS='>' read -r change fault; do # values that no run has
+  metrics x_odd_bs8 fp16_bs8 8 101.0 41943040 16
+  sed -i "$change" foreign/x_odd_bs8_metrics.json
+  "$report" --results-dir foreign > out 2> err; code=$?
+  check "$change ends with $code, not 3: $fault" eval \
+    '[ $code = 3 ] && says err "x_odd_bs8_metrics.json: .*$fault" && [ "$(grep -c "^| [bf]" out)" = 2 ]'
+done << 'VALUES'
+s/"technique": "[^"]*"/"technique": ""/>"" is no technique
+s/"technique": "[^"]*"/"technique": 5/>technique must be a text
+s/"technique": "[^"]*"/"technique": ["a"]/>technique must be a number or a text
+s/"technique": "[^"]*", //>names no technique
+s/"dataset": "[^"]*", //>no dataset
+s/"dataset": "[^"]*"/"dataset": ""/>"" is no dataset
+s/"arena_bytes": [0-9]*/"arena_bytes": -1/>arena_bytes is below 0
+s/"arena_bytes": [0-9]*/"arena_bytes": "41943040"/>arena_bytes must be a number
+s/"arena_bytes": [0-9]*/"arena_bytes": true/>arena_bytes must be a number
+s/"ms_per_step": [0-9.]*/"ms_per_step": -3/>ms_per_step is below 0
+VALUES
+rm foreign/x_odd*
+for suite in 'a<script>' 'a|b' '](x)' 'a`b'; do
+  printf '{"suite": "%s", "experiments": []}' "$suite" > foreign/experiment_summary.json
+  "$report" --results-dir foreign > out 2> err; code=$?
+  check "the suite $suite ends with $code, not 3" \
+    eval '[ $code = 3 ] && says err "experiment_summary.json: suite has characters" && [ ! -s out ]'
+done
+rm foreign/experiment_summary.json
 for key in dataset name group status; do # the first of a file, those of the summary
   printf '{"suite": "a", "experiments": [{"name": "x_fp32_bs8", "group": "batch", "technique": "fp32"}]}' |
     sed "s/\"group\"/\"$key\": \"\$(touch x)\", \"group\"/" > foreign/experiment_summary.json

@@ -193,7 +193,9 @@ expect 2 'lora_targets and lora_alpha need a rank' --lora-targets nonsense --dry
 expect 2 '--data is missing' --technique bf16
 expect 2 'batch is 0' --dry-run --batch-size 0
 expect 2 'd_model 32 does not divide' --dry-run $model --heads 3
-expect 2 'memory-budget 24G' --find-max-batch
+expect 2 'memory-budget 24G$' --find-max-batch
+command -v nvidia-smi > /dev/null ||
+  expect 2 'memory-budget 24G: .*CUDA' --find-max-batch --device cuda
 for words in bf16_fp16 checkpointing_segments bf16_bs2_flash_bs4 window16_flash_window8; do
   expect 2 "--technique $words: a later word contradicts \"" --technique $words --dry-run
 done

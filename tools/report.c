@@ -131,14 +131,45 @@ static double *number_at(const run *r, size_t at)
     return (double *)(void *)((char *)r + at);
 }
 
+static void refuse_value(mtt_json *j, const struct key *k, const char *why)
+{
+    static char fault[200];
+    snprintf(fault, sizeof(fault), "%s %s", k->name, why);
+    j->fault = fault;
+}
+
+/* 1 = as "a, small". */
+static int is_suite(mtt_slice text)
+{
+    size_t i;
+    for (i = 0; i < text.size; i++)
+        if (!text.at[i] || !strchr(RESULT_LETTERS ", ", text.at[i])) return 0;
+    return 1;
+}
+
+/* 1 = a run is known by it. */
+static int is_needed(const struct key *k)
+{
+    return !strcmp(k->name, "dataset") || !strcmp(k->name, "technique") || !strcmp(k->name, "name");
+}
+
 static void put_words(mtt_json *j, run *r, mtt_slice key, mtt_slice value)
 {
     static char fault[400];
     char *at, plain[2048];
     const struct key *k = find_key(key);
     size_t most = k && k->is_line ? sizeof(plain) : k ? k->size : 0;
-    if (!most) return;
-    if (value.size >= most || (!k->is_line && value.size && !result_is_name(value.at, value.size))) {
+    if (!k) return;
+    if (!most) {
+        refuse_value(j, k, "must be a number");
+        return;
+    }
+    if (mtt_slice_is(key, "suite") && !is_suite(value)) {
+        refuse_value(j, k, "has characters other than A-Za-z0-9_.-, commas and blanks");
+        return;
+    }
+    if (value.size >= most ||
+        (!k->is_line && (value.size || is_needed(k)) && !result_is_name(value.at, value.size))) {
         snprintf(fault, sizeof(fault), "\"%.*s\" is no %s: a name has up to %d of A-Za-z0-9_.- and does not "
                  "begin with - or .", (int)fmin(200, (double)value.size), value.at, k->name, (int)most - 1);
         j->fault = fault;
@@ -156,10 +187,15 @@ static void put_number(mtt_json *j, run *r, mtt_slice key, double value)
     const struct key *k = find_key(key);
     int i;
     if (fabs(value) < 1e-9) value = 0;
-    if (k && !k->size && fabs(value) > 1e18) j->fault = "a number beyond 1e18";
-    if (k && !k->size) *number_at(r, k->at) = value;
+    if (k && k->size) refuse_value(j, k, "must be a text");
+    else if (k && value < 0 && strcmp(k->name, "layer")) refuse_value(j, k, "is below 0"); /* -1: none */
+    else if (k && fabs(value) > 1e18) j->fault = "a number beyond 1e18";
+    else if (k) *number_at(r, k->at) = value;
     for (i = 0; i < MTT_CATEGORY_COUNT; i++)
-        if (mtt_slice_is(key, mtt_category_name((mtt_category)i))) r->bytes[i] = value;
+        if (mtt_slice_is(key, mtt_category_name((mtt_category)i))) {
+            r->bytes[i] = value;
+            if (value < 0) j->fault = "bytes below 0";
+        }
 }
 
 /* Reads an object into a run, and gives each item of an array to `item`. What is in "plan" and "bytes" counts
@@ -183,7 +219,10 @@ static void read_object(mtt_json *j, run *r, item_fn item, FILE *to)
             for (mtt_json_begin(j, '['); mtt_json_item(j);) item(j, r, to);
         else if (mark == '-' || (mark >= '0' && mark <= '9')) {
             if (mtt_json_number(j, &number)) put_number(j, r, key, number);
-        } else if (mtt_json_skip(j) && mark == 'n') r->diverged |= mtt_slice_is(key, "perplexity");
+        } else if (mtt_json_skip(j)) {
+            if (mark != 'n' && find_key(key)) refuse_value(j, find_key(key), "must be a number or a text");
+            r->diverged |= mark == 'n' && mtt_slice_is(key, "perplexity");
+        }
     }
 }
 
@@ -315,6 +354,12 @@ static void read_run(run *r)
     if (!read_file(result_path(results, r->name, RESULT_METRICS), r, NULL, NULL, 0)) {
         if (damaged > before) set_status(r, "lost", "its metrics are damaged");
         else if (!strcmp(r->status, "done")) set_status(r, "lost", "its metrics are gone");
+        return;
+    }
+    if (!r->technique[0] || !r->dataset[0]) {
+        complain(result_path(results, r->name, RESULT_METRICS), 0, "it names no technique or no dataset");
+        set_status(r, "lost", "its metrics are damaged");
+        damaged++;
         return;
     }
     if (r->diverged) set_status(r, "diverged", "its perplexity is not finite");

@@ -198,6 +198,30 @@ static mtt_status run_find_device(run *r, mtt_backend *backend)
     return status;
 }
 
+/* The free memory of a GPU, which is said, as the budget of --find-max-batch without --memory-budget. Returns
+   an exit code. */
+static int run_free_memory(run *r, const mtt_policy *policy, size_t *free_bytes)
+{
+    mtt_policy alone = *policy; /* ranks would wait for each other */
+    mtt_backend backend;
+    size_t all_bytes;
+    void *context;
+    mtt_status status = MTT_E_DEVICE;
+    alone.ranks = 1;
+    if (policy->device == MTT_DEVICE_CUDA) status = run_find_device(r, &backend);
+    if (!status && !(status = backend.open(r->env, &backend, &alone, &context))) {
+        status = backend.memory(context, free_bytes, &all_bytes);
+        backend.close(context);
+    }
+    if (!status)
+        run_say("the device has %.1f MiB free of %.1f MiB\n", (double)*free_bytes / 1048576,
+                (double)all_bytes / 1048576);
+    else
+        run_say("train: --find-max-batch needs a budget, for example --memory-budget 24G%s%s\n",
+                *r->env->error ? ": " : "", r->env->error);
+    return status ? EXIT_USAGE : 0;
+}
+
 /* All ranks wait until each of them is here, and for rank 0 as long as it takes. Rank 0 goes ahead: it calls
    this after a part of the work, and the others before. */
 static mtt_status run_meet(run *r)

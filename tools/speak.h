@@ -120,10 +120,10 @@ static void speak_plan_briefly(const mtt_plan_report *plan)
 }
 
 /* Answers --find-max-batch. Returns an exit code. */
-static int speak_largest(int batch, int seq_len)
+static int speak_largest(int batch, int seq_len, size_t budget)
 {
-    fprintf(stderr, "sequences of %d token%s in the largest batch under --memory-budget:\n", seq_len,
-            seq_len > 1 ? "s" : "");
+    fprintf(stderr, "sequences of %d token%s in the largest batch %s:\n", seq_len, seq_len > 1 ? "s" : "",
+            budget ? "under --memory-budget" : "in the free memory");
     printf("%d\n", batch);
     return 0;
 }

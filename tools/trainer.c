@@ -63,7 +63,7 @@ static const option options[] = {
            "draw from the top X of probability; 1: all"),
     TITLE("Memory:"),
     FLAG("dry-run", &set.dry_run, 1, "print the plan and stop; needs neither data nor a device"),
-    FLAG("find-max-batch", &set.find_max, 1, "print the largest batch, in sequences, under --memory-budget"),
+    FLAG("find-max-batch", &set.find_max, 1, "print the largest batch under --memory-budget, or on the GPU"),
     FLAG("json", &set.json, 1, "the plan as one JSON object"),
     FLAG("no-memory-profiling", &set.no_memory, 1, "do not write the memory file"),
     OPTION("memory-budget", MTT_FIELD_BYTES, &set.policy.budget_bytes, 0, 0, 1e18,
@@ -94,8 +94,6 @@ static int read_options(int argc, char **argv)
         return option_fail("--data is missing, for example --data my_text.txt (--help lists all options)");
     if (policy->recompute == MTT_RECOMPUTE_BUDGET && !policy->budget_bytes)
         return option_fail("--recompute budget needs a budget, for example --memory-budget 8G");
-    if (set.find_max && !policy->budget_bytes)
-        return option_fail("--find-max-batch needs a budget, for example --memory-budget 24G");
     if (set.seq_len > 1024 && !set.model.max_seq) set.model.max_seq = set.seq_len;
     return 0;
 }
@@ -231,10 +229,12 @@ static int prepare(mtt_dataset *data, mtt_batches *batches)
     if (!status && !set.dry_run) status = open_data(data, batches);
     if (!status && !set.find_max)
         status = mtt_plan(&env, &set.model, &set.policy, set.batch, set.seq_len, &plan);
+    if (!status && set.find_max && !budget && run_free_memory(&files, &set.policy, &budget))
+        return EXIT_USAGE;
     if (!status && budget)
         status = mtt_plan_max_batch(&env, &set.model, &set.policy, set.seq_len, budget, &max_batch);
     if (status) return report(status);
-    if (set.find_max) return speak_largest(max_batch, set.seq_len);
+    if (set.find_max) return speak_largest(max_batch, set.seq_len, set.policy.budget_bytes);
     speak_plan(&plan, set.dry_run, set.json, max_batch);
     if (max_batch && plan.arena_bytes > budget)
         return report(run_fail(&files, MTT_E_BUDGET, "a batch of %d does not fit --memory-budget, %d does; or"
