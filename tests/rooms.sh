@@ -154,6 +154,13 @@ none "$(grep -LE '^export (.* )?LC_ALL=C( |$)|^\. tests/lib\.sh$' \
   $(find .ci examples tests tools -name '*.sh' -o -path .ci/run))" \
   "a script that the user's locale can change"
 
+# Numbers of the last run on a GPU are in its record alone.
+record=$(grep -oE '"(passed|date|driver)": "?[0-9.-]+' tests/gpu_last_run.json | grep -oE '[0-9.-]{5,}$' |
+  sed -E 'p; s/^([0-9]{2,3})([0-9]{3})$/\1,\2/' | sort -u)
+[ "$(wc -l <<< "$record")" -gt 2 ]; tell $? "tests/gpu_last_run.json has no numbers"
+none "$(grep -noE '[0-9]{2,3},[0-9]{3} checks' {,tests/,tools/,examples/learn/}README.md
+  grep -nwF "$record" {,tests/,tools/,examples/learn/}README.md)" "a page repeats the record of the GPU's run"
+
 none "$(tests/mutate.sh stale)" "a stale change in tests/mutate.sh"
 none "$(grep -nE 'op->(in|out)\[' mtt.h mtt_kernels.cu {examples,tools,tests}/*.[ch])" "an operand by number"
 

@@ -65,6 +65,19 @@ done << 'LENGTHS'
 LENGTHS
 expect 0 '^72$' --find-max-batch --memory-budget 24G --device cuda --model gpt2 --technique bf16_flash
 check "its label has the length" says err '^sequences of 1024 tokens in the largest batch'
+# the README's commands for GPT-2 say what it says of them, and its first numbers are plans
+count=0
+while IFS='#' read -r command number; do
+  run ${command#build/train }
+  check "$command says $number" grep -qF -- "$(grep -oE '[0-9.]{2,}' <<< "$number")" out
+  count=$((count + 1))
+done < <(grep -E '^build/train .*--model gpt2' $root/README.md)
+check "$count commands of the README for GPT-2" [ $count = 2 ]
+for technique in bf16_flash bf16_flash_selective_chunked_compact fp8_flash_compact; do
+  run --dry-run --json --device cuda --model gpt2 --batch-size 64 --technique $technique
+  gb=$(awk -v n="$(field out arena_bytes)" 'BEGIN {printf "%.1f GB", n / 1e9}')
+  check "$technique takes $gb" eval 'tr "\n" " " < $root/README.md | grep -q "$gb [^(]*(.$technique.)"'
+done
 expect 2 '--model bert: expected gpt2.gpt2-medium' --dry-run --model bert
 expect 0 '"parameters": 124439808' --dry-run --json --preset small --model gpt2
 
