@@ -187,7 +187,7 @@ static void train(mtt_trainer *trainer, mtt_batches *batches, const mtt_dataset 
 
 static void put(void *writer, const char *text, size_t bytes)
 {
-    mtt_writer_put((mtt_writer *)writer, text, bytes); /* a failure comes back from the commit; the old file stays */
+    mtt_writer_put((mtt_writer *)writer, text, bytes); /* the commit fails if this does */
 }
 
 /* One line of JSON, in which a number that is not finite is null; a summary to standard output. */
@@ -277,7 +277,6 @@ int main(int argc, char **argv)
     if (policy.device == MTT_DEVICE_CUDA) check(mtt_cuda_backend(&env, 0, &backend));
     optim.seed = (uint64_t)set.seed;
     optim.total_steps = set.steps;
-    if (optim.warmup_steps >= set.steps) optim.warmup_steps = set.steps / 10;
     check(mtt_trainer_create(&env, &model, &policy, &optim, &backend, set.batch_size, set.seq_len, &trainer));
     if (set.resume) check(mtt_resume(trainer, path_of(run, ".safetensors"), &batches));
     else if (!set.no_checkpoint && !access(path_of(run, ".safetensors"), F_OK))
