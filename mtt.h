@@ -2452,7 +2452,7 @@ enum {
 static int mtt__os_open(const char *path, int how)
 {
     int fd;
-    do fd = MTT__SYS_OPEN(path, how | O_CLOEXEC, 0644);
+    do fd = MTT__SYS_OPEN(path, how | O_CLOEXEC, 0666); /* the umask decides, as for every program's files */
     while (fd < 0 && errno == EINTR);
     return fd;
 }

@@ -928,6 +928,7 @@ static void write_gguf(void)
 
 int main(int argc, char **argv)
 {
+    static const int others[] = {SIGHUP, SIGUSR1, SIGUSR2, SIGXCPU};
     struct stat info;
     size_t size;
     int given = argc > 2 && *argv[1] != '-' && *argv[2] != '-' ? 2 : 0, code, i;
@@ -955,7 +956,8 @@ int main(int argc, char **argv)
     signal(SIGPIPE, SIG_IGN);
     signal(SIGINT, on_signal);
     signal(SIGTERM, on_signal);
-    if (signal(SIGHUP, SIG_IGN) != SIG_IGN) signal(SIGHUP, on_signal);
+    for (i = 0; i < LENGTH(others); i++)
+        if (signal(others[i], SIG_IGN) != SIG_IGN) signal(others[i], on_signal);
     check(mtt_model_open(&env, origin, &source));
     check(folder_open(&env, origin, source, &notes));
     check_model();

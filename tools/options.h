@@ -34,7 +34,7 @@
 enum { OPTION_TEXT = MTT_FIELD_TEXT, OPTION_TITLE, OPTION_FIELDS }; /* besides mtt_field_kind */
 enum { OPTION_HELP = -1, OPTION_MOST = 128 };
 
-/* Exit codes. A run that Ctrl-C, SIGTERM or SIGHUP stops ends with 130, as a shell reports Ctrl-C. */
+/* Exit codes. A run that a signal stops gently ends with 130, as a shell reports Ctrl-C. */
 enum { EXIT_USAGE = 2, EXIT_DATA, EXIT_MEMORY, EXIT_DIVERGED, EXIT_DEVICE, EXIT_RANK };
 enum { EXIT_INTERRUPTED = 130 };
 

@@ -338,7 +338,8 @@ static inline int posix_fclose(FILE *f)
 
 /* ---- signals and clocks ---- */
 
-enum { SIGHUP = 1, SIGPIPE = 13, SIGXFSZ = 25 }; /* nobody sends them */
+/* nobody sends them */
+enum { SIGHUP = 1, SIGUSR1 = 10, SIGUSR2 = 12, SIGPIPE = 13, SIGXCPU = 24, SIGXFSZ = 25 };
 
 static inline void (*posix_signal(int number, void (*call)(int)))(int)
 {

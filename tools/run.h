@@ -39,6 +39,7 @@ typedef struct run {
     char dataset[RUN_NAME + 1], name[512];
     int keep;         /* checkpoints by step that stay */
     int lock;         /* the folder's file .lock */
+    int unlocked;     /* 1 = its disk has no locks */
     int unwritten;    /* errno of the first line of the log that could not be written */
     int curves;       /* CURVES_NONE, or the kind of the file `rows` */
     FILE *rows;       /* one for each line of the log */
@@ -126,24 +127,42 @@ static const char *run_checkpoint(const run *r, long long step)
 
 static volatile sig_atomic_t run_stop; /* 1 = the run shall end after this step */
 
-static void run_on_signal(int number)
+/* Prints a text, in the one way that a handler may. */
+static void run_cry(const char *text)
 {
-    static const char text[] = "\nstopping after this step ... (again: at once, without a checkpoint)\n";
     int before = errno; /* of the call that was interrupted */
-    ssize_t written = run_rank ? 0 : write(2, text, sizeof(text) - 1); /* the one way to print here */
+    ssize_t written = run_rank ? 0 : write(2, text, strlen(text));
     (void)written;
     errno = before;
+}
+
+static void run_on_signal(int number)
+{
+    run_cry("\nstopping after this step ... (again: at once, without a checkpoint)\n");
     run_stop = 1;
     signal(number, SIG_DFL);
 }
 
+static void run_on_warning(int number)
+{
+    (void)number;
+    if (!run_stop) run_cry("\nstopping after this step, before the time limit ...\n");
+    run_stop = 1;
+}
+
 /* 1: the first SIGINT, SIGTERM or SIGHUP sets run_stop, the second one ends the program. 0: the first one
-   does. nohup ignores SIGHUP; that stays. */
+   does. SIGUSR1, SIGUSR2 (batch systems send one of them before the time limit) and SIGXCPU (a limit of CPU
+   time; the kernel repeats it each second) set run_stop, however often they come, and afterwards do nothing:
+   the limit itself ends the program. What the parent ignores stays ignored, as SIGHUP under nohup. */
 static void run_obey_signals(int gently)
 {
+    static const int warnings[] = {SIGUSR1, SIGUSR2, SIGXCPU};
+    int i;
     signal(SIGINT, gently ? run_on_signal : SIG_DFL);
     signal(SIGTERM, gently ? run_on_signal : SIG_DFL);
     if (signal(SIGHUP, SIG_IGN) != SIG_IGN) signal(SIGHUP, gently ? run_on_signal : SIG_DFL);
+    for (i = 0; i < LENGTH(warnings); i++)
+        if (signal(warnings[i], SIG_IGN) != SIG_IGN && gently) signal(warnings[i], run_on_warning);
 }
 
 /* Before the first file. A limit on file sizes and a closed pipe fail the write, not the run: Ctrl-C also
@@ -279,6 +298,14 @@ static mtt_status run_set_name(run *r, const char *data, const char *chosen, con
     return MTT_OK;
 }
 
+/* 1 = a lock failed since the disk has none: Lustre without flock, FUSE, NFS without a lock service. Old NFS
+   has none so far behind the beginning of a file: EOVERFLOW. */
+static int run_lacks_locks(int error)
+{
+    return error == ENOSYS || error == ENOLCK || error == EOPNOTSUPP || error == ENOTSUP || error == EINVAL ||
+           error == EOVERFLOW;
+}
+
 /* Locks or unlocks the run's name or the dataset's: a byte of the folder's file .lock, by the name's hash
    (FNV-1a). The lock ends with the process. `action`: F_SETLK fails if another process has it, F_SETLKW waits
    for it. */
@@ -290,6 +317,11 @@ static mtt_status run_lock(run *r, const char *name, int action, short type)
     for (at = name; *at; at++) hash = (hash ^ (unsigned char)*at) * 1099511628211u;
     lock.l_start = (off_t)(hash >> 3) * 2 + (name == r->dataset);
     if (fcntl(r->lock, action, &lock) == 0) return MTT_OK;
+    if (run_lacks_locks(errno)) {
+        if (!r->unlocked) run_say("note: this disk has no locks: do not start two runs of one name\n");
+        r->unlocked = 1;
+        return MTT_OK;
+    }
     if (errno != EACCES && errno != EAGAIN) return run_cannot(r, "lock", result_path(r->folder, name, ""));
     return run_fail(r, MTT_E_FILE, "another process writes %s/%s: wait until it ends, or choose "
                     "another --dataset", r->folder, name);
@@ -852,6 +884,18 @@ static void run_note_lr(run *r, int64_t step)
     if (fabs(as_now - r->lr) > 1e-6 * fmax(as_now, r->lr))
         run_say("note: lr goes on at %.3g; the run before ended at %.3g\n",
                 (double)mtt_learning_rate(&o, step), r->lr);
+}
+
+/* A preset's warmup is meant for more steps than some runs have. A schedule that ends with the run must be
+   longer than its warmup, which is then shortened. A constant rate keeps its warmup: so a run that is resumed
+   with more --steps has the bits of one that had them from the beginning. */
+static void run_choose_warmup(mtt_optim_desc *optim, int steps)
+{
+    if (option_given("warmup-steps") || optim->warmup_steps < steps) return;
+    if (optim->lr_schedule != MTT_LR_CONSTANT) optim->warmup_steps = steps / 10;
+    else
+        run_say("note: the preset's warmup has %lld steps, the run %d: --warmup-steps 0 begins at the whole "
+                "--lr\n", (long long)optim->warmup_steps, steps);
 }
 
 /* ---- a run that starts over ---- */

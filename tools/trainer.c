@@ -133,8 +133,7 @@ static mtt_status choose_steps(const mtt_batches *batches)
     mtt_status status = MTT_OK;
     if (!set.steps || (option_given("epochs") && !option_given("steps"))) /* --epochs before the preset's */
         status = run_count_steps(&files, batches, set.policy.accumulate, set.epochs, &set.steps);
-    if (!option_given("warmup-steps") && set.optim.warmup_steps >= set.steps)
-        set.optim.warmup_steps = set.steps / 10; /* fewer than the preset was made for */
+    if (!status) run_choose_warmup(&set.optim, set.steps);
     return status;
 }
 
