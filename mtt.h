@@ -3030,7 +3030,7 @@ typedef struct mtt__member {
     const char *name;
     int is_set;
 } mtt__member;
-#define MTT__REQUIRED(object, name) {#name, (object)->name != NULL}
+#define MTT__NEEDS(object, name) {#name, (object)->name != NULL}
 
 static mtt_status mtt__require_members(mtt_env *env, const char *object, const mtt__member *m, size_t count)
 {
@@ -10092,9 +10092,9 @@ static void mtt__assign_groups(mtt_trainer *t)
 
 static mtt_status mtt__check_backend(mtt_env *env, const mtt_backend *b)
 {
-    const mtt__member members[] = {MTT__REQUIRED(b, open), MTT__REQUIRED(b, close), MTT__REQUIRED(b, alloc),
-                                   MTT__REQUIRED(b, release), MTT__REQUIRED(b, memory), MTT__REQUIRED(b, upload),
-                                   MTT__REQUIRED(b, download), MTT__REQUIRED(b, run)};
+    const mtt__member members[] = {MTT__NEEDS(b, open), MTT__NEEDS(b, close), MTT__NEEDS(b, alloc),
+                                   MTT__NEEDS(b, release), MTT__NEEDS(b, memory), MTT__NEEDS(b, upload),
+                                   MTT__NEEDS(b, download), MTT__NEEDS(b, run)};
     if (!b->device_alloc != !b->device_free)
         return mtt__fail(env, MTT_E_ARGUMENT, "the backend has device_alloc or device_free alone: set both "
                          "or neither");
@@ -11773,9 +11773,9 @@ MTTDEF void mtt_tokenizer_destroy(mtt_tokenizer *t)
 
 static mtt_status mtt__check_kind(mtt_env *env, const mtt_tokenizer_kind *k)
 {
-    const mtt__member members[] = {MTT__REQUIRED(k, name), MTT__REQUIRED(k, create), MTT__REQUIRED(k, destroy),
-                                   MTT__REQUIRED(k, load), MTT__REQUIRED(k, learn), MTT__REQUIRED(k, cut),
-                                   MTT__REQUIRED(k, spell), MTT__REQUIRED(k, print)};
+    const mtt__member members[] = {MTT__NEEDS(k, name), MTT__NEEDS(k, create), MTT__NEEDS(k, destroy),
+                                   MTT__NEEDS(k, load), MTT__NEEDS(k, learn), MTT__NEEDS(k, cut),
+                                   MTT__NEEDS(k, spell), MTT__NEEDS(k, print)};
     return mtt__require_members(env, "the kind of tokenizer", members, MTT__LENGTH(members));
 }
 
