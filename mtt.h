@@ -12816,8 +12816,8 @@ static mtt_status mtt__vocab_kind(mtt__json_file *f, const mtt_tokenizer_kind **
     if (!mtt_json_end(&f->j)) return mtt__vocab_fail(f, NULL);
     type = mtt__json_value(f, "model.type");
     if (!type.at && mtt__json_value(f, "config.pattern").at)
-        return mtt__fail(f->env, MTT_E_FORMAT, "%s is a tekken.json of Mistral, which mtt does not read: take "
-                         "the tokenizer.json of the same model, or another tokenizer", f->path);
+        return mtt__fail(f->env, MTT_E_FORMAT, "%s is a tekken.json of Mistral, which mtt does not read: "
+                         "take the tokenizer.json of the same model, or another tokenizer", f->path);
     if (!type.at || mtt_slice_is(type, "\"BPE\"")) return MTT_OK;
     *kind = other;
     if (other && type.size == strlen(other->name) + 2 && memcmp(type.at + 1, other->name, type.size - 2) == 0)

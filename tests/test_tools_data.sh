@@ -102,8 +102,8 @@ prepare 0 vocabulary --input text.txt --output two --tokenizer gpt2 --vocab-file
 check "the vocabulary's own pattern needs no note" [ ! -s err ]
 prepare 0 vocabulary --input text.txt --output two --tokenizer gpt2 --vocab-file two.bpe --pattern qwen
 check "another one does" says err 'note: the pattern of two.bpe is gpt2, not qwen: leave out --pattern'
-echo '{"config": {"pattern": "x", "num_vocab_tokens": 2, "version": "v3"}, "vocab": [{"rank": 0, "token_bytes":
-  "AA==", "token_str": "a"}], "special_tokens": []}' > tekken.json
+echo '{"config": {"pattern": "x", "num_vocab_tokens": 2, "version": "v3"}, "vocab": [{"rank": 0,
+  "token_bytes": "AA==", "token_str": "a"}], "special_tokens": []}' > tekken.json
 prepare 3 'tekken.json is a tekken.json of Mistral, which mtt does not read' --input text.txt --output o \
   --tokenizer tekken.json
 prepare 2 'pattern is for BPE' --input text.txt --output o --pattern qwen --tokenizer wordpiece
