@@ -12955,6 +12955,9 @@ static mtt_status mtt__vocab_kind(mtt__json_file *f, const mtt_tokenizer_kind **
     mtt__vocab_keys(f, "", 0);
     if (!mtt_json_end(&f->j)) return mtt__vocab_fail(f, NULL);
     type = mtt__json_value(f, "model.type");
+    if (!type.at && mtt__json_value(f, "config.pattern").at)
+        return mtt__fail(f->env, MTT_E_FORMAT, "%s is a tekken.json of Mistral, which mtt does not read: "
+                         "take the tokenizer.json of the same model, or another tokenizer", f->path);
     if (!type.at || mtt_slice_is(type, "\"BPE\"")) return MTT_OK;
     *kind = other;
     if (other && type.size == strlen(other->name) + 2 && memcmp(type.at + 1, other->name, type.size - 2) == 0)
@@ -15356,11 +15359,18 @@ static mtt_status mtt__model_match(mtt_model *m)
     return MTT_OK;
 }
 
+#define MTT__IS_ADAPTER "%s is an adapter, without the weights of its model: give the merged file of its " \
+    "run, ..._merged.safetensors, or the model that it was trained from"
+
 static mtt_status mtt__model_checkpoint(mtt_model *m)
 {
     mtt_status status = mtt__model_file(m, NULL);
     const mtt_field *f;
+    size_t i;
     if (status) return status;
+    for (i = 0; i < m->files->tensors.count; i++) /* PEFT's names */
+        if (!strncmp(m->files->tensors.at[i].name, "base_model.model.", 17))
+            return mtt__fail(m->env, MTT_E_FORMAT, MTT__IS_ADAPTER, m->path);
     if (!mtt__st_crc_is(&m->files[0], "crc32", m->files[0].metadata_crc))
         return mtt__fail(m->env, MTT_E_FORMAT, "%s: its metadata has no checksum or another one: give a "
                          "checkpoint of mtt_save, or a folder with config.json", m->path);
@@ -15555,7 +15565,11 @@ static mtt_status mtt__model_folder(mtt_model *m)
     mtt__json_file f;
     mtt__map map;
     mtt__file_info info;
-    mtt_status status = mtt__map_open(m->env, mtt__model_path(m, "config.json", path), &map);
+    mtt_status status;
+    if (!mtt__os_find(mtt__model_path(m, "adapter_config.json", path), &info) &&
+        mtt__os_find(mtt__model_path(m, "config.json", path), &info))
+        return mtt__fail(m->env, MTT_E_FORMAT, MTT__IS_ADAPTER, m->path);
+    status = mtt__map_open(m->env, mtt__model_path(m, "config.json", path), &map);
     if (status) return status;
     m->form = MTT_FORM_HUGGING_FACE;
     f.env = m->env;

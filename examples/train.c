@@ -204,7 +204,7 @@ static void write_metrics(const mtt_trainer *trainer)
         {"parameters\": %.0f", (double)plan.parameters}, {"batch_size\": %.0f", set.batch_size},
         {"seq_len\": %.0f", set.seq_len}, {"ranks\": %.0f", 1}, {"steps\": %.0f", set.steps},
         {"train_loss\": %.6f", last_loss}, {"val_loss\": %.6f", quality.loss},
-        {"perplexity\": %.4f", quality.perplexity}, {"bits_per_byte\": %.5f", quality.bits_per_byte},
+        {"perplexity\": %.9g", quality.perplexity}, {"bits_per_byte\": %.5f", quality.bits_per_byte},
         {"accuracy\": %.5f", quality.accuracy}, {"training_time\": %.3f", total_ms * 1e-3},
         {"ms_per_step\": %.3f", ms}, {"tokens_per_s\": %.1f", tokens / ms * 1e3},
         {"arena_bytes\": %.0f", (double)plan.arena_bytes}, {"peak_bytes\": %.0f", (double)plan.peak_bytes},
@@ -219,7 +219,7 @@ static void write_metrics(const mtt_trainer *trainer)
         put(w, ", \"", 3), put(w, text, strlen(text));
     }
     put(w, "}\n", 2), check(mtt_writer_commit(w)), mtt_writer_close(w);
-    printf("%s: %.1f MiB, %.1f ms a step, perplexity %.2f; %s\n", set.technique,
+    printf("%s: %.1f MiB, %.1f ms a step, perplexity %.6g; %s\n", set.technique,
            (double)plan.arena_bytes / 1048576, ms, quality.perplexity, path_of(run, "_metrics.json"));
     if (set.no_memory_profiling) return;
     check(mtt_writer_open(&env, path_of(run, "_memory.json"), 0, &w));

@@ -104,6 +104,26 @@ if "$build/convert" $model folder > out 2> err; then
   check "without it, config.json" eval \
     'sed -i "s/\"eos_token_id\": .*/\"eos_token_id\": [$id]/" folder/config.json &&
      [ "$(text folder --prompt alabeta --count 40)" = alabeta ]'
+  echo '{"eos_token_id": [299, 300, 5000]}' > folder/generation_config.json
+  expect 0 "note: eos_token_id has 5000, but the model's ids end at 299: correct it" folder --count 1
+  check "each is said" says err 'eos_token_id has 300,'
+  echo "{\"eos_token_id\": [299, $id]}" > folder/generation_config.json
+  "$build/train" --init folder --data text.txt --results-dir tuned --dataset x --steps 1 --seq-len 16 \
+    --lr 1e-12 > out 2> err || fail "train: $(tail -n 1 err)"
+  for path in tuned/x_fp32_best tuned/x_fp32_step1; do
+    check "text of a checkpoint ends where the folder's ends: $path" \
+      [ "$(text $path.safetensors --prompt alabeta --count 40)" = alabeta ]
+  done
+  "$build/train" --init folder --data text.txt --results-dir tuned --dataset y --steps 1 --seq-len 16 \
+    --lr 1e-12 --lora-rank 8 > out 2> err || fail "train: $(tail -n 1 err)"
+  check "that of a merged file, too" \
+    [ "$(text tuned/y_fp32_merged.safetensors --prompt alabeta --count 40)" = alabeta ]
+  for path in tuned/y_fp32_adapter tuned/y_fp32_adapter/adapter_model.safetensors; do
+    expect 3 'is an adapter, without the weights of its model: give the merged file' $path
+    "$build/convert" $path o.gguf > out 2>&1; check "convert: $path" says out 'is an adapter, without'
+    "$build/train" --init $path --data text.txt --results-dir o > out 2>&1
+    check "train: $path" says out 'is an adapter, without'
+  done
   echo '{"eos_token_id": 1.5}' > folder/generation_config.json
   expect 3 'eos_token_id .* must be an id' folder
   echo '{} {}' > folder/generation_config.json

@@ -719,6 +719,16 @@ static void wrong_files(void)
         refused(1, folder, INDEXES[i].words);
     }
     unlink(in("model.safetensors.index.json"));
+    strcpy(tensors[3].name, "base_model.model.layers.0.self_attn.q_proj.lora_A.weight");
+    put_tensors(in("adapter_model.safetensors"), 0, 1);
+    refused(1, in("adapter_model.safetensors"), "is an adapter, without the weights of its model");
+    put_text(in("adapter_config.json"), "{'base_model_name_or_path': null}");
+    refused(1, folder, "has neither"); /* config.json is there */
+    unlink(in("config.json"));
+    refused(1, folder, "is an adapter, without the weights of its model: give the merged file");
+    unlink(in("adapter_config.json"));
+    refused(1, folder, "config.json: cannot read it");
+    put_text(in("config.json"), CONFIGS[1]);
     refused(1, folder, "has neither model.safetensors nor");
     refused(1, in("one.safetensors"), "give a checkpoint of mtt_save, or a folder");
     refused(1, in("absent"), "cannot open it");

@@ -97,6 +97,15 @@ input=text.txt prepare 0 '^vocabulary 300,' --input - --output bpe --vocab-size 
 check "standard input makes them again" [ ! -s err ]
 prepare 0 '^vocabulary 300,' --input text.txt --output llama --vocab-size 300 --pattern llama3
 check "it cuts as Llama 3" grep -q 'p{N}{1,3}' llama.tokenizer.json
+printf '#version: 0.2\na b\n' > two.bpe
+prepare 0 vocabulary --input text.txt --output two --tokenizer gpt2 --vocab-file two.bpe --pattern gpt2
+check "the vocabulary's own pattern needs no note" [ ! -s err ]
+prepare 0 vocabulary --input text.txt --output two --tokenizer gpt2 --vocab-file two.bpe --pattern qwen
+check "another one does" says err 'note: the pattern of two.bpe is gpt2, not qwen: leave out --pattern'
+echo '{"config": {"pattern": "x", "num_vocab_tokens": 2, "version": "v3"}, "vocab": [{"rank": 0,
+  "token_bytes": "AA==", "token_str": "a"}], "special_tokens": []}' > tekken.json
+prepare 3 'tekken.json is a tekken.json of Mistral, which mtt does not read' --input text.txt --output o \
+  --tokenizer tekken.json
 prepare 2 'pattern is for BPE' --input text.txt --output o --pattern qwen --tokenizer wordpiece
 prepare 0 '^vocabulary 300,' --input text.txt --output word --vocab-size 300 --tokenizer wordpiece
 check "four files of a WordPiece" whole word

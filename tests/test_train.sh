@@ -646,6 +646,10 @@ check "no room is reported before the first step" not says err 'step 1/'
 # runs that diverge: their files are JSON, their exit code is 5
 expect 5 'lower lr' \
   --data results/text.txt --dataset wild $model --steps 60 --lr 100 --weight-decay 1 --clip -1
+expect 0 '^validation  perplexity [0-9.]+e\+[0-9]+, ' --data results/text.txt --dataset huge $model \
+  --steps 40 --lr 2 --clip 0
+check "a perplexity of many digits has an exponent in the metrics" eval \
+  'is_json results/huge_fp32_metrics.json && says results/huge_fp32_metrics.json "\"perplexity\": [0-9.]+e\+"'
 expect 5 'the run diverged.*lower --lr' --data results/text.txt --dataset far $model --steps 60 --lr 100
 check "metrics without a perplexity are JSON with null" eval 'is_json out && says out "\"perplexity\": null"'
 run --data results/text.txt --dataset half $model --steps 60 --lr 0.3 --fp16 --log csv

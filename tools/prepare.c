@@ -71,6 +71,31 @@ static int choose_tokenizer(mtt_tokenizer_kind *wordpiece, mtt_tokenizer_kind *b
     return EXIT_DATA;
 }
 
+/* Says if a vocabulary has another pattern than --pattern: its ids then mean other texts than published. */
+static void note_pattern(void)
+{
+    static const char *const names[] = {"gpt2", "smollm", "llama3", "qwen"};
+    const char *own = NULL, *given = names[bytes_options.pattern];
+    mtt_bpe_options other = {.pattern = MTT_PATTERN_GPT2};
+    mtt_tokenizer_kind known = mtt_bpe(NULL), tried = mtt_bpe(&other);
+    mtt_tokenizer *t = NULL;
+    uint64_t hash;
+    int k;
+    if (!desc.tokenizer || !option_given("pattern") || mtt_tokenizer_load(NULL, desc.tokenizer, &known, &t))
+        return;
+    hash = result_tokenizer_hash(t);
+    mtt_tokenizer_destroy(t);
+    for (k = 0; k < MTT_PATTERN_COUNT; k++) {
+        other.pattern = (mtt_pattern)k;
+        if (mtt_tokenizer_load(NULL, desc.tokenizer, &tried, &t)) return;
+        if (result_tokenizer_hash(t) == hash && own != given) own = names[k];
+        mtt_tokenizer_destroy(t);
+    }
+    if (own && own != given)
+        fprintf(stderr, "prepare: note: the pattern of %s is %s, not %s: leave out --pattern\n",
+                desc.tokenizer, own, given);
+}
+
 static void row(const char *name, uint64_t documents, uint64_t bytes, uint64_t tokens)
 {
     double bytes_per_token = tokens ? (double)bytes / (double)tokens : 0;
@@ -93,6 +118,7 @@ int main(int argc, char **argv)
         return option_fail("--input and --output are needed, as in --input text.txt --output data/text "
                            "(--help lists all options)");
     if ((code = choose_tokenizer(&wordpiece, &byte_level))) return code;
+    note_pattern();
     desc.seed = (uint64_t)seed;
     option_note_threads();
     status = mtt_prepare(&env, &desc, &r);

@@ -641,7 +641,7 @@ static int is_shown(const struct column *c, const group *g)
 static void print_cell(const struct column *c, int width, double value)
 {
     int digits_width = width - (int)strlen(c->sign);
-    if (value > 0) fprintf(out, " %*.*f%s |", digits_width, c->digits, value / c->unit, c->sign);
+    if (value > 0) fprintf(out, " %*s%s |", digits_width, result_digits(c->digits, value / c->unit), c->sign);
     else fprintf(out, " %*s |", width, "-");
 }
 
@@ -703,8 +703,8 @@ static void print_best(const run *like, const group *g)
     const run *r = g->sweep ? NULL : best(like, AT(perplexity), -1);
     int some = 0;
     if (r)
-        fprintf(out, "- lowest perplexity after %.0f steps: %s, %.2f\n", r->steps, r->technique,
-                r->perplexity);
+        fprintf(out, "- lowest perplexity after %.0f steps: %s, %s\n", r->steps, r->technique,
+                result_digits(2, r->perplexity));
     r = best(like, AT(device_bytes), -1);
     if (r) fprintf(out, "- least memory: %s, %.1f MiB\n", r->technique, r->device_bytes / MIB);
     if (!hides_speed()) print_fastest(best(like, AT(tokens_per_s), 1));
@@ -770,9 +770,9 @@ static void print_exact(const group *g)
     if (!worst) return;
     fprintf(out, "- techniques that compute the baseline's function: ");
     fprintf(out, "%d of %d runs within %.1f %% of its perplexity; ", exact - off, exact, 100 * ROUNDING);
-    fprintf(out, "farthest %s at batch %.0f, %.2f %% (%.2f against %.2f after %.0f steps)\n",
-            worst->technique, worst->batch_size, 100 * far, worst->perplexity, worst->base->perplexity,
-            worst->steps);
+    fprintf(out, "farthest %s at batch %.0f, %s %% (%s against %s after %.0f steps)\n",
+            worst->technique, worst->batch_size, result_digits(2, 100 * far),
+            result_digits(2, worst->perplexity), result_digits(2, worst->base->perplexity), worst->steps);
 }
 
 /* A time or a ratio with three digits, or all before the point, in static storage that the fourth call after
@@ -1266,7 +1266,7 @@ static void write_line(FILE *f, const struct format *to, const group *g, const r
         if (!csv && !is_narrow(k, g)) continue;
         fputs(to->between, f);
         if (!r) write_words(f, to, narrow[k].title);
-        else if (value > 0) fprintf(f, "%.*f", narrow[k].digits, value / narrow[k].unit);
+        else if (value > 0) fputs(result_digits(narrow[k].digits, value / narrow[k].unit), f);
         else if (!csv) fputc('-', f);
     }
     fputs(to->last, f);

@@ -68,10 +68,37 @@ static inline const char *result_path(const char *folder, const char *run, const
     return path;
 }
 
+/* A number with digits behind the point; a very large one, such as the perplexity of a run that goes wrong,
+   with an exponent. In static storage that the fourth call after this one takes. */
+static inline const char *result_digits(int digits, double value)
+{
+    static char texts[4][64];
+    static int next;
+    char *text = texts[next++ % 4];
+    if (fabs(value) < 1e9) snprintf(text, sizeof(texts[0]), "%.*f", digits, value);
+    else snprintf(text, sizeof(texts[0]), "%.6g", value);
+    return text;
+}
+
+/* FNV-1a of a tokenizer's text: equal for those that encode alike. */
+static inline void result_hash(void *hash, const char *text, size_t bytes)
+{
+    uint64_t h = *(uint64_t *)hash;
+    for (; bytes; bytes--, text++) h = (h ^ (unsigned char)*text) * 1099511628211u;
+    *(uint64_t *)hash = h;
+}
+
+static inline uint64_t result_tokenizer_hash(const mtt_tokenizer *t)
+{
+    uint64_t hash = 14695981039346656037u;
+    mtt_tokenizer_print(t, result_hash, &hash);
+    return hash;
+}
+
 /* A number as JSON has it: null if it is not finite. */
 static inline const char *result_number(char text[RESULT_NUMBER], const char *format, double value)
 {
-    snprintf(text, RESULT_NUMBER, isfinite(value) ? format : "null", value);
+    snprintf(text, RESULT_NUMBER, !isfinite(value) ? "null" : fabs(value) < 1e15 ? format : "%.9g", value);
     return text;
 }
 

@@ -409,26 +409,18 @@ static mtt_status run_open_init(run *r, mtt_model_desc *model, const char *data,
     return MTT_OK;
 }
 
-static void run_hash(void *hash, const char *text, size_t bytes)
-{
-    uint64_t h = *(uint64_t *)hash; /* FNV-1a */
-    for (; bytes; bytes--, text++) h = (h ^ (unsigned char)*text) * 1099511628211u;
-    *(uint64_t *)hash = h;
-}
-
 /* 1 = the model of --init has another tokenizer than the run, so that its ids mean other texts. */
 static int run_has_other_tokenizer(run *r, const mtt_tokenizer *tokenizer)
 {
     const char *path = result_tokenizer_of(r->model, r->init);
-    uint64_t ours = 0, theirs = 0;
+    int differ;
     mtt_tokenizer_kind kind = mtt_wordpiece(NULL);
     mtt_tokenizer *other = NULL;
     if (!path) return 0;
     if (mtt_tokenizer_load(r->env, path, &kind, &other)) return 1;
-    mtt_tokenizer_print(tokenizer, run_hash, &ours);
-    mtt_tokenizer_print(other, run_hash, &theirs);
+    differ = result_tokenizer_hash(tokenizer) != result_tokenizer_hash(other);
     mtt_tokenizer_destroy(other);
-    return ours != theirs;
+    return differ;
 }
 
 /* Checkpoints carry what the model of --init says beside its weights. What they cannot carry is said. */

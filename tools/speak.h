@@ -190,16 +190,16 @@ static void speak_step(speaker *s, const mtt_step_info *info)
 
 static void speak_quality(const mtt_quality *q)
 {
-    run_say("%svalidation loss %.4f, perplexity %.2f, %.3f bits per byte\n", isatty(2) ? "\n" : "",
-            q->loss, q->perplexity, q->bits_per_byte);
+    run_say("%svalidation loss %.4f, perplexity %s, %.3f bits per byte\n", isatty(2) ? "\n" : "",
+            q->loss, result_digits(2, q->perplexity), q->bits_per_byte);
 }
 
 /* ---- the end ---- */
 
 static void speak_summary(const run *r, const result *m, int memory_file)
 {
-    run_say("\nvalidation  perplexity %.2f, %.3f bits per byte, loss %.4f, accuracy %.1f %%\n",
-            m->perplexity, m->bits_per_byte, m->val_loss, 100 * m->accuracy);
+    run_say("\nvalidation  perplexity %s, %.3f bits per byte, loss %.4f, accuracy %.1f %%\n",
+            result_digits(2, m->perplexity), m->bits_per_byte, m->val_loss, 100 * m->accuracy);
     if (m->perplexity > r->vocab)
         run_say("            worse than guessing among the %d ids of the vocabulary\n", r->vocab);
     run_say("speed       %s tokens/s, %.0f steps in %s\n", speak_count((uint64_t)m->tokens_per_s),
