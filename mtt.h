@@ -13128,7 +13128,8 @@ static size_t mtt__corpus_end_line(const mtt_corpus *c, size_t line)
 {
     const char *first = c->buffer + c->start + line, *at = first;
     const mtt_slice end = c->end_of_text;
-    size_t left = c->size - c->start - line, most = left < MTT__END_LINE ? left : MTT__END_LINE;
+    const size_t left = c->size - c->start - line, longest = MTT__END_LINE;
+    const size_t most = left < longest ? left : longest;
     const char *stop = at + most;
     int found = 0;
     if (!end.size || (line ? first[-1] != '\n' : c->broken)) return 0;
