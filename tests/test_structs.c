@@ -222,6 +222,7 @@ static const row ROWS[] = {
     NAMED(mtt_tokenizer_kind, kind, cut, POINTER, "x", take_kind),
     NAMED(mtt_tokenizer_kind, kind, spell, POINTER, "x", take_kind),
     NAMED(mtt_tokenizer_kind, kind, print, POINTER, "x", take_kind),
+    NAMED(mtt_tokenizer_kind, kind, end_of_text, POINTER, ".", take_kind),
     NAMED(mtt_prepare_desc, prepared, input, POINTER, "x", take_prepare),
     NAMED(mtt_prepare_desc, prepared, output, POINTER, "x", take_prepare),
     NAMED(mtt_prepare_desc, prepared, field, POINTER, ".", take_prepare),
