@@ -204,11 +204,11 @@ static void write_metrics(const mtt_trainer *trainer)
         {"parameters\": %.0f", (double)plan.parameters}, {"batch_size\": %.0f", set.batch_size},
         {"seq_len\": %.0f", set.seq_len}, {"ranks\": %.0f", 1}, {"steps\": %.0f", set.steps},
         {"train_loss\": %.6f", last_loss}, {"val_loss\": %.6f", quality.loss},
-        {"perplexity\": %.9g", quality.perplexity}, {"bits_per_byte\": %.5f", quality.bits_per_byte},
-        {"accuracy\": %.5f", quality.accuracy}, {"training_time\": %.3f", total_ms * 1e-3},
-        {"ms_per_step\": %.3f", ms}, {"tokens_per_s\": %.1f", tokens / ms * 1e3},
-        {"arena_bytes\": %.0f", (double)plan.arena_bytes}, {"peak_bytes\": %.0f", (double)plan.peak_bytes},
-        {"device_bytes\": %.0f", (double)mtt_trainer_device_bytes(trainer)},
+        {quality.perplexity < 1e15 ? "perplexity\": %.4f" : "perplexity\": %.9g", quality.perplexity},
+        {"bits_per_byte\": %.5f", quality.bits_per_byte}, {"accuracy\": %.5f", quality.accuracy},
+        {"training_time\": %.3f", total_ms * 1e-3}, {"ms_per_step\": %.3f", ms},
+        {"tokens_per_s\": %.1f", tokens / ms * 1e3}, {"arena_bytes\": %.0f", (double)plan.arena_bytes},
+        {"peak_bytes\": %.0f", plan.peak_bytes}, {"device_bytes\": %.0f", mtt_trainer_device_bytes(trainer)},
         {"peak_forward_bytes\": %.0f", (double)plan.phase_peak_bytes[MTT_FORWARD]},
         {"peak_backward_bytes\": %.0f", (double)plan.phase_peak_bytes[MTT_BACKWARD]}};
     fprintf(f, "{\"dataset\": \"%s\", \"technique\": \"%s\"", set.dataset, set.technique);
