@@ -97,7 +97,11 @@ input=text.txt prepare 0 '^vocabulary 300,' --input - --output bpe --vocab-size 
 check "standard input makes them again" [ ! -s err ]
 prepare 0 '^vocabulary 300,' --input text.txt --output llama --vocab-size 300 --pattern llama3
 check "it cuts as Llama 3" grep -q 'p{N}{1,3}' llama.tokenizer.json
-printf '#version: 0.2\na b\n' > two.bpe
+awk 'BEGIN { # 50,000 merges, as many as GPT-2 has: of two letters, then of three
+  print "#version: 0.2"
+  for (i = 36; i < 127; i++) for (k = 36; k < 127; k++) printf "%c %c\n", i, k
+  for (n = 91 * 91; n < 50000; n++)
+    printf "%c%c %c\n", 36 + n % 91, 36 + int(n / 91) % 91, 36 + int(n / 8281) % 91}' > two.bpe
 prepare 0 vocabulary --input text.txt --output two --tokenizer gpt2 --vocab-file two.bpe --pattern gpt2
 check "the vocabulary's own pattern needs no note" [ ! -s err ]
 prepare 0 vocabulary --input text.txt --output two --tokenizer gpt2 --vocab-file two.bpe --pattern qwen
