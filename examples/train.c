@@ -6,9 +6,8 @@
    ./train --data my_text.txt --technique bf16_flash --layers 4 --heads 8 --d-model 256 --sample 200
    ./train --data my_text.txt --bf16 --flash-attn --gradient-checkpointing --dry-run  memory, before anything
 
-   --help lists all options. A run leaves {results-dir}/{dataset}_{technique}_metrics.json, _memory.json
-   (operation by operation), .jsonl (each step) and .safetensors (for --resume). Read main first. The larger
-   program, with presets, adapters, several GPUs and the best of the checkpoints, is tools/trainer.c. */
+   --help lists all options. A run leaves {results-dir}/{dataset}_{technique}_metrics.json, _memory.json,
+   .jsonl (each step) and .safetensors (for --resume). Read main first. The larger one is tools/trainer.c. */
 #define MTT_IMPLEMENTATION
 #if __has_include("mtt.h")
 #include "mtt.h"
@@ -66,7 +65,8 @@ static const char *const other_names[][2] = {
     {"vocab_size", "vocab"}, {"window_size", "window"}, {"memory_budget", "budget_bytes"},
     {"flash_attn", "flash"}, {"gradient_checkpointing", "checkpointing"}};
 
-#define STOP(code, ...) (fprintf(stderr, "train: " __VA_ARGS__), fputc('\n', stderr), exit(code))
+#define STOP(code, ...) do { char fault[1400]; snprintf(fault, sizeof(fault), __VA_ARGS__); \
+    mtt_make_printable(fault); fprintf(stderr, "train: %s\n", fault); exit(code); } while (0)
 
 static void check(mtt_status status)
 {
@@ -94,13 +94,13 @@ static int set_option(const char *argument, const char *value)
             if (help) printf("--%-22s %s %s\n", f->name, f->help, f->choices ? f->choices : "");
             if (strcmp(f->name, name)) continue;
             if (mtt_field_set(&env, f, groups[i].desc, flag ? "1" : value))
-                STOP(2, "%s %s: %s", argument, value ? value : "", env.error);
+                STOP(2, "%.100s %.100s: %s", argument, value ? value : "", env.error);
             if (!strcmp(name, "technique")) check(mtt_policy_parse(&env, value, &policy, &set.batch_size));
             return flag ? 1 : 2;
         }
     if (help) exit(0);
     if (!*name || mtt_policy_parse(NULL, name, &policy, NULL))
-        STOP(2, "there is no option %s: --help lists all", argument);
+        STOP(2, "there is no option %.100s: --help lists all", argument);
     return 1; /* a word of a technique */
 }
 

@@ -356,6 +356,17 @@ if command -v python3 > /dev/null && command -v git > /dev/null; then
   check "the notebook's cells end with $code, not 0: $(tail -n 1 out)" [ $code = 0 ]
   check "it says what the plan is" says out '^parameters 28941393, arena [0-9]+ bytes'
   check "it shows the table" says out '^\| bf16_flash +\|'
+  mkdir closed; (cd closed && python3 "$root/tests/notebook.py" "$root/examples/colab.ipynb") > out 2>&1
+  check "the notebook as it is asks for REPOSITORY" says out '^set REPOSITORY in the first cell'
+  (cd closed && python3 "$root/tests/notebook.py" "$root/examples/colab.ipynb" REPOSITORY=/nowhere) > out 2>&1
+  check "and where it cannot be cloned" says out '^cannot clone /nowhere: check REPOSITORY'
+  command=$(grep -o 'build/train --dry-run[^"]*' "$root/examples/colab.ipynb")
+  arena() { grep -oE 'arena [0-9]+ bytes' out; }
+  "$train" ${command#* } > out 2>&1; planned=$(arena)
+  "$train" --dry-run --device cuda --preset a --batch-size 128 --vocab-size 50257 \
+    $(device=cuda; eval "$(sed -n '/^full()/,/^}/p' "$root/tools/suites.sh")"; full fp16_flash) \
+    --technique fp16_flash > out 2>&1
+  check "its plan is that of the suite's row: $planned" [ -n "$planned" -a "$planned" = "$(arena)" ]
 else skip "the notebook: no python3 or no git"; fi
 
 # packages: installed where that needs no password, named otherwise

@@ -167,6 +167,17 @@ for pair in learning-rate:lr learning_rate:lr Learning-Rate:lr max-iters:steps n
   expect 2 "did you mean --${pair#*:}\?" --${pair%:*}=3
 done
 expect 2 'there is no option --zzzzzz \(--help lists all\)$' --zzzzzz 3
+long=$(printf 'z%.0s' $(seq 5000)) odd=$'\033[31m\n\177\302\233'
+for program in train tiny generate schedule report prepare profile convert; do # names are short and printable
+  [ -x "${train%/*}/$program" ] || continue
+  paths=; [ $program = generate ] && paths=model; [ $program = convert ] && paths='model target'
+  for option in "--$odd$long" "$odd$long" "--layers=$odd$long" "--results-dir$odd$long"; do
+    "${train%/*}/$program" $paths "$option" > out 2> err < /dev/null; code=$?
+    check "$program ends with $code, not 2, at an odd option" [ $code = 2 ]
+    check "and its message is short, on one line, printable: $program ${option:0:14}" eval \
+      '[ "$(wc -c < err)" -lt 700 -a "$(wc -l < err)" = 1 ] && ! LC_ALL=C grep -q "[^ -~]" err'
+  done
+done
 expect 2 'did you mean --data text.txt\?' text.txt
 expect 2 '--steps x: expected' --steps x
 expect 2 '--steps -3: expected' --steps -3

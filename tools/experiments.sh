@@ -30,7 +30,7 @@ export LC_ALL=C # decimals have a point
 shopt -s extglob nullglob
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive} # threads that spin slow each other down on a busy machine
 root=$(cd "$(dirname "$0")/.." && pwd)
-fail() { echo "experiments: $*" >&2; exit 2; }
+fail() { local said="experiments: $*"; echo "${said//[[:cntrl:]]/?}" >&2; exit 2; }
 
 # ---- options ----
 
@@ -58,7 +58,7 @@ while [ $# -gt 0 ]; do
         *) printf -v "${1#--}" %s "$2";;
       esac
       shift;;
-    *) fail "there is no suite or option $1 (--help lists all)";;
+    *) fail "there is no suite or option ${1:0:100} (--help lists all)";;
   esac
   shift
 done

@@ -33,7 +33,7 @@ jane_eyre.txt|Charlotte Brontë, public domain|
   $github/$novels/100_english_novels/143e601875d70e195f2cc5ebd8b034609271194d/corpus/Cbronte_Jane_1847.txt
 "
 list=${list//|$'\n'  /|} # NAME|LICENCE|SHA256|ADDRESS
-fail() { echo "get_data: $*" >&2; exit 1; }
+fail() { local said="get_data: $*"; echo "${said//[[:cntrl:]]/?}" >&2; exit 1; }
 
 # Downloads $1 to $2, continuing where $2 ends; from the start if the server cannot continue.
 bring() {
@@ -159,7 +159,7 @@ case ${1:-} in
     echo
     awk -F'|' 'NF > 1 { printf "  %-20s %s\n", $1, $2 }' <<< "$list"
     exit 0;;
-  -*) fail "there is no option $1 (--help lists all)";;
+  -*) fail "there is no option ${1:0:100} (--help lists all)";;
 esac
 [[ $folder != -* ]] || folder=./$folder
 mkdir -p "$folder" || exit 1

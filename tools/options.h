@@ -205,10 +205,14 @@ static int option_close_output(int code)
     return EXIT_DATA;
 }
 
-/* Prints a message; returns the exit code of a wrong command line. */
+/* Prints a message, in which what was given cannot command a terminal; returns the exit code of a wrong
+   command line. */
 static int option_fail(const char *message)
 {
-    fprintf(stderr, "%s: %s\n", option_all.program, message);
+    char text[1400];
+    snprintf(text, sizeof(text), "%s", message);
+    mtt_make_printable(text);
+    fprintf(stderr, "%s: %s\n", option_all.program, text);
     return EXIT_USAGE;
 }
 
