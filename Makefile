@@ -19,8 +19,8 @@ BLAS := -DMTT_CBLAS -L$(BLAS_DIR) -lopenblas -Wl,-rpath,$(BLAS_DIR)
 endif
 # With a GPU and nvcc the tests run there, too.
 CUDA := $(and $(shell command -v nvcc),$(shell tools/arch.sh gpu 2>/dev/null),test_cuda test_together_cuda)
-TESTS    := $(addprefix test_,tokenizer files ranks identity plan model models generate together memory)
-TESTS    += test_structs $(if $(BLAS),test_model_blas test_memory_blas) $(CUDA)
+TESTS    := $(addprefix test_,tokenizer files structs ranks identity plan model models generate together)
+TESTS    += test_memory $(if $(BLAS),test_model_blas test_memory_blas) $(CUDA)
 PROGRAMS := train tiny hello generate schedule prepare report profile convert
 HEADERS  := mtt.h $(wildcard tools/*.h tests/*.h)
 # Recipes take these from the environment, so that neither make nor the shell expands what they hold.
