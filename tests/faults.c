@@ -5,6 +5,8 @@
    FAULT_MARK    a file that then gets the name of the call and of its file
    FAULT_KILL    if it is set, the process is killed in place of that call
    FAULT_SLOW    the name of a call that takes 50 ms longer
+   FAULT_LOCK    errno of every lock of such a file, by fcntl and flock
+   FAULT_LOCKED  so many locks do not fail
 
    glibc's streams write past the library, so fopen makes a stream that uses the functions here. A close that
    fails closes all the same, as on Linux. */
@@ -106,6 +108,39 @@ int close(int fd)
     if (failed) errno = EIO;
     return failed ? -1 : result;
 }
+
+/* 1 = this lock fails. */
+static int fault_lock(int fd)
+{
+    static long calls;
+    const char *error = getenv("FAULT_LOCK"), *good = getenv("FAULT_LOCKED");
+    const char *folder = getenv("FAULT_FOLDER");
+    char link[64], path[4096];
+    ssize_t size;
+    snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
+    size = readlink(link, path, sizeof(path));
+    if (!error || !folder || size < (ssize_t)strlen(folder)) return 0;
+    if (strncmp(path, folder, strlen(folder))) return 0;
+    if (good && calls++ < atol(good)) return 0;
+    errno = atoi(error);
+    return 1;
+}
+
+#define CALL_FCNTL(name)                                                                                     \
+    int name(int fd, int action, ...)                                                                        \
+    {                                                                                                        \
+        int (*call)(int, int, void *);                                                                       \
+        va_list more;                                                                                        \
+        void *value;                                                                                         \
+        va_start(more, action);                                                                              \
+        value = va_arg(more, void *);                                                                        \
+        va_end(more);                                                                                        \
+        *(void **)&call = real(#name);                                                                       \
+        return (action == F_SETLK || action == F_SETLKW) && fault_lock(fd) ? -1 : call(fd, action, value);   \
+    }
+CALL_FCNTL(fcntl)
+CALL_FCNTL(fcntl64)
+CALL(int, -1, flock, (int fd, int how), (fd, how), fault_lock(fd))
 
 /* ---- streams ---- */
 

@@ -541,7 +541,7 @@ full unfinished --tokenizer none
 check "nor does a folder stay that was made for nothing" [ $code = 3 -a ! -e unfinished ]
 (ulimit -f 100; "$build/convert" run.safetensors a.gguf > out 2>&1); code=$?
 check "a limit on files is no death" [ $code = 3 ]
-for signal in INT TERM HUP; do # during the first sync, which takes a while
+for signal in INT TERM HUP USR1 USR2 XCPU; do # during the first sync, which takes a while
   FAULT_FOLDER=$work/ FAULT_SLOW=fsync LD_PRELOAD=$work/faults.so \
     "$build/convert" run.safetensors signalled > out 2>&1 & id=$!
   for ((i = 0; i < 200; i++)); do [ ! -e signalled ] || break; sleep 0.01; done
@@ -550,6 +550,14 @@ for signal in INT TERM HUP; do # during the first sync, which takes a while
     '[ $code = 130 -a ! -e signalled ] || [ $code = 0 -a -e signalled/config.json ]'
   check "SIG$signal leaves no temporaries" alone
   rm -rf signalled
+done
+for mask in 002 077; do
+  (umask $mask; mkdir masked; cd masked || exit 1
+    for to in m m.gguf; do "$build/convert" ../run.safetensors $to; done) > out 2>&1
+  file=$(printf %o $((8#666 & ~8#$mask))) folder=$(printf %o $((8#777 & ~8#$mask)))
+  check "umask $mask holds for what convert writes" \
+    [ -s masked/m.gguf -a -z "$(find masked -type f ! -perm $file -o -type d ! -perm $folder)" ]
+  rm -rf masked
 done
 if [ -c /dev/full ]; then
   "$build/convert" run.safetensors said.gguf --tokenizer none > /dev/full 2> out

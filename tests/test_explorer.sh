@@ -66,6 +66,14 @@ expect 0 'wrote link.html' --layers 1 --html link.html
 expect 0 'wrote dangling.html' --layers 1 --html dangling.html
 check "links are replaced" eval '[ ! -L link.html ] && [ ! -L dangling.html ] && cmp link.html kept.html'
 check "what they name is not written to" eval '[ "$(cat elsewhere)" = mine ] && [ ! -e nowhere ]'
+for mask in 002 077; do
+  umask $mask
+  expect 0 'wrote mask.html' --layers 1 --html mask.html --memory-viz mask.pickle --dump mask.dump
+  umask 022
+  check "umask $mask holds for pages, snapshots and dumps: $(stat -c %a mask.*)" \
+    [ "$(stat -c %a mask.* | sort -u)" = $(printf %o $((8#666 & ~8#$mask))) -a "$(ls mask.* | wc -l)" = 3 ]
+  rm mask.*
+done
 expect 3 'pipe.html: give the name of a regular file' --layers 1 --html pipe.html
 expect 0 'adamw +[0-9]+ gradients -> m v [0-9]+ weights  frees [0-9]+ gradients$' --checkpointing
 

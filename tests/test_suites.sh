@@ -86,6 +86,13 @@ check "another number of steps is another experiment" says cut/a/text_fp32_bs2_m
 check "runs of the first text are not compared with it" \
   [ "$(grep -c '^text_' cut/a/results.csv)" = 1 -a -e cut/a/text_bf16_bs4.old/text_bf16_bs4_metrics.json ]
 
+# a disk without locks
+printf '#!/bin/sh\nexit 71\n' > stubs/flock; chmod +x stubs/flock # as flock ends where the call gives ENOLCK
+suite a --small --data text.txt --only fp32_bs2 --batch-size 2 --steps 4 --results-dir lockless -- $tiny
+check "a suite runs on a disk without locks, and says so" eval '[ $code = 0 ] && not says err waiting &&
+  says err "^suite a: this disk has no locks: do not start it twice"'
+rm stubs/flock
+
 # the tiny trainer: the same metrics, to the digit, but for times
 trainer=$(dirname "$train")/tiny
 suite $some --results-dir tiny -- $tiny
@@ -97,6 +104,12 @@ for metrics in whole/a/*_metrics.json; do
   memory=${metrics%_metrics.json}_memory.json
   check "its $(basename "$memory") differs" cmp -s "$memory" "tiny/a/$(basename "$memory")"
 done
+ln -s victim tiny/linked_fp32_metrics.json; ln -s victim tiny/linked_fp32_memory.json
+tokens=$(ls whole/data/*.train.tokens)
+"$trainer" --data ${tokens%.train.tokens} --dataset linked --results-dir tiny --steps 1 --no-checkpoint $tiny \
+  > out 2> err
+check "links in the place of its results are replaced, not followed: $(tail -n 1 err)" \
+  eval '[ -s tiny/linked_fp32_metrics.json -a ! -L tiny/linked_fp32_metrics.json -a ! -e tiny/victim ]'
 check "no checkpoint of it is left" [ -z "$(find tiny -name '*.safetensors*')" ]
 trainer=$train
 

@@ -711,6 +711,32 @@ want=130 # 0 under nohup: the tests then ignore SIGHUP, the trainer inherits tha
 [ $((0x$(sed -n 's/^SigIgn:[[:space:]]*//p' /proc/self/status) & 1)) = 0 ] || want=0
 check "SIGHUP ends with $code and a checkpoint, not $want" eval \
   '[ $code = $want ] && ls results/hung_fp32_step*.safetensors > /dev/null'
+# the warnings that batch systems send: the run is saved, however often they come, unless the parent ignores
+# them
+for signal in USR1 USR2 XCPU; do
+  once $signal results/${signal}_fp32.jsonl $long --dataset $signal --sample 20
+  check "SIG$signal ends with $code, not 130" [ $code = 130 ]
+  check "SIG$signal saves, and says so" eval 'says err "^stopping after this step, before the time limit" &&
+    says err "^train: stopped after step [0-9]*: --resume continues from there" &&
+    ls results/${signal}_fp32_step*.safetensors > /dev/null'
+done
+expect 0 'step 800/800' $long --dataset USR1 --resume
+check "weights after SIGUSR1 and --resume are those of an uninterrupted run" \
+  cmp results/USR1_fp32_step800.safetensors results/whole_fp32_step800.safetensors
+"$train" $long --dataset often > out 2> err < /dev/null & id=$!
+for _ in $(seq 3000); do
+  [ "$(cat results/often_fp32.jsonl 2> /dev/null | wc -c)" -ge 8192 ] && break
+  sleep 0.02
+done
+for _ in $(seq 3000); do kill -XCPU $id && kill -USR1 $id || break; sleep 0.005; done 2> /dev/null
+wait $id; code=$?
+check "warnings again and again end with $code, not 130" [ $code = 130 ]
+check "and with a checkpoint" eval 'ls results/often_fp32_step*.safetensors > /dev/null'
+(trap '' USR1 USR2 XCPU; exec "$train" $long --dataset deaf) > out 2> err < /dev/null & id=$!
+for _ in $(seq 3000); do [ -s results/deaf_fp32.jsonl ] && break; sleep 0.02; done
+kill -USR1 $id; kill -USR2 $id; kill -XCPU $id; wait $id; code=$?
+check "warnings that the parent ignores change nothing: $code, not 0" \
+  eval '[ $code = 0 ] && cmp results/deaf_fp32_step800.safetensors results/whole_fp32_step800.safetensors'
 once KILL results/killed_fp32.jsonl $long --dataset killed
 check "kill -9 ends with $code, not 137" [ $code = 137 ]
 expect 0 'step 800/800' $long --dataset killed --resume
@@ -718,6 +744,42 @@ check "weights after kill -9 and --resume are those of an uninterrupted run" \
   cmp results/killed_fp32_step800.safetensors results/whole_fp32_step800.safetensors
 check "log after kill -9 and --resume is that of an uninterrupted run" \
   same_log results/killed_fp32.jsonl results/whole_fp32.jsonl
+
+# disks without locks: a run trains, with one note; other failures of a lock end it
+cc -O1 -shared -fPIC "$root/tests/faults.c" -o faults.so -ldl || fail "faults.c does not compile"
+lockless() { # ERRNO LOCKED CODE PATTERN ARGUMENT...: LOCKED locks do not fail
+  export FAULT_LOCK=$1 FAULT_LOCKED=$2 FAULT_FOLDER=$work/results/ LD_PRELOAD=$work/faults.so
+  expect "${@:3}"
+  unset FAULT_LOCK FAULT_LOCKED FAULT_FOLDER LD_PRELOAD
+}
+note='note: this disk has no locks: do not start two runs of one name'
+for error in 38 37 95 22 75; do # ENOSYS ENOLCK EOPNOTSUPP EINVAL EOVERFLOW
+  lockless $error 0 0 '"steps": 2,' --data text.txt --dataset lockless$error $model --steps 2
+  check "errno $error: one note" [ "$(grep -cx "$note" err)" = 1 ]
+done
+for locked in 1 2; do # the run's name has a lock, but not the text; neither can be unlocked
+  lockless 37 $locked 0 '"steps": 2,' --data text.txt --dataset locked$locked $model --steps 2
+  check "one note after $locked locks" [ "$(grep -cx "$note" err)" = 1 ]
+done
+lockless 37 0 0 '"ranks": 2,' --data text.txt --dataset locklessranks $model --steps 2 --ranks 2
+check "one note of two ranks" [ "$(grep -cx "$note" err)" = 1 ]
+lockless 37 0 0 'steps 3 to 4' --data text.txt --dataset lockless37 $model --steps 4 --resume
+lockless 5 0 3 'cannot lock results/' --data text.txt --dataset broken $model --steps 2
+
+# the umask decides who may read and write what a run leaves
+for mask in 002 007 077; do
+  umask $mask
+  all="--results-dir mask/$mask $model --log"
+  run --data text.txt $all csv --steps 4 --save-every 2 --eval-every 2
+  run --data text.txt $all tensorboard --steps 2 --lora-rank 2
+  run --data text.txt $all csv --steps 4 --ranks 2
+  umask 022
+  check "umask $mask: there are files of all kinds" [ "$(find mask/$mask -type f | wc -l)" -gt 20 ]
+  check "umask $mask holds for files" \
+    [ -z "$(find mask/$mask -type f ! -perm $(printf %o $((8#666 & ~8#$mask))))" ]
+  check "umask $mask holds for folders" \
+    [ -z "$(find mask/$mask -type d ! -perm $(printf %o $((8#777 & ~8#$mask))))" ]
+done
 
 # the log's numbers as CSV and for TensorBoard: each once, also if a run was killed after its last checkpoint
 cat > curves.py << 'PYTHON'
@@ -857,6 +919,17 @@ for step in 7 8 9 10; do
 done
 rm -rf results/odd_fp32_step*; mkdir results/odd_fp32_step7.safetensors
 expect 3 'odd_fp32_step7.safetensors is no file: start without --resume' $odd --steps 8 --resume
+
+# a preset whose warmup is longer than the run: with more steps it goes on as if it had had them at once
+few="--data text.txt --preset a $model --d-ff 64"
+expect 0 "^note: the preset's warmup has 50 steps, the run 4: --warmup-steps 0" $few --dataset few --steps 4
+expect 0 'steps 5 to 8' $few --dataset few --steps 8 --resume
+check "nothing has changed" not says err 'other settings|lr goes on'
+run $few --dataset once --steps 8
+check "it has the weights of a run of 8 steps" \
+  cmp results/few_fp32_step8.safetensors results/once_fp32_step8.safetensors
+expect 0 '^training' $few --dataset known --steps 4 --warmup-steps 0
+check "a warmup that is given has no note" not says err '^note: the preset'
 
 # what a resumed run does otherwise
 goes() { expect 0 "$1" --data text.txt --dataset goes $model --lr-schedule cosine --resume "${@:2}"; }
@@ -1085,6 +1158,11 @@ for whom in parent child; do
   expect 0 . $long --dataset $whom --ranks 2 --resume
   check "SIGINT to the $whom, then --resume" \
     cmp results/${whom}_fp32_step800.safetensors results/whole_fp32_step800.safetensors
+done
+for signal in USR1 USR2 XCPU; do
+  ranks $signal child warned$signal
+  check "SIG$signal to a child alone ends with $code, not 130, and saves" \
+    eval '[ $code = 130 ] && says err "stopped after step [0-9]*: --resume continues from there"'
 done
 ranks KILL child lost
 check "the death of a rank ends with $code, not 7" [ $code = 7 ]
