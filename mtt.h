@@ -15444,7 +15444,7 @@ static const struct {
     {MTT__ALL, "tie_word_embeddings", "true|false|missing"},
     {MTT__GPT2, "activation_function", "\"gelu_new\"|\"gelu_pytorch_tanh\"|\"gelu_python_tanh\"|missing"},
     {MTT__GPT2, "sliding_window rope_scaling rope_parameters", "missing|null"},
-    {MTT__LLAMA, "sliding_window", "missing|null"},
+    {MTT__LLAMA, "sliding_window", "missing|null"}, /* training ignores it, generation's cache does not */
     {MTT__LLAMA, "attention_bias mlp_bias", "true|false|missing"},
     {MTT__QWEN3, "attention_bias use_sliding_window", "false|missing"},
     {MTT__ROTARY, "hidden_act", "\"silu\"|\"swish\"|missing"},

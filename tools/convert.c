@@ -5,10 +5,11 @@
    ./convert results/novel_fp32_best.safetensors novel.gguf --type q8_0            a file for llama.cpp
 
    Reads a checkpoint, or a folder of Hugging Face's. Writes the weights in the type that --type names, the
-   tokenizer, and what a folder says of its chat: template, ids that end a turn, settings of generation. The
-   model must be of the form of GPT-2, Llama or Qwen3, without windows, and without a bias in its head.
-   Sinusoidal positions become a table. In GGUF, version 3, the type is that of matrices. Norms, biases and
-   positions are FP32. A matrix with rows that are no multiple of 32 is FP16 in place of Q8_0.
+   tokenizer, and what a folder says of its chat: templates, ids that end a turn, settings of generation. A
+   checkpoint says what the folder said that it was trained from. The model must be of the form of GPT-2, Llama
+   or Qwen3, without windows, and without a bias in its head. Sinusoidal positions become a table.
+   In GGUF, version 3, the type is that of matrices. Norms, biases and positions are FP32. A matrix with rows
+   that are no multiple of 32 is FP16 in place of Q8_0.
 
    All files are complete and synced in temporaries before the first one is renamed, and config.json comes
    last: without it a folder is no model. A folder that is a model already gets new weights alone, and only if

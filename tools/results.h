@@ -98,7 +98,8 @@ static inline uint64_t result_tokenizer_hash(const mtt_tokenizer *t)
 /* A number as JSON has it: null if it is not finite. */
 static inline const char *result_number(char text[RESULT_NUMBER], const char *format, double value)
 {
-    snprintf(text, RESULT_NUMBER, !isfinite(value) ? "null" : fabs(value) < 1e15 ? format : "%.9g", value);
+    if (fabs(value) >= 1e15) format = "%.9g";
+    snprintf(text, RESULT_NUMBER, isfinite(value) ? format : "null", value);
     return text;
 }
 
