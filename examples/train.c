@@ -65,7 +65,7 @@ static const char *const other_names[][2] = {
     {"vocab_size", "vocab"}, {"window_size", "window"}, {"memory_budget", "budget_bytes"},
     {"flash_attn", "flash"}, {"gradient_checkpointing", "checkpointing"}};
 
-#define STOP(code, ...) do { char fault[1400]; snprintf(fault, sizeof(fault), __VA_ARGS__); \
+#define STOP(code, ...) do { char fault[2400]; snprintf(fault, sizeof(fault), __VA_ARGS__); \
     mtt_make_printable(fault); fprintf(stderr, "train: %s\n", fault); exit(code); } while (0)
 
 static void check(mtt_status status)
