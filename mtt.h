@@ -606,8 +606,10 @@ MTTDEF mtt_status mtt_plan(mtt_env *env, const mtt_model_desc *model, const mtt_
 MTTDEF mtt_status mtt_plan_max_batch(mtt_env *env, const mtt_model_desc *model, const mtt_policy *policy,
                                      int seq_len, size_t budget_bytes, int *batch);
 /* The fastest policy, by the schedule's FLOPs and traffic, whose arena is at most `budget_bytes`, the same on
-   every rank. It varies what leaves the result the same: recomputation, loss, attention, and micro-batches if
-   the policy has `split`. MTT_E_BUDGET: none fits; the error says by how much the smallest misses. */
+   every rank. It varies what leaves the result the same: attention, loss, recomputation by a budget, and
+   micro-batches if the policy has `split`. Only if none of these fits, it also tries recursion, segments of
+   several lengths, and chunks of logits that are an eighth as large. MTT_E_BUDGET: none fits; the error says
+   by how much the smallest misses. */
 MTTDEF mtt_status mtt_policy_fit(mtt_env *env, const mtt_model_desc *model, const mtt_policy *policy,
                                  int batch, int seq_len, size_t budget_bytes, mtt_policy *fit);
 /* Writes one JSON object and a 0, cut at the capacity; 2048 bytes are enough. Returns the length of what it
@@ -6898,7 +6900,7 @@ static mtt_status mtt__try_policy(mtt__fitting *f, mtt_env *env, const mtt_model
 }
 
 /* Where layers recomputed once do not fit, what takes less memory is tried, too: smaller chunks of logits,
-   recursion, and segments of about every length. On a CPU, 12 layers take 4 plans, or 98 then. */
+   recursion, and segments of about every length. With 12 layers on a CPU those are 4 plans, and 86 more. */
 MTTDEF mtt_status mtt_policy_fit(mtt_env *env, const mtt_model_desc *model, const mtt_policy *policy,
                                  int batch, int seq_len, size_t budget_bytes, mtt_policy *fit)
 {
@@ -6918,7 +6920,7 @@ MTTDEF mtt_status mtt_policy_fit(mtt_env *env, const mtt_model_desc *model, cons
     f.cost = HUGE_VAL;
     rows = mtt__min(rows, (int64_t)batch * seq_len) / 8;
     for (kind = 0; kind < 5 && (kind != 1 || f.cost == HUGE_VAL); kind++)
-        for (segment = 0; segment <= (kind < 3 ? 0 : m.layers); segment += 1 + segment / 3)
+        for (segment = 0; segment <= (kind < 3 ? 0 : m.layers); segment += 1 + segment / 2)
             for (choice = 0; choice < 8 && !status; choice++) {
                 int small = choice > 5;
                 if ((losses[choice / 2] == MTT_LOSS_FULL && !cuda) || (kind < 2 && kind != small))

@@ -1638,6 +1638,68 @@ static void fitting_policy(void)
     }
 }
 
+/* Any policy, of up to 12 layers. */
+static configuration any_policy(void)
+{
+    configuration c = random_configuration();
+    mtt_policy *p = &c.policy;
+    c.model.layers = 1 + below(12);
+    p->recompute = (mtt_recompute)below(6);
+    p->segment = below(2) ? 0 : 1 + below(c.model.layers);
+    p->loss = (mtt_loss)below(3);
+    p->device = (mtt_device)below(2);
+    p->workspace_bytes = below(2) ? 0 : 1 + (size_t)below(1 << 20);
+    if (p->precision != MTT_FP8 && below(4) == 0) p->lora_rank = 8;
+    else if (below(4) == 0) p->freeze = "wte.*, h.0.*";
+    if (below(3) == 0 && p->recompute != MTT_RECOMPUTE_BUDGET) { /* a budget's plan is each rank's own */
+        p->ranks = 1 + below(4);
+        p->rank = below(p->ranks);
+        p->shard = (mtt_shard)below(3);
+        p->exchange = (mtt_exchange)below(3);
+    } else if (p->precision < MTT_FP16 && below(3) == 0) p->early_update = p->accumulate = 1, p->split = 0;
+    else p->keep_gradients = below(2);
+    if (p->recompute == MTT_RECOMPUTE_BUDGET) set_budget(&c);
+    describe(&c);
+    return c;
+}
+
+/* A policy that takes no more memory than one that the caller has is found, and of the least that any takes
+   not a byte can be spared. */
+static void fitting_any_policy(void)
+{
+    int slow = 0;
+    random_state = 2029;
+    for (int i = 0; i < 200; i += each()) {
+        configuration c = any_policy(), other = c;
+        mtt_plan_report report;
+        mtt_policy fit;
+        size_t budget = 0, least = 0;
+        for (other.policy.rank = 0; !budget || other.policy.rank < c.policy.ranks; other.policy.rank++) {
+            if (!plan(&other, &report)) break;
+            if (report.arena_bytes > budget) budget = report.arena_bytes;
+        }
+        mtt_status status = mtt_policy_fit(&env, &c.model, &c.policy, c.batch, c.seq_len, budget, &fit);
+        check(!status, "%s, segment %d: its own %zu bytes fit no policy: %s", c.text, c.policy.segment, budget,
+              env.error);
+        if (status) continue;
+        slow += fit.recompute > MTT_RECOMPUTE_BUDGET || fit.recompute == MTT_RECOMPUTE_SEGMENTS;
+        other.policy = fit;
+        if (plan(&other, &report))
+            check(report.arena_bytes <= budget, "%s: the fit takes %zu of %zu bytes", c.text,
+                  report.arena_bytes, budget);
+        if (i % 7) continue;
+        status = mtt_policy_fit(&env, &c.model, &c.policy, c.batch, c.seq_len, 1, &fit);
+        const char *at = strstr(env.error, "takes ");
+        if (status == MTT_E_BUDGET && at) least = (size_t)strtoull(at + 6, NULL, 10);
+        check(least > 1 && least <= budget, "%s: the least is %zu: %s", c.text, least, env.error);
+        status = mtt_policy_fit(&env, &c.model, &c.policy, c.batch, c.seq_len, least, &fit);
+        check(!status, "%s: the least, %zu bytes, is too little: %s", c.text, least, env.error);
+        status = mtt_policy_fit(&env, &c.model, &c.policy, c.batch, c.seq_len, least - 1, &fit);
+        check(status == MTT_E_BUDGET, "%s: less than the least, %zu bytes, fits", c.text, least);
+    }
+    check(slow * each() > 10, "segments and recursion fit %d times alone", slow);
+}
+
 /* ------------------------------------------------------------------------------------------ refusals ---- */
 
 static void refused(const configuration *c, const char *const *names, int count, const char *what)
@@ -2483,6 +2545,7 @@ int main(int argc, char **argv)
     known_splits();
     largest_batch();
     fitting_policy();
+    fitting_any_policy();
     validation();
     workspaces();
     extremes();
