@@ -272,8 +272,8 @@ MTTDEF const char *mtt_status_string(mtt_status status);
 
 /* MTT_VERSION of the implementation, which a program with another header can compare with its own. */
 MTTDEF int mtt_version(void);
-/* For bindings of other languages, which repeat the structs of this interface: the bytes of one that its user
-   fills in or reads, by its name, such as "mtt_policy"; 0: there is none of that name. */
+/* For bindings of other languages, which repeat the structs of this interface: the bytes of one, by its name,
+   such as "mtt_policy"; 0: there is none of that name. */
 MTTDEF size_t mtt_sizeof(const char *name);
 
 /* For the first line of main, with its argv: starts the program again, once, with OMP_WAIT_POLICY=passive.
@@ -289,7 +289,7 @@ MTTDEF void mtt_wait_passively(char **argv);
    Functions accept NULL instead. alloc and free are called by the thread that has called the library. */
 typedef struct mtt_env {
     void *(*alloc)(void *user, size_t bytes); /* default malloc; aligned as malloc's, NULL = out of memory */
-    void (*free)(void *user, void *block);    /* default free; set both or neither */
+    void (*free)(void *user, void *block);    /* default free; set both or neither, or nothing is allocated */
     void *user;                               /* passed to both */
     char error[1024];                         /* the last failure in words, and its remedy */
 } mtt_env;
@@ -1109,7 +1109,7 @@ typedef struct mtt_generation {
     const int32_t *stop_ids;       /* or one of these ids, such as those that end a turn of a chat */
     int stop_id_count;
     mtt_full_context full_context;
-    mtt_token_fn write;            /* required */
+    mtt_token_fn write;            /* required where `count` is above 0 */
     void *user;
 } mtt_generation;
 
@@ -1239,12 +1239,17 @@ MTTDEF void mtt_ranks_fail(mtt_ranks *ranks, const char *reason);
 MTTDEF void mtt_ranks_close(mtt_ranks *ranks);
 #endif
 
-/* Structs that a user fills in or reads, for mtt_sizeof. */
+/* The structs of this interface, for mtt_sizeof. */
 #ifdef MTT_NO_TEXT
 #define MTT__TEXT_STRUCTS(X)
 #else
 #define MTT__TEXT_STRUCTS(X) X(mtt_tokenizer_kind) X(mtt_bpe_options) \
-    X(mtt_prepare_desc) X(mtt_prepare_report) X(mtt_dataset) X(mtt_batches) X(mtt_quality)
+    X(mtt_prepare_desc) X(mtt_prepare_report) X(mtt_dataset) X(mtt_quality)
+#endif
+#ifdef MTT_NO_MODELS
+#define MTT__MODELS_STRUCTS(X)
+#else
+#define MTT__MODELS_STRUCTS(X) X(mtt_form_tensor)
 #endif
 #ifdef MTT_NO_GENERATOR
 #define MTT__GENERATOR_STRUCTS(X)
@@ -1256,9 +1261,13 @@ MTTDEF void mtt_ranks_close(mtt_ranks *ranks);
 #else
 #define MTT__RANKS_STRUCTS(X) X(mtt_ranks_desc)
 #endif
-#define MTT__STRUCTS(X)                                                                              \
-    X(mtt_env) X(mtt_model_desc) X(mtt_policy) X(mtt_optim_desc) X(mtt_plan_report) X(mtt_step_info) \
-    MTT__TEXT_STRUCTS(X) MTT__GENERATOR_STRUCTS(X) MTT__RANKS_STRUCTS(X)
+#define MTT__STRUCTS(X)                                                                                  \
+    X(mtt_env) X(mtt_model_desc) X(mtt_policy) X(mtt_group) X(mtt_optim_desc) X(mtt_field)               \
+    X(mtt_plan_report) X(mtt_backend) X(mtt_step_info) X(mtt_batches) X(mtt_json) X(mtt_slice)           \
+    X(mtt_scale) X(mtt_tensor) X(mtt_shape) X(mtt_transfer) X(mtt_op) X(mtt_rate) X(mtt_control)         \
+    X(mtt_counters) X(mtt_choice) X(mtt_chosen) X(mtt_draw) X(mtt_qkv) X(mtt_adamw_rates) X(mtt_range)   \
+    X(mtt_part) X(mtt_count)                                                                             \
+    MTT__TEXT_STRUCTS(X) MTT__MODELS_STRUCTS(X) MTT__GENERATOR_STRUCTS(X) MTT__RANKS_STRUCTS(X)
 
 /* ---------------------------------------------------------------------------------------------- json ---- */
 
@@ -2990,6 +2999,20 @@ MTT__PRINTF(3, 4) static mtt_status mtt__fail(mtt_env *env, mtt_status status, c
     return status;
 }
 
+/* A member of a caller's struct that must be set. */
+typedef struct mtt__member {
+    const char *name;
+    int is_set;
+} mtt__member;
+#define MTT__MEMBER(object, name) {#name, (object)->name != NULL}
+
+static mtt_status mtt__require_members(mtt_env *env, const char *object, const mtt__member *m, size_t count)
+{
+    for (; count; count--, m++)
+        if (!m->is_set) return mtt__fail(env, MTT_E_ARGUMENT, "%s has no %s: set it", object, m->name);
+    return MTT_OK;
+}
+
 /* Sums and products of sizes saturate at SIZE_MAX, so an overflow ends as "out of memory". */
 static size_t mtt__add(size_t a, size_t b)
 {
@@ -3004,6 +3027,10 @@ static size_t mtt__mul(size_t a, size_t b)
 static void *mtt__alloc_raw(mtt_env *env, size_t bytes)
 {
     void *block = NULL;
+    if (env && !env->alloc != !env->free) {
+        mtt__fail(env, MTT_E_MEMORY, "the environment has alloc or free alone: set both or neither");
+        return NULL;
+    }
     if (bytes <= SIZE_MAX / 2) block = env && env->alloc ? env->alloc(env->user, bytes) : malloc(bytes);
     if (!block) mtt__fail(env, MTT_E_MEMORY, "out of host memory: cannot allocate %zu bytes", bytes);
     return block;
@@ -3452,6 +3479,8 @@ MTTDEF mtt_status mtt_field_set(mtt_env *env, const mtt_field *f, void *desc, co
     int64_t whole;
     size_t bytes;
     int value = 0;
+    if (!f->name || (unsigned)f->kind > MTT_FIELD_TEXT)
+        return mtt__fail(env, MTT_E_ARGUMENT, "a field without a name or a kind: it ends its list");
     if (!text) return mtt__field_expected(env, f, high, 0);
     if (f->kind == MTT_FIELD_TEXT) {
         memcpy(at, &text, sizeof(text));
@@ -6892,7 +6921,7 @@ static mtt_status mtt__try_policy(mtt__fitting *f, mtt_env *env, const mtt_model
     if (status && p.recompute == MTT_RECOMPUTE_BUDGET) arena = s.least;
     if (arena < f->least) f->least = arena;
     if (status) return status == MTT_E_BUDGET ? MTT_OK : status;
-    if (p.recompute == MTT_RECOMPUTE_BUDGET && s.recompute_layers + s.recompute_selective == 0 && s.split == 1)
+    if (p.recompute == MTT_RECOMPUTE_BUDGET && s.split == 1 && !(s.recompute_layers + s.recompute_selective))
         p.recompute = MTT_RECOMPUTE_NONE;
     if (arena <= f->budget && mtt__plan_cost(&s) < f->cost) f->fit = p, f->cost = mtt__plan_cost(&s);
     mtt__release_programs(&s);
@@ -10004,6 +10033,17 @@ static void mtt__assign_groups(mtt_trainer *t)
     o->groups = NULL; /* the caller's */
 }
 
+static mtt_status mtt__check_backend(mtt_env *env, const mtt_backend *b)
+{
+    const mtt__member members[] = {MTT__MEMBER(b, open), MTT__MEMBER(b, close), MTT__MEMBER(b, alloc),
+                                   MTT__MEMBER(b, release), MTT__MEMBER(b, memory), MTT__MEMBER(b, upload),
+                                   MTT__MEMBER(b, download), MTT__MEMBER(b, run)};
+    if (!b->device_alloc != !b->device_free)
+        return mtt__fail(env, MTT_E_ARGUMENT, "the backend has device_alloc or device_free alone: set both "
+                         "or neither");
+    return mtt__require_members(env, "the backend", members, MTT__LENGTH(members));
+}
+
 MTTDEF mtt_status mtt_trainer_create(mtt_env *env, const mtt_model_desc *model, const mtt_policy *policy,
                                      const mtt_optim_desc *optim, const mtt_backend *backend, int batch,
                                      int seq_len, mtt_trainer **out)
@@ -10012,7 +10052,7 @@ MTTDEF mtt_status mtt_trainer_create(mtt_env *env, const mtt_model_desc *model, 
     mtt_policy p = *policy;
     const mtt__ranks_head *others;
     size_t all_bytes;
-    mtt_status status = MTT_OK;
+    mtt_status status;
     *out = NULL;
     if (!t) return MTT_E_MEMORY;
     t->env = env;
@@ -10023,7 +10063,8 @@ MTTDEF mtt_status mtt_trainer_create(mtt_env *env, const mtt_model_desc *model, 
     p.ranks = others ? others->count : 1;
     p.rank = others ? others->rank : 0;
     if (others) t->backend.exchange = others->calls->exchange, t->backend.watch = others->calls->watch;
-    if (policy->ranks > 1 && policy->ranks != p.ranks)
+    status = mtt__check_backend(env, backend);
+    if (!status && policy->ranks > 1 && policy->ranks != p.ranks)
         status = mtt__fail(env, MTT_E_ARGUMENT, "the policy has %d ranks, the backend %d: set its `ranks` to "
                            "what mtt_ranks_fork or mtt_ranks_connect gives", policy->ranks, p.ranks);
     if (!status) status = mtt_optim_resolve(env, optim, &t->optim);
@@ -11664,14 +11705,22 @@ MTTDEF void mtt_tokenizer_destroy(mtt_tokenizer *t)
     mtt__free(t->env, t);
 }
 
+static mtt_status mtt__check_kind(mtt_env *env, const mtt_tokenizer_kind *k)
+{
+    const mtt__member members[] = {MTT__MEMBER(k, name), MTT__MEMBER(k, create), MTT__MEMBER(k, destroy),
+                                   MTT__MEMBER(k, load), MTT__MEMBER(k, learn), MTT__MEMBER(k, cut),
+                                   MTT__MEMBER(k, spell), MTT__MEMBER(k, print)};
+    return mtt__require_members(env, "the kind of tokenizer", members, MTT__LENGTH(members));
+}
+
 /* Makes a tokenizer from a file or from words. With neither it has no pieces and can only count words. */
 static mtt_status mtt__tokenizer_make(mtt_env *env, const mtt_tokenizer_kind *kind,
                                       struct mtt__json_file *file, const mtt__strings *words, int vocab,
                                       mtt_tokenizer **out)
 {
-    mtt_tokenizer *t = *out = (mtt_tokenizer *)mtt__alloc(env, 1, sizeof(*t));
-    mtt_status status;
-    if (!t) return MTT_E_MEMORY;
+    mtt_status status = mtt__check_kind(env, kind);
+    mtt_tokenizer *t = *out = status ? NULL : (mtt_tokenizer *)mtt__alloc(env, 1, sizeof(*t));
+    if (!t) return status ? status : MTT_E_MEMORY;
     t->env = t->pieces.env = t->words.env = t->added_texts.env = env;
     t->kind = *kind;
     t->begin_of_text = -1;
@@ -12853,8 +12902,9 @@ MTTDEF mtt_status mtt_tokenizer_load(mtt_env *env, const char *path, const mtt_t
 {
     mtt__json_file f;
     mtt__map map;
-    mtt_status status = mtt__map_open(env, path, &map);
+    mtt_status status = kind ? mtt__check_kind(env, kind) : MTT_OK;
     *out = NULL;
+    if (!status) status = mtt__map_open(env, path, &map);
     if (status) return status;
     f.env = env;
     f.path = path;
@@ -13699,7 +13749,8 @@ MTTDEF mtt_status mtt_prepare(mtt_env *env, const mtt_prepare_desc *desc, mtt_pr
     p->input = desc->input;
     p->piped = strcmp(p->input, "-") == 0 || (!mtt__os_find(p->input, &info) && info.kind != MTT__REGULAR);
     mtt__crc_init(&p->crc);
-    status = mtt__prepare_options(p);
+    status = desc->kind ? mtt__check_kind(env, desc->kind) : MTT_OK;
+    if (!status) status = mtt__prepare_options(p);
     if (!status) status = mtt__prepare_compare(p);
     r->reused = !status;
     if (status == MTT_E_MISMATCH && !desc->reuse_only) status = mtt__prepare_run(p);
@@ -13777,10 +13828,13 @@ static uint64_t mtt__permute(uint64_t seed, uint64_t epoch, uint64_t index, uint
 MTTDEF mtt_status mtt_batches_next(mtt_batches *b, int32_t *tokens, int32_t *targets)
 {
     const uint64_t ranks = b->ranks > 1 ? (uint64_t)b->ranks : 1, batch = (uint64_t)b->batch;
-    const uint64_t last = mtt_tokens_count(b->tokens) - 1; /* the last token is a target alone */
+    const uint64_t last = b->tokens ? mtt_tokens_count(b->tokens) - 1 : 0; /* it is a target alone */
     uint64_t cursor = b->cursor + (uint64_t)b->rank * batch, sequence;
     size_t row, i, length = (size_t)b->seq_len;
     mtt_status status = MTT_OK;
+    if (!b->tokens || b->batch < 1 || b->seq_len < 1 || !b->sequences)
+        return mtt__fail(b->tokens ? b->tokens->env : NULL, MTT_E_ARGUMENT, "tokens, batch, seq_len or "
+                         "sequences of the batches are not what mtt_batches_init has set");
     if (b->rank < 0 || (uint64_t)b->rank >= ranks)
         return mtt__fail(b->tokens->env, MTT_E_ARGUMENT, "batches of rank %d of %d: rank must be below ranks",
                          b->rank, (int)ranks);
@@ -15440,6 +15494,7 @@ static mtt_status mtt__generation_check(mtt_env *env, const mtt_tokenizer *token
                                         int vocab, int most)
 {
     const mtt_sampling *s = &g->sampling;
+    const char *missing = NULL;
     const int32_t *ids;
     mtt__faults faults;
     int32_t end;
@@ -15458,6 +15513,12 @@ static mtt_status mtt__generation_check(mtt_env *env, const mtt_tokenizer *token
         return mtt__fail(env, MTT_E_ARGUMENT, "count is %d, prompt_count %d, stop_count %d and stop_id_count "
                          "%d, they must not be negative", g->count, g->prompt_count, g->stop_count,
                          g->stop_id_count);
+    if (g->stop_count && !g->stops) missing = "stops";
+    if (g->stop_id_count && !g->stop_ids) missing = "stop_ids";
+    if (g->prompt_count && !g->sizes) missing = "sizes";
+    if (g->prompt_count && !g->prompts) missing = "texts and no prompts";
+    if (!g->write && g->count) missing = "write";
+    if (missing) return mtt__fail(env, MTT_E_ARGUMENT, "the generation has no %s: set it", missing);
     if (g->stop_count && !tokenizer)
         return mtt__fail(env, MTT_E_ARGUMENT, "stop strings need a tokenizer");
     for (i = 0; i < g->stop_count; i++)
@@ -15467,6 +15528,8 @@ static mtt_status mtt__generation_check(mtt_env *env, const mtt_tokenizer *token
         if (g->sizes[i] < !tokenizer)
             return mtt__fail(env, MTT_E_ARGUMENT, "prompt %d has %d ids, it needs at least one", i,
                              g->sizes[i]);
+        if (g->sizes[i] && !g->prompts[i])
+            return mtt__fail(env, MTT_E_ARGUMENT, "prompts has no prompt %d", i);
         count = mtt__prompt(tokenizer, g, i, &end, &ids);
         if (count > most)
             return mtt__fail(env, MTT_E_ARGUMENT, "prompt %d has %d ids, the context %d: raise it, or let it "
@@ -15593,6 +15656,8 @@ static mtt_status mtt__encode_texts(mtt_env *env, mtt_tokenizer *tokenizer, mtt_
     prompts = (const int32_t **)mtt__pool_take(env, pool, mtt__mul(all, sizeof(*prompts)));
     sizes = (int *)mtt__pool_take(env, pool, mtt__mul(all, sizeof(*sizes)));
     if (!prompts || !sizes) return MTT_E_MEMORY;
+    for (i = 0; i < all; i++)
+        if (!g->texts[i]) return mtt__fail(env, MTT_E_ARGUMENT, "texts has no text %d", (int)i);
     for (i = 0; i < all && !status; i++) {
         size_t bytes = strlen(g->texts[i]), most = mtt__add(mtt__mul(bytes, 3), 1);
         int32_t *ids = (int32_t *)mtt__pool_take(env, pool, mtt__mul(most, sizeof(*ids)));
@@ -15769,7 +15834,8 @@ MTTDEF mtt_status mtt_generator_create(mtt_env *env, const mtt_model_desc *model
     t->backend = *backend;
     t->backend.ranks = NULL;
     t->schedule = &g->schedule;
-    status = mtt__generation_init(&g->schedule, env, model, desc, backend->device);
+    status = mtt__check_backend(env, backend);
+    if (!status) status = mtt__generation_init(&g->schedule, env, model, desc, backend->device);
     if (!status) status = mtt__generator_memory(g);
     if (!status) status = backend->open(env, &t->backend, &g->schedule.policy, &t->context);
     t->opened = !status;
