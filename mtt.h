@@ -6942,9 +6942,10 @@ MTTDEF mtt_status mtt_policy_fit(mtt_env *env, const mtt_model_desc *model, cons
     mtt_model_desc m;
     mtt__fitting f;
     mtt_status status = mtt_model_resolve(env, model, &m);
+    f.budget = p.budget_bytes = budget_bytes ? budget_bytes : 1;
+    if (!status) status = mtt_policy_resolve(env, &p, &m, batch, seq_len, &f.fit);
     if (!status) status = mtt__take_fullest_rank(env, model, seq_len, &p);
     if (status) return status;
-    f.budget = p.budget_bytes = budget_bytes ? budget_bytes : 1;
     f.least = SIZE_MAX;
     f.cost = HUGE_VAL;
     rows = mtt__min(rows, (int64_t)batch * seq_len) / 8;

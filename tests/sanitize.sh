@@ -15,7 +15,8 @@ export ASAN_OPTIONS=allocator_may_return_null=1:exitcode=99 LSAN_OPTIONS=exitcod
 export MSAN_OPTIONS=allocator_may_return_null=1:exitcode=99 UBSAN_OPTIONS=print_stacktrace=1
 export TSAN_OPTIONS=ignore_noninstrumented_modules=1:exitcode=99 OMP_WAIT_POLICY=passive OMP_NUM_THREADS=3
 programs=$(basename -s .c {examples,tools}/*.c | sed "s/^train$/tiny/; s/^trainer$/train/") # as make says
-address_tests="test_model test_together test_plan test_files test_ranks test_tokenizer test_models"
+address_tests="test_model test_together test_plan test_files test_structs test_ranks test_tokenizer \
+  test_models"
 memory_tests=test_files
 wrapped=$(sed -n 's/^WRAP([^,]*, \([a-z_]*\),.*/-Wl,--wrap=\1/p' tests/sanitize.c)
 corpus=$PWD/tests/corpus calls=$PWD/tests/sanitize.txt work=$(mktemp -d)
