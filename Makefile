@@ -19,8 +19,8 @@ BLAS := -DMTT_CBLAS -L$(BLAS_DIR) -lopenblas -Wl,-rpath,$(BLAS_DIR)
 endif
 # With a GPU and nvcc the tests run there, too.
 CUDA := $(and $(shell command -v nvcc),$(shell tools/arch.sh gpu 2>/dev/null),test_cuda test_together_cuda)
-TESTS    := $(addprefix test_,tokenizer files structs ranks identity plan model models generate together memory)
-TESTS    += $(if $(BLAS),test_model_blas test_memory_blas) $(CUDA)
+TESTS    := $(addprefix test_,tokenizer files structs ranks identity plan model models generate together)
+TESTS    += test_memory $(if $(BLAS),test_model_blas test_memory_blas) $(CUDA)
 PROGRAMS := train tiny hello generate schedule prepare report profile convert
 HEADERS  := mtt.h $(wildcard tools/*.h tests/*.h)
 # Recipes take these from the environment, so that neither make nor the shell expands what they hold.
@@ -34,7 +34,7 @@ deps:; @mkdir -p $(B) && tools/deps.sh
 # One object has mtt.h's implementation for all programs; each test has its own, with what is private.
 DONE  = -DMTT_IMPLEMENTATION_DONE -DMTT_WORDPIECE_DONE
 APART = $(CC) $(CFLAGS) $(DONE) $< $(filter %.o,$^) -o $@ $(LIBRARIES) -lm
-WHOLE = $(CC) $(CFLAGS) $(if $(filter %_files %_models %_structs,$@),-O1) -DMTT_STATIC $< -o $@ $(LIBRARIES) -lm
+WHOLE = $(CC) $(CFLAGS) $(if $(filter %files %models %structs,$@),-O1) -DMTT_STATIC $< -o $@ $(LIBRARIES) -lm
 NVCC  = nvcc -O3 -DMTT_CUDA= -Xcompiler -fopenmp $< $(B)/mtt_kernels.o -o $@ -lcublasLt
 $(addprefix $(B)/,train tiny hello %_blas mtt_blas.o): LIBRARIES = $(BLAS)
 $(B)/mtt.o $(B)/mtt_blas.o: tools/wordpiece.h mtt.h | deps

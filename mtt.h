@@ -1124,7 +1124,8 @@ MTTDEF mtt_status mtt_generate(mtt_trainer *trainer, mtt_tokenizer *tokenizer,
    the tokens before, so a step computes one token of each sequence. Prompts pass through in chunks of many
    rows, in which any sequences may meet. Everything is in one arena, which a plan knows to the byte before.
    FP32 and BF16. On a CPU without a BLAS the logits of a sequence are the same bits whatever is computed
-   beside it; on CUDA and with a BLAS, products of another size may round otherwise. */
+   beside it, and those of mtt_next_logits with flash attention. On CUDA and with a BLAS, products of another
+   size may round otherwise, and plain attention adds in another order and rounds its scores. */
 typedef struct mtt_generator mtt_generator;
 
 /* Zero means the default. */
@@ -3004,7 +3005,7 @@ typedef struct mtt__member {
     const char *name;
     int is_set;
 } mtt__member;
-#define MTT__MEMBER(object, name) {#name, (object)->name != NULL}
+#define MTT__IS_SET(object, name) {#name, (object)->name != NULL}
 
 static mtt_status mtt__require_members(mtt_env *env, const char *object, const mtt__member *m, size_t count)
 {
@@ -10036,9 +10037,9 @@ static void mtt__assign_groups(mtt_trainer *t)
 
 static mtt_status mtt__check_backend(mtt_env *env, const mtt_backend *b)
 {
-    const mtt__member members[] = {MTT__MEMBER(b, open), MTT__MEMBER(b, close), MTT__MEMBER(b, alloc),
-                                   MTT__MEMBER(b, release), MTT__MEMBER(b, memory), MTT__MEMBER(b, upload),
-                                   MTT__MEMBER(b, download), MTT__MEMBER(b, run)};
+    const mtt__member members[] = {MTT__IS_SET(b, open), MTT__IS_SET(b, close), MTT__IS_SET(b, alloc),
+                                   MTT__IS_SET(b, release), MTT__IS_SET(b, memory), MTT__IS_SET(b, upload),
+                                   MTT__IS_SET(b, download), MTT__IS_SET(b, run)};
     if (!b->device_alloc != !b->device_free)
         return mtt__fail(env, MTT_E_ARGUMENT, "the backend has device_alloc or device_free alone: set both "
                          "or neither");
@@ -11708,9 +11709,9 @@ MTTDEF void mtt_tokenizer_destroy(mtt_tokenizer *t)
 
 static mtt_status mtt__check_kind(mtt_env *env, const mtt_tokenizer_kind *k)
 {
-    const mtt__member members[] = {MTT__MEMBER(k, name), MTT__MEMBER(k, create), MTT__MEMBER(k, destroy),
-                                   MTT__MEMBER(k, load), MTT__MEMBER(k, learn), MTT__MEMBER(k, cut),
-                                   MTT__MEMBER(k, spell), MTT__MEMBER(k, print)};
+    const mtt__member members[] = {MTT__IS_SET(k, name), MTT__IS_SET(k, create), MTT__IS_SET(k, destroy),
+                                   MTT__IS_SET(k, load), MTT__IS_SET(k, learn), MTT__IS_SET(k, cut),
+                                   MTT__IS_SET(k, spell), MTT__IS_SET(k, print)};
     return mtt__require_members(env, "the kind of tokenizer", members, MTT__LENGTH(members));
 }
 

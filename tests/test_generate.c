@@ -1,5 +1,6 @@
 /* test_generate.c - generation with a cache gives, bit for bit, the logits and the text of full forward
-   passes: for all options of the model, and however rows meet in a pass. Sampling, stop strings, failures. */
+   passes with flash attention: for all options of the model, and however rows meet in a pass. Sampling, stop
+   strings, failures. */
 #define MTT_IMPLEMENTATION
 #include "../mtt.h"
 #include "test.h"
@@ -74,8 +75,10 @@ static void make_pair(const mtt_model_desc *model, const mtt_generator_desc *des
                       mtt_generator **generator)
 {
     mtt_policy policy = {desc->precision, .attention = MTT_ATTENTION_FLASH, .window = desc->window};
+    int eights = !(model->d_model % 16 || model->d_ff % 16 || model->heads_kv * model->d_head % 16);
     mtt_optim_desc optim = {.seed = random_bits()};
     int64_t shape[2], i;
+    if (desc->precision == MTT_BF16 && eights) policy.precision = MTT_FP8; /* which evaluates as BF16 */
     must(mtt_trainer_create(&env, model, &policy, &optim, mtt_cpu_backend(), 1, desc->context, trainer));
     taken_bytes = 0;
     must(mtt_generator_create(&env, model, desc, &backend, generator));
@@ -102,6 +105,7 @@ static void test_logits(int number)
                                .batch = 1 + below(BATCH),
                                .context = 1 + below(CONTEXT),
                                .chunk = 1 + below(below(2) ? 8 : CONTEXT)};
+    if (number % 8 == 0) model.d_model *= 6, model.d_ff *= 4;
     int32_t ids[BATCH][CONTEXT];
     const int32_t *tokens[BATCH];
     int known[BATCH] = {0}, counts[BATCH], vocab = model.vocab, calls = 0;
@@ -139,6 +143,55 @@ static void test_logits(int number)
     free(expected);
     mtt_trainer_destroy(trainer);
     mtt_generator_destroy(generator);
+}
+
+/* Plain attention rounds scores and probabilities to BF16, and a cache, like flash attention, does not: other
+   bits, but no larger error. The reference is an FP32 trainer with the same weights, which BF16 can hold. */
+static void test_plain(void)
+{
+    enum { CONTEXT = 64 };
+    double squares[2] = {0, 0}; /* of errors: with plain attention, and with a cache */
+    int same = 0;
+    for (int i = 0; i < 12; i++) {
+        mtt_model_desc model = draw_model();
+        mtt_generator_desc desc = {.precision = MTT_BF16, .batch = 1, .context = CONTEXT, .chunk = 16};
+        mtt_policy kinds[] = {{.precision = MTT_FP32}, {.precision = MTT_BF16}};
+        mtt_optim_desc optim = {.seed = 1};
+        mtt_trainer *trainer[2];
+        mtt_generator *generator;
+        int32_t ids[CONTEXT];
+        const int32_t *tokens = ids;
+        int count = 1 + below(CONTEXT);
+        int64_t shape[2];
+        float *logits = (float *)malloc(3 * sizeof(float) * (size_t)model.vocab);
+        for (int k = 0; k < 2; k++)
+            must(mtt_trainer_create(&env, &model, &kinds[k], &optim, mtt_cpu_backend(), 1, CONTEXT,
+                                    &trainer[k]));
+        must(mtt_generator_create(&env, &model, &desc, &backend, &generator));
+        for (int k = 0; mtt_parameter(trainer[0], k, shape); k++) {
+            int64_t size = shape[0] * (shape[1] ? shape[1] : 1);
+            float *values = (float *)malloc((size_t)size * sizeof(float));
+            must(mtt_parameter_get(trainer[0], k, values));
+            for (int64_t v = 0; v < size; v++)
+                values[v] = mtt__bits_float(mtt__float_bits(values[v] * 4) & 0xffff0000u);
+            for (int r = 0; r < 2; r++) must(mtt_parameter_set(trainer[r], k, values));
+            must(mtt_generator_set(generator, k, values));
+            free(values);
+        }
+        for (int k = 0; k < CONTEXT; k++) ids[k] = below(model.vocab);
+        for (int k = 0; k < 2; k++) must(mtt_next_logits(trainer[k], ids, count, logits + k * model.vocab));
+        must(mtt_generator_append(generator, &tokens, &count, logits + 2 * model.vocab));
+        for (int v = 0; v < model.vocab; v++)
+            for (int k = 0; k < 2; k++)
+                squares[k] += pow((double)logits[(k + 1) * model.vocab + v] - (double)logits[v], 2);
+        same += !memcmp(logits + model.vocab, logits + 2 * model.vocab, sizeof(float) * (size_t)model.vocab);
+        free(logits);
+        for (int k = 0; k < 2; k++) mtt_trainer_destroy(trainer[k]);
+        mtt_generator_destroy(generator);
+    }
+    check(same < 12, "plain attention has the bits of a cache");
+    check(squares[1] <= 1.5 * squares[0] && squares[0] > 0, "errors of a cache are %.2f times those of plain "
+          "attention", sqrt(squares[1] / squares[0]));
 }
 
 /* ---- text ---- */
@@ -776,6 +829,8 @@ int main(int argc, char **argv)
     backend.alloc = counted_arena;
     quick = argc > 1 && !strcmp(argv[1], "quick");
     for (int k = 0; k < 150; k += each(), new_case()) test_logits(k);
+    test_plain();
+    new_case();
     test_stops();
     for (int k = 0; k < 60; k += each(), new_case()) test_text(k);
     for (int k = 0; k < 60; k += each(), new_case()) test_min_p(k);
