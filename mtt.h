@@ -6930,7 +6930,7 @@ static mtt_status mtt__try_policy(mtt__fitting *f, mtt_env *env, const mtt_model
 }
 
 /* Where layers recomputed once do not fit, what takes less memory is tried, too: smaller chunks of logits,
-   recursion, and segments of about every length. With 12 layers on a CPU those are 4 plans, and 86 more. */
+   recursion, and segments of about every length. With 12 layers on a CPU those are 4 plans, and 80 more. */
 MTTDEF mtt_status mtt_policy_fit(mtt_env *env, const mtt_model_desc *model, const mtt_policy *policy,
                                  int batch, int seq_len, size_t budget_bytes, mtt_policy *fit)
 {
