@@ -486,6 +486,7 @@ static int option_set(const option *o, const char *value)
     char message[sizeof(env.error) + 200];
     mtt_field field;
     memset(&field, 0, sizeof(field));
+    field.name = o->name;
     field.kind = (mtt_field_kind)o->kind; /* OPTION_TEXT is MTT_FIELD_TEXT */
     field.low = o->low, field.high = o->high, field.fallback = o->fallback;
     field.choices = o->choices, field.help = o->help;
