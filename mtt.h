@@ -6974,7 +6974,8 @@ static mtt_status mtt__try_policy(mtt__fitting *f, mtt_env *env, const mtt_model
 }
 
 /* Where layers recomputed once do not fit, what takes less memory is tried, too: smaller chunks of logits,
-   recursion, and segments of every length up to 17. With 12 layers on a CPU those are 4 plans, and 164 more. */
+   recursion, and segments of each length up to 9 and some above. With 12 layers on a CPU those are 4 plans,
+   and 140 more. */
 MTTDEF mtt_status mtt_policy_fit(mtt_env *env, const mtt_model_desc *model, const mtt_policy *policy,
                                  int batch, int seq_len, size_t budget_bytes, mtt_policy *fit)
 {
@@ -6995,7 +6996,7 @@ MTTDEF mtt_status mtt_policy_fit(mtt_env *env, const mtt_model_desc *model, cons
     f.cost = HUGE_VAL;
     rows = mtt__min(rows, (int64_t)batch * seq_len) / 8;
     for (kind = 0; kind < 5 && (kind != 1 || f.cost == HUGE_VAL); kind++)
-        for (segment = 0; segment <= (kind < 3 ? 0 : m.layers); segment += 1 + segment / 16)
+        for (segment = 0; segment <= (kind < 3 ? 0 : m.layers); segment += 1 + segment / 8)
             for (choice = 0; choice < 8 && !status; choice++) {
                 int small = choice > 5;
                 if ((losses[choice / 2] == MTT_LOSS_FULL && !cuda) || (kind < 2 && kind != small))
