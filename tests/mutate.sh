@@ -68,8 +68,8 @@ tests_of() {
     *) echo test_model;; # numbers, cpu, trainer, public
   esac
 }
-ALL="test_identity test_plan test_structs test_files test_tokenizer test_ranks test_models test_generate test_together \
-  test_model"
+ALL="test_identity test_plan test_structs test_files test_tokenizer test_ranks test_models test_generate \
+  test_together test_model"
 
 # Every place: LINE, COLUMN, LENGTH, ROOM, NEW. Comments, strings and tables of numbers are passed over.
 # Operators: a constant off by one or by 1 %, a comparison turned, + for -, && for ||, a `!` or a statement
