@@ -106,8 +106,8 @@ for metrics in whole/a/*_metrics.json; do
 done
 ln -s victim tiny/linked_fp32_metrics.json; ln -s victim tiny/linked_fp32_memory.json
 tokens=$(ls whole/data/*.train.tokens)
-"$trainer" --data ${tokens%.train.tokens} --dataset linked --results-dir tiny --steps 1 --no-checkpoint $tiny \
-  > out 2> err
+"$trainer" --data ${tokens%.train.tokens} --dataset linked --results-dir tiny --steps 1 --no-checkpoint \
+  $tiny > out 2> err
 check "links in the place of its results are replaced, not followed: $(tail -n 1 err)" \
   eval '[ -s tiny/linked_fp32_metrics.json -a ! -L tiny/linked_fp32_metrics.json -a ! -e tiny/victim ]'
 check "no checkpoint of it is left" [ -z "$(find tiny -name '*.safetensors*')" ]
