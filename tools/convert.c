@@ -6,9 +6,9 @@
 
    Reads a checkpoint, or a folder of Hugging Face's. Writes the weights in the type that --type names, the
    tokenizer, and what a folder says of its chat: templates, ids that end a turn, settings of generation. A
-   checkpoint says what the folder said that it was trained from. The model must be of the form of GPT-2, Llama
-   or Qwen3, without windows, and without a bias in its head. Sinusoidal positions become a table.
-   In GGUF, version 3, the type is that of matrices. Norms, biases and positions are FP32. A matrix with rows
+   checkpoint says what the folder said that it was trained from. The model must be of the form of GPT-2,
+   Llama or Qwen3, without windows, and without a bias in its head. Sinusoidal positions become a table. In
+   GGUF, version 3, the type is that of matrices. Norms, biases and positions are FP32. A matrix with rows
    that are no multiple of 32 is FP16 in place of Q8_0.
 
    All files are complete and synced in temporaries before the first one is renamed, and config.json comes
