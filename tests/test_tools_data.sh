@@ -315,11 +315,7 @@ bench 0 "table is in $PAGE" --table
 check "twice is once" cmp page.md page.old
 check "performance.md has the markers" \
   [ "$(grep -cE '^<!-- bench:(begin|end) -->$' "$tools/performance.md")" = 2 ]
-<<<<<<< HEAD
-grep '^tiny' figures.tsv > other.tsv # a CPU's cases
-=======
 grep '^tiny' figures.tsv > other.tsv # cases that the page does not have
->>>>>>> wa
 FIGURES=$work/other.tsv expect 2 'no figures of these cases' "$tools/bench.sh" --table
 check "without figures the page stays" cmp page.md page.old
 (ulimit -f 0; trap '' XFSZ; "$tools/bench.sh" --table > /dev/null 2> err)
