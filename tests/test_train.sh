@@ -922,12 +922,12 @@ expect 3 'odd_fp32_step7.safetensors is no file: start without --resume' $odd --
 
 # a preset whose warmup is longer than the run: with more steps it goes on as if it had had them at once
 few="--data text.txt --preset a $model --d-ff 64"
-expect 0 "^note: the preset's warmup has 50 steps, the run 4: --warmup-steps 0" $few --dataset few --steps 4
-expect 0 'steps 5 to 8' $few --dataset few --steps 8 --resume
+expect 0 "^note: the preset's warmup has 50 steps, the run 10: --warmup-steps 0" $few --dataset few --steps 10
+expect 0 'steps 11 to 20' $few --dataset few --steps 20 --resume
 check "nothing has changed" not says err 'other settings|lr goes on'
-run $few --dataset once --steps 8
-check "it has the weights of a run of 8 steps" \
-  cmp results/few_fp32_step8.safetensors results/once_fp32_step8.safetensors
+run $few --dataset once --steps 20
+check "it has the weights of a run of 20 steps" \
+  cmp results/few_fp32_step20.safetensors results/once_fp32_step20.safetensors
 expect 0 '^training' $few --dataset known --steps 4 --warmup-steps 0
 check "a warmup that is given has no note" not says err '^note: the preset'
 

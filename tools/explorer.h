@@ -657,6 +657,7 @@ static mtt_status explorer_save(mtt_env *env, const char *path, const char *plan
     }
     if (from) failed |= ferror(from), fclose(from);
     if (f) failed |= ferror(f), failed |= fclose(f);
+    size = page ? strlen(page) : 0; /* the size that Windows lacks */
     status = failed ? explorer_fail(env, path) : mtt_writer_open(env, path, size, &w);
     if (!status) {
         mtt_writer_put(w, page, size);
