@@ -13123,7 +13123,7 @@ static const char *mtt__skip_blanks(const char *at, const char *end)
     return at;
 }
 
-enum { MTT__END_LINE = 1024 }; /* most bytes of a line that is only the end of text */
+#define MTT__END_LINE ((size_t)1024) /* most bytes of a line that is only the end of text */
 
 /* The size of a line of plain text with its line end, if it is only the end of text, once or several times;
    else 0. `line` is its place among the bytes that wait, which have all of it unless it is longer. */

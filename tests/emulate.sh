@@ -2,7 +2,7 @@
 # emulate.sh BUILD_DIR [SOURCE_DIR] [TEST...] - runs tests/test_cuda.c on a machine without a GPU: emulate.h
 # runs the kernels on the CPU. SOURCE_DIR (default: here) has mtt.h, mtt_kernels.cu and tests/. TEST is an
 # argument list of test_cuda, such as 'fp8 40', or `ranks`: tests/test_together.c with up to 4 ranks, which
-# copy from each other's memory or have nccl_fake.c. Several run side by side. Default: a small share.
+# copy from each other's memory or have nccl_fake.c; or `trainer`: tools/trainer.c asks it. Several run side by side. Default: a small share.
 #
 #   tests/emulate.sh build               the portable kernels, as for an RTX 40
 #   ARCH=900 tests/emulate.sh build      those that an H100 or H200 runs, with the >>hopper room
@@ -24,7 +24,8 @@ arch=${ARCH:-890}
 if [ $# = 0 ] && [ "$arch" = 750 ]; then set -- 'quick operations 2 24' failures; fi
 if [ $# = 0 ] && [ "$arch" = 900 ]; then set -- 'quick operations 1 1' 'quick fp8 3' failures; fi
 # part 0 runs nothing: it counts the shapes of a whole run on a GPU, at least 500 for each operation
-[ $# -gt 0 ] || set -- 'quick operations 8 60' 'quick fp8 12' 'part 0 1 operations 80 1280' failures ranks
+[ $# -gt 0 ] ||
+  set -- 'quick operations 8 60' 'quick fp8 12' 'part 0 1 operations 80 1280' failures ranks trainer
 export OMP_NUM_THREADS=1 # tests run side by side
 program=$source/tests/test_cuda.c
 if ! grep -q '"quick"' "$program"; then
@@ -43,6 +44,10 @@ case " $* " in
       gcc -std=gnu99 "${flags[@]}" -shared -fPIC "$source/tests/nccl_fake.c" -o "$build/libnccl.so.2" ||
       exit 1 ;;
 esac
+case " $* " in
+  *" trainer "*)
+    gcc -std=gnu99 "${flags[@]}" -DMTT_CUDA= -c "$source/tools/trainer.c" -o "$build/trainer.o" || exit 1 ;;
+esac
 # -ffp-contract=off: __fmul_rn must not be fused. -fno-strict-aliasing: kernels read bytes as other types. -w:
 # nvcc's warnings are the ones that count. -Wno-psabi: of gcc 4.6.
 flags+=(-std=c++17 -ffp-contract=off -fno-strict-aliasing -w -Wno-psabi)
@@ -56,11 +61,25 @@ link() { # OBJECT PROGRAM
 }
 link test test_cuda || exit 1
 [ ! -f "$build/together.o" ] || link together test_together || exit 1
+[ ! -f "$build/trainer.o" ] || link trainer trainer || exit 1
+ask_trainer() { # the free memory of the device is a budget; a variable that changes precision is refused
+  . "$here/lib.sh"
+  local find=("$build/trainer" --find-max-batch --device cuda --preset tiny)
+  "${find[@]}" > "$build/out" 2> "$build/err"
+  check "free memory is said" says "$build/err" 'the device has 16384.0 MiB free'
+  "${find[@]}" --memory-budget 16G > "$build/given" 2> "$build/err"
+  check "it is the budget" eval '[ -s "$build/out" ] && cmp "$build/out" "$build/given"'
+  NVIDIA_TF32_OVERRIDE=1 "${find[@]}" > "$build/out" 2> "$build/err"; code=$?
+  check "an environment of another precision ends with $code, not 2" eval \
+    '[ $code = 2 ] && says "$build/err" "unset NVIDIA_TF32_OVERRIDE"'
+  closing_line
+}
 
 one() { # NUMBER ARGUMENTS: the log says so where the program ends early
   local start=$SECONDS
   local command=("$build/test_cuda" $2) # shellcheck disable=SC2206
   if [ "$2" = ranks ]; then command=(env "LD_LIBRARY_PATH=$build" "$build/test_together" emulated 4); fi
+  [ "$2" != trainer ] || command=(ask_trainer)
   "${command[@]}" > "$build/log$1" 2>&1
   local status=$?
   grep -q '^[0-9]* passed,' "$build/log$1" || echo "FAILED: test_cuda $2, status $status" >> "$build/log$1"

@@ -3815,6 +3815,10 @@ static void misuse(void)
         if (kind >= 7) status = mtt_evaluate(trainer, tokens, targets, &info);
         check(status == MTT_E_ARGUMENT && env.error[0], "misuse %d: %s, \"%s\"", kind,
               mtt_status_string(status), env.error);
+        if (kind < 4 || kind >= 7) /* targets may be -1, tokens not */
+            check(strstr(env.error, "has ids 0 to 31") &&
+                      !strstr(env.error, "ids 0 to 31, or -1 for none:") == (kind < 2 || kind == 7),
+                  "misuse %d: \"%s\"", kind, env.error);
         tokens[5] = token, targets[5] = target;
     }
     mtt_train_step(trainer, tokens, targets, &info);

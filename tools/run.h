@@ -228,7 +228,8 @@ static int run_free_memory(run *r, const mtt_policy *policy, size_t *free_bytes)
     mtt_status status = MTT_E_DEVICE;
     alone.ranks = 1;
     if (policy->device == MTT_DEVICE_CUDA) status = run_find_device(r, &backend);
-    if (!status && !(status = backend.open(r->env, &backend, &alone, &context))) {
+    if (!status) status = (backend.open)(r->env, &backend, &alone, &context); /* open is posix.h's macro */
+    if (!status) {
         status = backend.memory(context, free_bytes, &all_bytes);
         backend.close(context);
     }
