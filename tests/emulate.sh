@@ -2,7 +2,8 @@
 # emulate.sh BUILD_DIR [SOURCE_DIR] [TEST...] - runs tests/test_cuda.c on a machine without a GPU: emulate.h
 # runs the kernels on the CPU. SOURCE_DIR (default: here) has mtt.h, mtt_kernels.cu and tests/. TEST is an
 # argument list of test_cuda, such as 'fp8 40', or `ranks`: tests/test_together.c with up to 4 ranks, which
-# copy from each other's memory or have nccl_fake.c; or `trainer`: tools/trainer.c asks it. Several run side by side. Default: a small share.
+# copy from each other's memory or have nccl_fake.c; or `trainer`: tools/trainer.c asks it. Several
+# run side by side. Default: a small share.
 #
 #   tests/emulate.sh build               the portable kernels, as for an RTX 40
 #   ARCH=900 tests/emulate.sh build      those that an H100 or H200 runs, with the >>hopper room
