@@ -3736,8 +3736,6 @@ MTTDEF mtt_status mtt_policy_resolve(mtt_env *env, const mtt_policy *policy, con
     mtt__require(&faults, p.ranks < 1 || (p.rank >= 0 && p.rank < p.ranks),
                  "rank is %d, it must be at least 0 and below ranks, %d", p.rank, p.ranks);
     mtt__require(&faults, p.lora_rank % 8 == 0, "lora_rank is %d, it must be a multiple of 8", p.lora_rank);
-    mtt__require(&faults, p.lora_rank || (!p.lora_targets && p.lora_alpha <= 0),
-                 "lora_targets and lora_alpha need a rank: set lora_rank, for example to 16");
     mtt__require(&faults, !p.keep_gradients || p.ranks == 1 || p.shard == MTT_SHARD_NONE,
                  "keep_gradients is 1: ranks must not divide gradients, set shard to none");
     mtt__require(&faults, !p.early_update || p.precision < MTT_FP16,

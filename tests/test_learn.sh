@@ -160,7 +160,7 @@ layer=$(awk "BEGIN { printf \"%.2f\", ($(peak 16) - $(peak 8)) / 8 / 1048576 }")
 first=$(awk "BEGIN { printf \"%.2f\", ($(arena 8) - $(arena 4)) / 4 / 1048576 }")
 later=$(awk "BEGIN { printf \"%.2f\", ($(arena 16) - $(arena 8)) / 8 / 1048576 }")
 check "exercise 15: from 4 to 8 layers the arena grows by $first" [ $first = $layer ]
-check "exercise 15: from 8 to 16 by $later" grep -q "from 8 layers on it grows by $later MiB" "$root/$page"
+check "exercise 15: from 8 to 16 by $later" grep -q "from 8 layers up it grows by $later MiB" "$root/$page"
 state=$(awk "BEGIN { printf \"%.2f\", 12 * ($(parameters 16) - $(parameters 8)) / 8 / 1048576 }")
 check "exercise 15: $layer MiB, of which $state" \
   grep -q "15: $layer MiB, of which" "$root/$page"

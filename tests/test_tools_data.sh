@@ -374,8 +374,8 @@ expect 0 ' again ' "$build/schedule" --recompute layer
 expect 0 ' again ' "$build/schedule" --technique bf16_checkpointing
 expect 2 'did you mean --layers' "$build/schedule" --layer 2
 for program in schedule profile; do
-  expect 2 'lora_targets and lora_alpha need a rank' "$build/$program" --device cpu --lora-targets nonsense
-  expect 2 'lora_targets and lora_alpha need a rank' "$build/$program" --device cpu --lora-alpha 3
+  expect 2 '--lora-targets and --lora-alpha need a rank' "$build/$program" --lora-targets nonsense
+  expect 2 '--lora-targets and --lora-alpha need a rank' "$build/$program" --lora-alpha 3
   expect 2 '--split needs --recompute budget' "$build/$program" --split
   OMP_NUM_THREADS=99999 expect 2 'OMP_NUM_THREADS is 99999' "$build/$program" --layers 1
 done

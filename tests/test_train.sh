@@ -213,7 +213,7 @@ for threads in 4097 99999 2147483647 2147483648; do
     OMP_NUM_THREADS=$threads expect 2 "^train: OMP_NUM_THREADS is $threads, .* number of cores" $how $model
   done
 done
-expect 2 'lora_targets and lora_alpha need a rank' --lora-targets nonsense --dry-run
+expect 2 '--lora-targets and --lora-alpha need a rank' --lora-targets nonsense --dry-run
 expect 2 '--data is missing' --technique bf16
 expect 2 'batch is 0' --dry-run --batch-size 0
 expect 2 'd_model 32 does not divide' --dry-run $model --heads 3
@@ -232,8 +232,8 @@ expect 0 . --technique flash_window63 --seq-len 64 --dry-run
 check "a window below the sequence has no note" not says err note
 expect 2 '"nosuch"' --dry-run --freeze 'wte.*,nosuch'
 expect 2 '"mlp.c_fcc"' --dry-run --lora-rank 8 --lora-targets attn.c_attn,mlp.c_fcc
-expect 2 'need a rank: set lora_rank, for example to 16' --dry-run --lora-targets attn.c_attn
-expect 2 'need a rank: set lora_rank, for example to 16' --dry-run --lora-alpha 8
+expect 2 'need a rank, for example --lora-rank 16' --dry-run --lora-targets attn.c_attn
+expect 2 'need a rank, for example --lora-rank 16' --dry-run --lora-alpha 8
 expect 0 '--gradient-checkpointing' --help
 fields() { sed -n '/^static const mtt_field /,/^}/s/.*MTT__FIELD(\([a-z0-9_]*\),.*/\1/p' "$root/mtt.h"; }
 for name in $(fields); do # each field of the library is an option, under its name or another

@@ -579,11 +579,14 @@ static int option_use_technique(int *batch)
     return 0;
 }
 
-/* Refuses a split that would change nothing. */
+/* Refuses options that would change nothing without others. */
 static int option_check_policy(const mtt_policy *policy)
 {
-    if (!policy->split || policy->recompute == MTT_RECOMPUTE_BUDGET) return 0;
-    return option_fail("--split needs --recompute budget");
+    if (policy->split && policy->recompute != MTT_RECOMPUTE_BUDGET)
+        return option_fail("--split needs --recompute budget");
+    if (!policy->lora_rank && (policy->lora_targets || policy->lora_alpha > 0))
+        return option_fail("--lora-targets and --lora-alpha need a rank, for example --lora-rank 16");
+    return 0;
 }
 
 /* A note about a window that has no effect, or NULL. */
