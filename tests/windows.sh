@@ -9,7 +9,7 @@ cc=x86_64-w64-mingw32-gcc cxx=x86_64-w64-mingw32-g++
 for tool in $cc $cxx wine; do
   command -v $tool > /dev/null || { skip "Windows: no $tool"; closing_line; exit; }
 done
-export WINEDEBUG=-all WINEPREFIX=$build/wine
+export WINEDEBUG=-all WINEPREFIX=$build/wine LC_ALL=C.UTF-8 # in C, Wine makes no names beyond ASCII
 cp "$(stb_header)" "$build" || exit 1
 . tests/same_files.sh
 strict=(-Wall -Wextra -Wpedantic -Wshadow -Wconversion -Werror -I"$build" -fsyntax-only)
