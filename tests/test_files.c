@@ -2609,7 +2609,8 @@ static void seal(char *file, size_t bytes, const char *key)
 /* A pair of the metadata gets another value, or comes to it; blanks behind the metadata give the room. */
 static void forge_pair(const char *key, const char *value)
 {
-    size_t bytes, grow;
+    ptrdiff_t grow;
+    size_t bytes;
     char text[64], *file = read_file(in("good"), &bytes), *at, *end, *blanks;
     snprintf(text, sizeof(text), "\"%s\":\"", key);
     at = strstr(file + 8, text);
@@ -2622,9 +2623,9 @@ static void forge_pair(const char *key, const char *value)
     at += strlen(text);
     end = strchr(at, '"');
     blanks = strstr(end, "    ");
-    grow = strlen(value) - (size_t)(end - at);
+    grow = (ptrdiff_t)strlen(value) - (end - at);
     memmove(end + grow, end, (size_t)(blanks - end));
-    if (strlen(value) < (size_t)(end - at)) memset(blanks + grow, ' ', 0 - grow);
+    if (grow < 0) memset(blanks + grow, ' ', (size_t)-grow);
     memcpy(at, value, strlen(value));
     seal(file, bytes, "");
     free(file);

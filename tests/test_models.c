@@ -174,7 +174,7 @@ static void put_tensors(const char *path, int first, int every)
         for (k = 0; tensors[i].dtype && k < bytes_of(&tensors[i]); k++) {
             const char *type = tensors[i].dtype;
             int wide = !strcmp(type, "F32"), half = strstr(type, "F16") != NULL;
-            double twice = strcmp(type, "F64") ? 0 : (double)tensors[i].values[k / 8];
+            double twice = strcmp(type, "F64") ? 0 : (double)tensors[i].values[k / 8 % size_of(&tensors[i])];
             float x = wide || half ? tensors[i].values[k / (wide ? 4 : 2)] : 0;
             uint16_t code = *type == 'F' ? mtt__to_fp16(x) : mtt__to_bf16(x);
             fputc(twice != 0 ? ((unsigned char *)&twice)[k % 8]

@@ -9,9 +9,10 @@ cc=x86_64-w64-mingw32-gcc cxx=x86_64-w64-mingw32-g++
 for tool in $cc $cxx wine; do
   command -v $tool > /dev/null || { skip "Windows: no $tool"; closing_line; exit; }
 done
-export WINEDEBUG=-all WINEPREFIX=$build/wine LC_ALL=C.UTF-8 # in C, Wine makes no names beyond ASCII
+export WINEDEBUG=-all WINEPREFIX=$build/wine
 cp "$(stb_header)" "$build" || exit 1
 . tests/same_files.sh
+export LC_ALL=C.UTF-8 # in C, Wine makes no names beyond ASCII
 strict=(-Wall -Wextra -Wpedantic -Wshadow -Wconversion -Werror -I"$build" -fsyntax-only)
 printf '#define MTT_IMPLEMENTATION\n#include "%s/mtt.h"\n' "$PWD" > "$build/mtt.c"
 for dialect in c99 gnu99 c11 c17; do

@@ -113,7 +113,7 @@ static inline mtt_status folder_read(mtt_env *env, const char *path, const char 
 
 /* ---- texts that are made ---- */
 
-/* A text that grows. NULL after it has run out of memory, which stays so. */
+/* A text that grows. NULL after it, or what was added, has run out of memory, which stays so. */
 typedef struct folder_text {
     char *at;
     size_t size;
@@ -122,7 +122,7 @@ typedef struct folder_text {
 
 static inline void folder_add(folder_text *t, const char *at, size_t size)
 {
-    char *other = t->failed ? NULL : (char *)realloc(t->at, t->size + size + 1);
+    char *other = t->failed || !at ? NULL : (char *)realloc(t->at, t->size + size + 1);
     if (!other) {
         free(t->at);
         memset(t, 0, sizeof(*t));

@@ -320,13 +320,13 @@ static int option_limit_threads(void)
     char message[256];
     const char *chosen = getenv("OMP_NUM_THREADS");
     double cpus = ceil(quota_cpus());
-    int most = omp_get_max_threads();
-    if (most < 1 || most > 4096) {
+    /* The text alone is asked: OpenMP must not begin before ranks are forked. */
+    if (chosen && strtol(chosen, NULL, 10) > 4096) {
         snprintf(message, sizeof(message), "OMP_NUM_THREADS is %.40s, but 4096 threads are the most: set it "
-                 "to the number of cores", chosen ? chosen : "");
+                 "to the number of cores", chosen);
         return option_fail(message);
     }
-    if ((chosen && *chosen) || cpus >= most) return 0;
+    if ((chosen && *chosen) || cpus >= omp_get_max_threads()) return 0;
     option_all.threads = cpus < 1 ? 1 : (int)cpus;
     omp_set_num_threads(option_all.threads);
 #endif
