@@ -1643,7 +1643,7 @@ static configuration any_policy(void)
 {
     configuration c = random_configuration();
     mtt_policy *p = &c.policy;
-    c.model.layers = 1 + below(12);
+    c.model.layers = 1 + below(9);
     p->recompute = (mtt_recompute)below(6);
     p->segment = below(2) ? 0 : 1 + below(c.model.layers);
     p->loss = (mtt_loss)below(3);
@@ -1687,7 +1687,7 @@ static void fitting_any_policy(void)
         if (plan(&other, &report))
             check(report.arena_bytes <= budget, "%s: the fit takes %zu of %zu bytes", c.text,
                   report.arena_bytes, budget);
-        if (i % 14) continue;
+        if (i % 28) continue;
         status = mtt_policy_fit(&env, &c.model, &c.policy, c.batch, c.seq_len, 1, &fit);
         const char *at = strstr(env.error, "takes ");
         if (status == MTT_E_BUDGET && at) least = (size_t)strtoull(at + 6, NULL, 10);
