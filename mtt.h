@@ -4011,8 +4011,9 @@ static int mtt__parameter_shape(const mtt_model_desc *m, int kind, int lora_rank
 #define MTT__OPTIM_ENUM(kind, name, prefix, exists) MTT__##kind,
 enum { MTT__OPTIM(MTT__OPTIM_ENUM) MTT__OPTIM_KINDS };
 
-/* An activation is not kept for the backward pass if the recompute level of its layer is at least this. */
-enum { MTT__ALWAYS, MTT__BY_SELECTIVE, MTT__BY_LAYER, MTT__BY_SEGMENT, MTT__BY_NOTHING };
+/* An activation is not kept for the backward pass if the recompute level of its layer is at least this. ONCE:
+   it is not, and one operation of the forward pass reads it, which is not made again. */
+enum { MTT__ONCE = -1, MTT__ALWAYS, MTT__BY_SELECTIVE, MTT__BY_LAYER, MTT__BY_SEGMENT, MTT__BY_NOTHING };
 
 /* Types of activations: the precision's own, FP32, or e4m3 for what is made for FP8 alone. */
 enum { MTT__USUAL, MTT__WIDE, MTT__EIGHT };
@@ -4038,7 +4039,7 @@ enum { MTT__USUAL, MTT__WIDE, MTT__EIGHT };
     X(AFTER_DROPOUT, "attn.dropped", heads, d->seq_len, d->seq_len, USUAL, MTT_SCORES, BY_SELECTIVE, NONE)\
     X(LSE, "attn.lse", heads, d->seq_len, 0, WIDE, MTT_ACTIVATIONS, BY_LAYER, NONE)                      \
     X(ATTENDED, "attn.out", d->rows, wide, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)                    \
-    X(ATTENDED_EIGHT, "attn.out.8", d->rows, wide, 0, EIGHT, MTT_ACTIVATIONS, ALWAYS, NONE)              \
+    X(ATTENDED_EIGHT, "attn.out.8", d->rows, wide, 0, EIGHT, MTT_ACTIVATIONS, ONCE, NONE)                \
     X(PROJ_EIGHT, "attn.c_proj.t8", d->d_model, wide, 0, EIGHT, MTT_WEIGHTS, ALWAYS, NONE)               \
     X(PROJ_XA, "attn.c_proj.xa", d->rows, lora_rank, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)          \
     X(PROJ, "attn.proj", d->rows, d->d_model, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, QKV)                  \
@@ -4189,7 +4190,6 @@ typedef struct mtt__builder {
     int64_t head_rows;               /* rows that reach the final norm and the head */
     mtt_tensor *positions, *angles;  /* as operations read them: for each place, or gathered for each row */
     mtt_phase phase;
-    int recomputing;
     int backward_at;                 /* the layer of the operation whose adjoint is being emitted */
     mtt_status status;
     mtt_op *op;                      /* the last one */
@@ -4332,7 +4332,6 @@ static mtt_op *mtt__emit(mtt__builder *b, mtt_op_kind kind, int layer, int site,
     op.phase = b->phase;
     op.layer = layer;
     op.site = site;
-    op.recomputed = b->recomputing;
     op.inputs = mtt__op_row[kind].inputs;
     op.outputs = mtt__op_row[kind].operands - op.inputs;
     return mtt__append(b, &op);
@@ -4436,27 +4435,27 @@ static void mtt__forget_layer(mtt__builder *b, int layer)
    of a step. */
 static mtt_tensor *mtt__need(mtt__builder *b, mtt_tensor *t)
 {
-    mtt_tensor *operands[MTT__MOST_OPERANDS];
-    mtt_op source, *again;
+    mtt_tensor **made;
+    mtt_op again;
     int k, count;
     if (!t || t->role < 0 || b->status) return t;
     if (mtt__activation_of(b, t)->current) return mtt__activation_of(b, t)->current;
-    source = b->program->ops[mtt__activation_of(b, t)->maker];
-    count = source.inputs + source.outputs;
-    for (k = 0; k < source.inputs; k++) mtt__need(b, source.operands[k]);
+    again = b->program->ops[mtt__activation_of(b, t)->maker];
+    count = again.inputs + again.outputs;
+    for (k = 0; k < again.inputs; k++) mtt__need(b, again.operands[k]);
+    made = (mtt_tensor **)mtt__take(b, (size_t)count * sizeof(*made));
     for (k = 0; k < count && !b->status; k++) {
-        mtt_tensor *now = operands[k] = source.operands[k];
-        if (!now || now->role < 0) continue;
-        operands[k] = mtt__activation_of(b, now)->current;
-        if (now->role == MTT__A_ATTENDED_EIGHT && now != t) continue; /* one product read it, which is done */
-        if (!operands[k]) operands[k] = mtt__make_again(b, now);
+        mtt_tensor *then = made[k] = again.operands[k];
+        if (!then || then->role < 0) continue;
+        made[k] = mtt__activation_of(b, then)->current;
+        if (mtt__role[then->role].dropped_by == MTT__ONCE && then != t) continue; /* its reader is done */
+        if (!made[k]) made[k] = mtt__make_again(b, then);
     }
     if (b->status) return t;
-    b->recomputing = 1;
-    again = mtt__emit(b, source.kind, source.layer, source.site, operands);
-    b->recomputing = 0;
-    again->transposed = source.transposed;
-    again->scale = source.scale;
+    again.operands = made;
+    again.phase = b->phase;
+    again.recomputed = 1;
+    mtt__append(b, &again);
     if (t->role == MTT__A_RESIDUAL && t->layer > 0) mtt__forget_layer(b, t->layer - 1);
     return mtt__activation_of(b, t)->current;
 }
@@ -4784,7 +4783,29 @@ static int mtt__linear_number(const mtt__builder *b, const mtt_op *op)
 /* ---- adjoints ---- */
 
 /* An adjoint emits the backward operations of a forward operation: it takes the gradient of what the
-   operation made, and leaves the gradients of its inputs. mtt__need brings dropped activations back. */
+   operation made, and leaves the gradients of its inputs. mtt__need brings dropped activations back. A row:
+   the operation, and its adjoint; `none` emits nothing, since chunked_loss makes its gradients itself. */
+#define MTT__ADJOINTS(X)                                                                                \
+    X(embed, embed) X(norm, norm) X(linear, linear) X(rotary, rotary) X(residual, residual)             \
+    X(attention_scores, attention_scores) X(softmax, softmax) X(dropout_scores, dropout_scores)         \
+    X(attention_values, attention_values) X(flash, flash) X(gelu, activation) X(activation, activation) \
+    X(cross_entropy, cross_entropy) X(chunked_loss, none)                                               \
+    X(linear_adapted, linear_adapted) X(quantize, quantize) X(quantize_weights, none)
+
+/* A list declares the functions that it names, so the room of a wing may stand behind the hall. */
+typedef void mtt__adjoint(mtt__builder *b, const mtt_op *op);
+#define MTT__ADJOINT_DECLARED(kind, name) static mtt__adjoint mtt__adjoint_##name;
+MTT__ADJOINTS(MTT__ADJOINT_DECLARED)
+#define MTT__ADJOINT_ROW(kind, name) {MTT_OP_##kind, mtt__adjoint_##name},
+static const struct {
+    mtt_op_kind kind;
+    mtt__adjoint *emit;
+} mtt__adjoints[] = {MTT__ADJOINTS(MTT__ADJOINT_ROW)};
+
+static void mtt__adjoint_none(mtt__builder *b, const mtt_op *op)
+{
+    (void)b, (void)op;
+}
 
 static void mtt__adjoint_embed(mtt__builder *b, const mtt_op *op)
 {
@@ -5030,9 +5051,7 @@ static mtt_tensor *mtt__input_again(mtt__builder *b, int layer, const mtt_tensor
     if (mtt__is_activation(maker.kind)) { /* quantize can apply a norm on its way, but no activation */
         mtt_op_activation row = {from, mtt__add_tensor(b, mtt__dtype(b), x->category, -1, x->name, ".16",
                                                     mtt__rows(x), mtt__width(x), 0)};
-        b->recomputing = 1;
-        mtt__emit(b, maker.kind, layer, 0, &row);
-        b->recomputing = 0;
+        mtt__emit(b, maker.kind, layer, 0, &row)->recomputed = 1;
         from = row.y;
     }
     again = mtt__add_eight(b, x, x->entry, 1);
@@ -5329,6 +5348,16 @@ static int mtt__adjoint_eight(mtt__builder *b, const mtt_op *op)
 
 /* ---- the backward pass ---- */
 
+static void mtt__emit_adjoint(mtt__builder *b, const mtt_op *op)
+{
+    size_t i = 0;
+    while (i < MTT__LENGTH(mtt__adjoints) && mtt__adjoints[i].kind != op->kind) i++;
+    if (i < MTT__LENGTH(mtt__adjoints)) mtt__adjoints[i].emit(b, op);
+    else b->status = mtt__fail(b->env, MTT_E_ARGUMENT, "operation %s has no adjoint: add a row to "
+                               "MTT__ADJOINTS, with `none` if it passes no gradient on",
+                               mtt_op_name(op->kind));
+}
+
 /* The backward pass: the forward list in reverse, down to the lowest parameter that is trained. chunked_loss
    has made its gradients in the forward pass. */
 static void mtt__emit_backward(mtt__builder *b)
@@ -5340,17 +5369,7 @@ static void mtt__emit_backward(mtt__builder *b)
         mtt_op op = b->program->ops[i];
         int trains = mtt__some_train(b, op.operands, op.inputs, op.inputs + op.outputs);
         if (op.layer >= 0) b->backward_at = op.layer;
-        switch (trains && !mtt__adjoint_eight(b, &op) ? op.kind : MTT_OP_KIND_COUNT) {
-#define MTT__ADJOINT(name)                                                              \
-    case MTT_OP_##name: mtt__adjoint_##name(b, &op); break;
-            MTT__ADJOINT(embed) MTT__ADJOINT(norm) MTT__ADJOINT(linear) MTT__ADJOINT(residual)
-            MTT__ADJOINT(attention_scores) MTT__ADJOINT(softmax) MTT__ADJOINT(dropout_scores)
-            MTT__ADJOINT(attention_values) MTT__ADJOINT(flash) MTT__ADJOINT(cross_entropy)
-            MTT__ADJOINT(rotary) MTT__ADJOINT(linear_adapted)
-        case MTT_OP_gelu:
-            MTT__ADJOINT(activation)
-        default: break;
-        }
+        if (trains && !mtt__adjoint_eight(b, &op)) mtt__emit_adjoint(b, &op);
         if (!b->status) mtt__free_half(b, &op);
     }
 }
