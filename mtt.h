@@ -4193,8 +4193,9 @@ typedef struct mtt__builder {
     int backward_at;                 /* the layer of the operation whose adjoint is being emitted */
     mtt_status status;
     mtt_op *op;                      /* the last one */
-    int at;                          /* the layer whose gradients are being made: see mtt__rule_gradients */
-    int *reads;                      /* of each tensor: by how many operands */
+    void *own;                       /* memory of the pass: see mtt__own */
+    int layer, left;                 /* of the operation that a rule is asked about, and of the one before:
+                                        -1 before the layers, their number after them, -2 at the end */
     mtt_tensor nothing;
     mtt_op no_op;
     mtt__operands no_operands;
@@ -4348,8 +4349,28 @@ static mtt_op *mtt__emit(mtt__builder *b, mtt_op_kind kind, int layer, int site,
 
 /* A rule of a pass: it emits what takes the place of the operation `op`, and returns how many of the list it
    has dealt with. With 0 the operation stays, with the operands that the rule has left it. The list ends at
-   `end`, where the rule is asked once more, so that `gradients` can end the last layer. */
+   `end`, where the rule is asked once more. The driver sets b->phase, b->layer and b->left before. */
 typedef int mtt__rule(mtt__builder *b, mtt_op *op, const mtt_op *end);
+
+/* Returns what a rule keeps from operation to operation: zeros at first. NULL: out of memory. */
+static void *mtt__own(mtt__builder *b, size_t bytes)
+{
+    if (!b->own && !b->status) b->own = mtt__pool_take(b->env, &b->pool, bytes);
+    if (!b->own && !b->status) b->status = MTT_E_MEMORY;
+    return b->own;
+}
+
+/* Tells the rule in which layer an operation is. One that is done again is for the one that follows. */
+static void mtt__enter_layer(mtt__builder *b, const mtt_op *op, const mtt_op *end)
+{
+    int layers = b->program->shape.layers;
+    b->left = b->layer;
+    while (op < end && op->recomputed) op++;
+    if (op == end) b->layer = -2;
+    else if (op->layer >= 0) b->layer = op->layer;
+    else if (op->phase == MTT_FORWARD ? b->left >= 0 : b->left == layers) b->layer = layers;
+    else b->layer = -1;
+}
 
 /* Writes the list again by a rule. */
 static void mtt__rewrite(mtt__builder *b, mtt__rule *rule)
@@ -4358,14 +4379,18 @@ static void mtt__rewrite(mtt__builder *b, mtt__rule *rule)
     b->program->ops = NULL;
     b->program->op_count = 0;
     b->op_capacity = 0;
+    b->layer = -1;
+    b->own = NULL;
     while (op < end && !b->status) {
         int done;
         b->phase = op->phase;
+        mtt__enter_layer(b, op, end);
         done = rule(b, op, end);
         if (!done) mtt__append(b, op);
         op += done ? done : 1;
     }
-    if (!b->status) rule(b, op, end);
+    mtt__enter_layer(b, end, end);
+    if (!b->status) rule(b, end, end);
     mtt__free(b->env, list);
 }
 
@@ -5378,13 +5403,13 @@ static void mtt__emit_backward(mtt__builder *b)
 
 /* 1 = an operation is followed by another one that reads the first tensor it makes; `alone`: which nothing
    else reads, so that it need not be made. */
-static int mtt__can_fuse(const mtt__builder *b, const mtt_op *op, const mtt_op *end, mtt_op_kind first,
+static int mtt__can_fuse(const int *reads, const mtt_op *op, const mtt_op *end, mtt_op_kind first,
                          mtt_op_kind second, int alone)
 {
     const mtt_tensor *made;
     if (op->kind != first || op + 1 == end || op[1].kind != second) return 0;
     made = op->operands[op->inputs];
-    return op[1].operands[0] == made && (!alone || b->reads[made->index] == 1);
+    return op[1].operands[0] == made && (!alone || reads[made->index] == 1);
 }
 
 /* Makes one operation of two. Returns its operands. */
@@ -5470,15 +5495,15 @@ static void mtt__fuse_norm_bias(mtt_op *op, const mtt_op *end)
     if (!n->dx_t && !n->y_t) n->d_bias = mtt__take_bias(op + 1, end, n->dx);
 }
 
-static void mtt__count_reads(mtt__builder *b)
+/* Returns by how many operands of a list each tensor is read. */
+static int *mtt__reads(mtt__builder *b, const mtt_op *op, const mtt_op *end)
 {
-    const mtt__program *p = b->program;
-    int i, k;
-    b->reads = (int *)mtt__pool_take(b->env, &b->pool, (size_t)p->tensor_count * sizeof(int));
-    if (!b->reads) b->status = MTT_E_MEMORY;
-    for (i = 0; i < p->op_count && !b->status; i++)
-        for (k = 0; k < p->ops[i].inputs; k++)
-            if (p->ops[i].operands[k]) b->reads[p->ops[i].operands[k]->index]++;
+    int counted = b->own != NULL, k;
+    int *reads = (int *)mtt__own(b, (size_t)b->program->tensor_count * sizeof(int));
+    for (; op < end && reads && !counted; op++)
+        for (k = 0; k < op->inputs; k++)
+            if (op->operands[k]) reads[op->operands[k]->index]++;
+    return reads;
 }
 
 /* Joins neighbours that one kernel can do. Products take GELU in 16 bits alone: in FP32 and in 8 bits a step
@@ -5488,15 +5513,15 @@ static void mtt__count_reads(mtt__builder *b)
    both. */
 static int mtt__rule_fusions(mtt__builder *b, mtt_op *op, const mtt_op *end)
 {
-    int half = mtt__dtype(b) != MTT_F32;
-    if (op == end) return 0;
-    if (mtt__can_fuse(b, op, end, MTT_OP_residual, MTT_OP_norm, 0)) mtt__fuse_residual_norm(b, op);
-    else if (mtt__can_fuse(b, op, end, MTT_OP_linear, MTT_OP_rotary, 1)) {
+    int half = mtt__dtype(b) != MTT_F32, *reads = mtt__reads(b, op, end);
+    if (op == end || !reads) return 0;
+    if (mtt__can_fuse(reads, op, end, MTT_OP_residual, MTT_OP_norm, 0)) mtt__fuse_residual_norm(b, op);
+    else if (mtt__can_fuse(reads, op, end, MTT_OP_linear, MTT_OP_rotary, 1)) {
         if (b->trains && MTT_OPERANDS_OF(rotary, &op[1])->q_gain) return 0;
         mtt__fuse_linear_rotary(b, op);
-    } else if (half && mtt__can_fuse(b, op, end, MTT_OP_linear, MTT_OP_gelu, 0)) {
+    } else if (half && mtt__can_fuse(reads, op, end, MTT_OP_linear, MTT_OP_gelu, 0)) {
         if (op->operands[0]->dtype == MTT_F8_E4M3 || !mtt__fuse_linear_gelu(b, op)) return 0;
-    } else if (half && mtt__can_fuse(b, op, end, MTT_OP_linear_backward_input, MTT_OP_gelu_backward, 0)) {
+    } else if (half && mtt__can_fuse(reads, op, end, MTT_OP_linear_backward_input, MTT_OP_gelu_backward, 0)) {
         if (MTT_OPERANDS_OF(gelu_backward, &op[1])->dx_t && b->policy->device == MTT_DEVICE_CPU) return 0;
         mtt__fuse_linear_backward_gelu(b, op, end);
     } else {
@@ -5690,21 +5715,17 @@ static int mtt__end_loss(mtt__builder *b, mtt_op *op)
     return 1;
 }
 
-/* After the backward pass through a layer, its gradients are added to sums, exchanged, or used at once. What
-   comes after the layers counts as layer `layers`, what comes before them as -1. An operation that is done
-   again is for the one that follows. */
+/* After the backward pass through a layer, its gradients are added to sums, exchanged, or used at once. */
 static int mtt__rule_gradients(mtt__builder *b, mtt_op *op, const mtt_op *end)
 {
-    int layers = b->program->shape.layers, next = -2;
+    int layers = b->program->shape.layers, at;
     const mtt_op *gather;
     if (op < end && op->phase == MTT_FORWARD)
         return op->kind == MTT_OP_sum_loss ? mtt__end_loss(b, op) : 0;
     b->phase = MTT_BACKWARD;
-    while (op < end && op->recomputed) op++;
-    if (op < end) next = op->layer >= 0 ? op->layer : b->at == layers ? layers : -1;
-    for (; b->at > next; b->at--)
-        if (b->at == layers) mtt__end_layer(b, MTT__AFTER, -1);
-        else mtt__end_layer(b, b->at < 0 ? MTT__BEFORE : MTT__LAYER, b->at);
+    for (at = b->left; at > b->layer; at--)
+        if (at == layers) mtt__end_layer(b, MTT__AFTER, -1);
+        else mtt__end_layer(b, at < 0 ? MTT__BEFORE : MTT__LAYER, at);
     if (op < end || b->policy->ranks == 1) return 0;
     gather = mtt__last_of(b, MTT_OP_sum_loss) + 1;
     MTT__EMIT(b, -1, 0, add_counts, gather->operands[0], gather->operands[1], b->program->control,
@@ -6038,7 +6059,7 @@ static int mtt__has_step(const mtt__builder *b)
 }
 
 /* In their order: each writes on at the end of the list, or writes the list again by a rule, where it
-   applies. `fusions` first counts readers. */
+   applies. */
 static const struct {
     const char *name;
     void (*write)(mtt__builder *b);
@@ -6055,7 +6076,7 @@ static const struct {
     {"absorb", NULL, mtt__rule_absorb, mtt__has_eight},
 #endif /* MTT_NO_FP8 */
     {"gradients", NULL, mtt__rule_gradients, mtt__has_backward},
-    {"fusions", mtt__count_reads, mtt__rule_fusions, mtt__always},
+    {"fusions", NULL, mtt__rule_fusions, mtt__always},
     {"step", mtt__emit_step, NULL, mtt__has_step},
 };
 enum { MTT__PASSES = MTT__LENGTH(mtt__passes) };
@@ -6074,7 +6095,6 @@ static mtt_status mtt__build_program(mtt_schedule *s, int which, int passes)
     b.policy = &s->policy;
     b.program = p;
     b.trains = which == MTT__TRAIN && !s->chunk;
-    b.at = s->model.layers;
     if (s->chunk) mtt__set_shape(&p->shape, s, 1, which == MTT__CHUNK ? s->chunk : s->batch);
     else mtt__set_shape(&p->shape, s, which == MTT__NEXT ? 1 : s->batch, s->seq_len);
     if (!b.trains) p->shape.dropout = 0;
