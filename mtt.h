@@ -1276,7 +1276,8 @@ MTTDEF void mtt_ranks_close(mtt_ranks *ranks);
 #ifdef MTT_NO_GENERATOR
 #define MTT__GENERATOR_STRUCTS(X)
 #else
-#define MTT__GENERATOR_STRUCTS(X) X(mtt_sampling) X(mtt_generation) X(mtt_generator_desc)
+#define MTT__GENERATOR_STRUCTS(X) X(mtt_sampling) X(mtt_generation) X(mtt_generator_desc) \
+    X(mtt_choice) X(mtt_chosen)
 #endif
 #ifdef MTT_NO_RANKS
 #define MTT__RANKS_STRUCTS(X)
@@ -1287,7 +1288,7 @@ MTTDEF void mtt_ranks_close(mtt_ranks *ranks);
     X(mtt_env) X(mtt_model_desc) X(mtt_policy) X(mtt_group) X(mtt_optim_desc) X(mtt_field)               \
     X(mtt_plan_report) X(mtt_backend) X(mtt_step_info) X(mtt_batches) X(mtt_json) X(mtt_slice)           \
     X(mtt_scale) X(mtt_tensor) X(mtt_shape) X(mtt_transfer) X(mtt_op) X(mtt_rate) X(mtt_control)         \
-    X(mtt_counters) X(mtt_choice) X(mtt_chosen) X(mtt_draw) X(mtt_qkv) X(mtt_adamw_rates) X(mtt_range)   \
+    X(mtt_counters) X(mtt_draw) X(mtt_qkv) X(mtt_adamw_rates) X(mtt_range)   \
     X(mtt_part) X(mtt_count)                                                                             \
     MTT__TEXT_STRUCTS(X) MTT__MODELS_STRUCTS(X) MTT__GENERATOR_STRUCTS(X) MTT__RANKS_STRUCTS(X)
 
@@ -1452,14 +1453,7 @@ typedef struct mtt_shape {
 
    rotary normalizes q and k, if there are gains, and rotates them, if there are angles: the cosine and the
    sine of each position and pair. linear_rotary does so in place, where the product is needed no further. The
-   gradient of rotary is also made in place, or with dx_t in 8 bits; it is rounded to 16 bits first.
-
-   gather and cached_attention generate text. Row i of y is row index[i] of x, or zeros if that is negative.
-   cached_attention takes rows of any sequences: row i is the token of sequence sequences[i] at place
-   places[i], or none if that is negative; its output is then zeros. It writes k and v of its rows to the
-   cache, [batch * heads_kv, context, d_head], and then attends to places up to each row's own. To all other
-   operations of such a program, its rows are one sequence. choose_id takes an id from each row of logits, as
-   that row's mtt_choice says, and makes an mtt_chosen. */
+   gradient of rotary is also made in place, or with dx_t in 8 bits; it is rounded to 16 bits first. */
 #define MTT_OPERANDS(...) mtt_tensor __VA_ARGS__;
 #define MTT_LOCAL_OPS(X)                                                                                     \
     X(embed, 4, MTT_OPERANDS(*tokens, *wte, *positions, *control, *x),                                       \
@@ -1501,12 +1495,6 @@ typedef struct mtt_shape {
       4 * mtt__attention_pairs(d) * d->d_head, moved, 0)                                                     \
     X(pick_row, 2, MTT_OPERANDS(*x, *control, *row),                                                         \
       mtt__count(o->row), 2 * (double)o->row->bytes, 0)                                                      \
-    X(gather, 2, MTT_OPERANDS(*x, *index, *y),                                                               \
-      mtt__count(o->y), 2 * (double)o->y->bytes, 0)                                                          \
-    X(cached_attention, 3, MTT_OPERANDS(*qkv, *sequences, *places, *keys, *values, *out),                    \
-      4 * mtt__count(o->out) * (double)o->keys->shape[1], moved, mtt__cached_scratch(d, o->keys->shape[1]))  \
-    X(choose_id, 2, MTT_OPERANDS(*logits, *choices, *chosen),                                                \
-      mtt__count(o->logits), moved, 0)                                                                       \
     X(cross_entropy, 2, MTT_OPERANDS(*logits, *targets, *losses),                                            \
       4 * mtt__count(o->logits), moved, 0)                                                                   \
     X(chunked_loss, 8, MTT_OPERANDS(*x, *x_t, *weight, *weight_t, *bias, *targets, *control, *counters,      \
@@ -1589,7 +1577,52 @@ typedef struct mtt_shape {
       2 * parameters, moved, 0)                                                                              \
     X(merge_records, 1, MTT_OPERANDS(*rows, *scales),                                                        \
       mtt__count(o->rows), moved, 0)
-#define MTT_OPS(X) MTT_LOCAL_OPS(X) MTT_RANK_OPS(X)
+
+/* Rows of wings. A wing is a technique that can be left out: its rows stand here, the rest of it in a room of
+   its own behind the hall. MTT_IF_...(code) is code that only such a build has. */
+#ifndef MTT_NO_GENERATOR
+#define MTT_IF_GENERATOR(...) __VA_ARGS__
+
+/* >>generator: row i of gather's y is row index[i] of x, or zeros if that is negative. cached_attention takes
+   rows of any sequences: row i is the token of sequence sequences[i] at place places[i], or none if that is
+   negative; its output is then zeros. It writes k and v of its rows to the cache, [batch * heads_kv, context,
+   d_head], and then attends to places up to each row's own. To all other operations of such a program, its
+   rows are one sequence. choose_id takes an id from each row of logits, as that row's mtt_choice says, and
+   makes an mtt_chosen. */
+#define MTT_GENERATOR_OPS(X)                                                                                 \
+    X(gather, 2, MTT_OPERANDS(*x, *index, *y),                                                               \
+      mtt__count(o->y), 2 * (double)o->y->bytes, 0)                                                          \
+    X(cached_attention, 3, MTT_OPERANDS(*qkv, *sequences, *places, *keys, *values, *out),                    \
+      4 * mtt__count(o->out) * (double)o->keys->shape[1], moved, mtt__cached_scratch(d, o->keys->shape[1]))  \
+    X(choose_id, 2, MTT_OPERANDS(*logits, *choices, *chosen),                                                \
+      mtt__count(o->logits), moved, 0)
+
+/* How choose_id takes an id from a row of logits. The ids in question are the top_k largest of the first
+   `count`; of these the fewest of the largest that have a share top_p of all weights; of these those whose
+   logit is the largest one minus `below`, or more. Equal logits are in or out together. */
+typedef struct mtt_choice {
+    double place;  /* in [0, 1): the id is the one at this part of the weights, laid side by side */
+    float scale;   /* units of a logit, of which 2^24 halve a weight. 0 = take the largest logit, of equal
+                      ones the first */
+    float top_p;   /* 0, 1 = all */
+    float below;
+    int32_t top_k; /* 0 = all */
+    int32_t count; /* 0 = take none */
+    int32_t unused;
+} mtt_choice;
+
+/* What choose_id has taken. An id whose logit is not finite says that logits are wrong. */
+typedef struct mtt_chosen {
+    int32_t id; /* -1 = none */
+    float logit;
+} mtt_chosen;
+#else
+#define MTT_IF_GENERATOR(...)
+#define MTT_GENERATOR_OPS(X)
+#endif /* MTT_NO_GENERATOR */
+
+#define MTT_WING_OPS(X) MTT_GENERATOR_OPS(X)
+#define MTT_OPS(X) MTT_LOCAL_OPS(X) MTT_RANK_OPS(X) MTT_WING_OPS(X)
 #define MTT__OP_ENUM(name, inputs, operands, flops, bytes, scratch) MTT_OP_##name,
 typedef enum mtt_op_kind { MTT_OPS(MTT__OP_ENUM) MTT_OP_KIND_COUNT } mtt_op_kind;
 #define MTT__OP_STRUCT(name, inputs, operands, flops, bytes, scratch)                   \
@@ -1663,26 +1696,6 @@ typedef struct mtt_counters {
                                               precision, until the host resets it */
 } mtt_counters;
 
-/* How choose_id takes an id from a row of logits. The ids in question are the top_k largest of the first
-   `count`; of these the fewest of the largest that have a share top_p of all weights; of these those whose
-   logit is the largest one minus `below`, or more. Equal logits are in or out together. */
-typedef struct mtt_choice {
-    double place;  /* in [0, 1): the id is the one at this part of the weights, laid side by side */
-    float scale;   /* units of a logit, of which 2^24 halve a weight. 0 = take the largest logit, of equal
-                      ones the first */
-    float top_p;   /* 0, 1 = all */
-    float below;
-    int32_t top_k; /* 0 = all */
-    int32_t count; /* 0 = take none */
-    int32_t unused;
-} mtt_choice;
-
-/* What choose_id has taken. An id whose logit is not finite says that logits are wrong. */
-typedef struct mtt_chosen {
-    int32_t id; /* -1 = none */
-    float logit;
-} mtt_chosen;
-
 /* ---- numbers that every backend computes alike: compiled for host and device ---- */
 
 #ifdef __CUDACC__
@@ -1741,6 +1754,7 @@ MTT__BOTH uint32_t mtt__multiply_high(uint32_t a, uint32_t b)
 #endif
 }
 
+#ifndef MTT_NO_GENERATOR
 /* A number in the order of floats, above 0. 0 and -0 have the same; a NaN has 0. */
 MTT__BOTH uint32_t mtt__order(float x)
 {
@@ -1765,6 +1779,7 @@ MTT__BOTH uint32_t mtt__choice_weight(float most, float x, float scale)
     sum = 2147483648u + mtt__multiply_high(sum, f);
     return halvings < 32 ? sum >> halvings : 0;
 }
+#endif /* MTT_NO_GENERATOR */
 
 /* 128 random bits, returned as a value: a kernel keeps them in registers. */
 typedef struct mtt_draw {
@@ -2207,6 +2222,7 @@ MTT__BOTH size_t mtt__rotary_scratch(const mtt_shape *d)
     return 8 * (size_t)(blocks * d->d_head);
 }
 
+#ifndef MTT_NO_GENERATOR
 /* Parts into which a row and head of cached_attention divides its places, at most: of 128 places or more
    each, if so few rows and heads leave a GPU empty. The number does not depend on how few, so that a row has
    the same bits among up to 256 / heads rows. Scratch: from each part its largest score, a sum and D columns;
@@ -2223,6 +2239,7 @@ MTT__BOTH size_t mtt__cached_scratch(const mtt_shape *d, int64_t context)
     size_t parts = (size_t)mtt__cached_parts(d, context);
     return parts < 2 ? 0 : 4 * (size_t)(d->rows * d->heads) * (parts * (size_t)(d->d_head + 2) + 1);
 }
+#endif /* MTT_NO_GENERATOR */
 
 /* The gradient of the embedding sorts the tokens of a slab of rows. Scratch: keys and values before and
    after, CUB's, and one row of sums at least. CUB needs 1 KiB for each 4,096 rows or more, and less than
@@ -3641,6 +3658,30 @@ static void mtt__check_fields(mtt__faults *faults, const void *desc, const mtt_f
     }
 }
 
+/* ---- wings ---- */
+
+/* A wing adds a technique: rows to the tables of the hall, and these functions, which the hall calls. Any may
+   be NULL. Its room stands behind the hall. A list declares the functions that it names, so a wing may add to
+   a list of the hall what its room defines. */
+typedef struct mtt__builder mtt__builder;
+typedef struct mtt__wing {
+    void (*state)(mtt__builder *b); /* adds what else lives from step to step */
+} mtt__wing;
+typedef const mtt__wing *mtt__wing_of(void); /* a function, since C++ cannot declare a constant ahead */
+#define MTT__WINGS(X) MTT_IF_GENERATOR(X(generator))
+#define MTT__WING_DECLARED(name) static mtt__wing_of mtt__wing_##name;
+MTT__WINGS(MTT__WING_DECLARED)
+#define MTT__WING_ROW(name) mtt__wing_##name,
+static mtt__wing_of *const mtt__wings[] = {MTT__WINGS(MTT__WING_ROW) NULL};
+
+/* Calls a function of each wing that has it. */
+#define MTT__EACH_WING(function, arguments)                                             \
+    do {                                                                                \
+        mtt__wing_of *const *mtt__next = mtt__wings;                                    \
+        for (; *mtt__next; mtt__next++)                                                 \
+            if ((*mtt__next)()->function) (*mtt__next)()->function arguments;           \
+    } while (0)
+
 MTTDEF mtt_status mtt_model_resolve(mtt_env *env, const mtt_model_desc *model, mtt_model_desc *resolved)
 {
     mtt__faults faults;
@@ -4177,7 +4218,7 @@ typedef struct mtt__activation {
 
 /* Builds one program. After the first failure everything does nothing; `nothing`, `no_op` and `no_operands`
    then take what is written. */
-typedef struct mtt__builder {
+struct mtt__builder {
     mtt_env *env;
     const mtt_schedule *schedule;
     const mtt_policy *policy;
@@ -4188,7 +4229,7 @@ typedef struct mtt__builder {
     mtt__parameter **parameters;     /* [kind][layer]; NULL = the model has none */
     size_t tensor_capacity, op_capacity;
     int64_t head_rows;               /* rows that reach the final norm and the head */
-    mtt_tensor *positions, *angles;  /* as operations read them: for each place, or gathered for each row */
+    int one_row, logits;             /* 1 = one row of x reaches the head; its logits are wanted, and no loss */
     mtt_phase phase;
     int backward_at;                 /* the layer of the operation whose adjoint is being emitted */
     mtt_status status;
@@ -4199,7 +4240,7 @@ typedef struct mtt__builder {
     mtt_tensor nothing;
     mtt_op no_op;
     mtt__operands no_operands;
-} mtt__builder;
+};
 
 static mtt_dtype mtt__dtype(const mtt__builder *b)
 {
@@ -4624,7 +4665,7 @@ static mtt_tensor *mtt__product_input(mtt__builder *b, int layer, int which, mtt
 /* q, k and v of each head, as attention takes them. */
 static mtt_tensor *mtt__qkv(mtt__builder *b, int layer, mtt_tensor *x)
 {
-    mtt_tensor *angles = b->angles, *q_gain = mtt__weight(b, MTT__Q_NORM_WEIGHT, layer), *raw, *y;
+    mtt_tensor *angles = b->program->angles, *q_gain = mtt__weight(b, MTT__Q_NORM_WEIGHT, layer), *raw, *y;
     if (!angles && !q_gain) return MTT__LINEAR(b, layer, x, QKV, MTT__A_QKV);
     raw = MTT__LINEAR(b, layer, x, QKV, MTT__A_QKV_RAW);
     y = mtt__make(b, MTT__A_QKV, layer);
@@ -4635,14 +4676,6 @@ static mtt_tensor *mtt__qkv(mtt__builder *b, int layer, mtt_tensor *x)
 static mtt_tensor *mtt__attention(mtt__builder *b, int layer, mtt_tensor *qkv)
 {
     mtt_tensor *control = b->program->control, *scores, *probs, *dropped, *out, *lse;
-    if (b->schedule->chunk) {
-        mtt__program *p = b->program;
-        out = mtt__make(b, MTT__A_ATTENDED, layer);
-        if (!b->status)
-            MTT__EMIT(b, layer, 0, cached_attention, qkv, p->sequences, p->places, p->cache[2 * layer],
-                      p->cache[2 * layer + 1], out);
-        return out;
-    }
     if (b->policy->attention == MTT_ATTENTION_FLASH) {
         lse = mtt__make(b, MTT__A_LSE, layer);
         out = mtt__make(b, MTT__A_ATTENDED, layer);
@@ -4694,7 +4727,7 @@ static mtt_tensor *mtt__emit_layers(mtt__builder *b)
     mtt__program *p = b->program;
     mtt_tensor *x = mtt__make(b, MTT__A_RESIDUAL, 0), *wte = mtt__weight(b, MTT__WTE, -1), *h;
     int i;
-    MTT__EMIT(b, -1, MTT__SITE_EMBED, embed, p->tokens, wte, b->positions, p->control, x);
+    MTT__EMIT(b, -1, MTT__SITE_EMBED, embed, p->tokens, wte, p->positions, p->control, x);
     for (i = 0; i < p->shape.layers; i++) {
         h = mtt__product_input(b, i, MTT__FIRST_NORM, x);
         h = mtt__attention(b, i, mtt__qkv(b, i, h));
@@ -4750,40 +4783,20 @@ static void mtt__emit_loss(mtt__builder *b, mtt_tensor *x)
     MTT__EMIT(b, -1, 0, sum_loss, losses, p->control, p->counters, NULL);
 }
 
-/* Returns the rows of a table at an index. */
-static mtt_tensor *mtt__gather_rows(mtt__builder *b, mtt_tensor *table, mtt_tensor *index, const char *name)
-{
-    mtt_tensor *y;
-    if (!table) return NULL;
-    y = mtt__add_tensor(b, table->dtype, MTT_DATA, -1, name, ".row", b->program->shape.rows,
-                        mtt__width(table), 0);
-    MTT__EMIT(b, -1, 0, gather, table, index, y);
-    return y;
-}
-
-/* The forward pass: of a training step, of an evaluation, or up to the logits of the token after a sequence.
-   Before the head a generator's rows are of any sequences; gather then takes the last row of each. */
+/* The forward pass: of a training step, of an evaluation, or up to logits. */
 static void mtt__emit_forward(mtt__builder *b)
 {
     mtt__program *p = b->program;
-    int which = (int)(p - b->schedule->programs), layers = p->shape.layers;
-    int generates = b->schedule->chunk > 0;
-    mtt_tensor *x, *row;
-    if (generates) {
-        b->positions = mtt__gather_rows(b, p->positions, p->places, "positions");
-        b->angles = mtt__gather_rows(b, p->angles, p->places, "angles");
-    }
-    x = mtt__emit_layers(b);
-    if (generates ? which == MTT__CHUNK : which == MTT__NEXT) {
+    int layers = p->shape.layers;
+    mtt_tensor *x = mtt__emit_layers(b), *row;
+    if (b->one_row) {
         row = mtt__make(b, MTT__A_LAST_ROW, layers);
-        if (generates) MTT__EMIT(b, -1, 0, gather, x, p->last, row);
-        else MTT__EMIT(b, -1, 0, pick_row, x, p->control, row);
+        MTT__EMIT(b, -1, 0, pick_row, x, p->control, row);
         x = row;
     }
     x = mtt__product_input(b, layers, MTT__FINAL_NORM, x);
-    if (generates || which == MTT__NEXT) p->output = mtt__emit_logits(b, x);
+    if (b->logits) p->output = mtt__emit_logits(b, x);
     else mtt__emit_loss(b, x);
-    if (generates) MTT__EMIT(b, -1, 0, choose_id, p->output, p->choices, p->chosen);
 }
 
 /* ---- the linear layers of a layer, for passes that change them ---- */
@@ -5385,7 +5398,7 @@ static void mtt__emit_adjoint(mtt__builder *b, const mtt_op *op)
 
 /* The backward pass: the forward list in reverse, down to the lowest parameter that is trained. chunked_loss
    has made its gradients in the forward pass. */
-static void mtt__emit_backward(mtt__builder *b)
+static void mtt__emit_adjoints(mtt__builder *b)
 {
     int i;
     b->phase = MTT_BACKWARD;
@@ -5891,28 +5904,6 @@ static void mtt__add_optim(mtt__builder *b)
     }
 }
 
-/* The keys and values of each layer, and what a pass reads besides tokens. */
-static void mtt__add_cache(mtt__builder *b)
-{
-    const mtt_schedule *s = b->schedule;
-    const mtt_model_desc *m = &s->model;
-    mtt__program *p = b->program;
-    int64_t rows = s->programs[0].shape.rows;
-    int i;
-    p->sequences = mtt__add_state(b, MTT_I32, MTT_DATA, "sequences", rows, 0);
-    p->places = mtt__add_state(b, MTT_I32, MTT_DATA, "places", rows, 0);
-    p->last = mtt__add_state(b, MTT_I32, MTT_DATA, "last", s->batch, 0);
-    p->choices = mtt__add_state(b, MTT_U8, MTT_DATA, "choices", s->batch, (int64_t)sizeof(mtt_choice));
-    p->chosen = mtt__add_state(b, MTT_U8, MTT_DATA, "chosen", s->batch, (int64_t)sizeof(mtt_chosen));
-    p->cache = (mtt_tensor **)mtt__take(b, 2 * (size_t)m->layers * sizeof(*p->cache));
-    for (i = 0; i < 2 * m->layers && !b->status; i++) {
-        p->cache[i] = mtt__add_tensor(b, mtt__dtype(b), MTT_ACTIVATIONS, i / 2, "attn.",
-                                      i % 2 ? "values" : "keys", (int64_t)s->batch * m->heads_kv, s->seq_len,
-                                      m->d_head);
-        p->cache[i]->persistent = 1;
-    }
-}
-
 /* Everything that lives from step to step, in one order for all programs. The workspace comes last: its size
    is known when the operations are. */
 static void mtt__add_all_state(mtt__builder *b)
@@ -5942,9 +5933,8 @@ static void mtt__add_all_state(mtt__builder *b)
                                       p->shape.d_model);
     if (b->schedule->model.positions == MTT_POSITIONS_ROTARY)
         p->angles = mtt__add_state(b, MTT_F32, MTT_DATA, "angles", b->schedule->seq_len, p->shape.d_head);
-    b->positions = p->positions, b->angles = p->angles;
     p->tokens = mtt__add_state(b, MTT_I32, MTT_DATA, "tokens", first->rows, 0);
-    if (b->schedule->chunk) mtt__add_cache(b); /* beside the tokens: a pass uploads all in one copy */
+    MTT__EACH_WING(state, (b)); /* that of generation beside the tokens: a pass uploads all in one copy */
     p->control = mtt__add_state(b, MTT_U8, MTT_DATA, "control", (int64_t)sizeof(mtt_control), 0);
     if (!b->schedule->chunk) {
         p->targets = mtt__add_state(b, MTT_I32, MTT_DATA, "targets", first->rows, 0);
@@ -6037,6 +6027,9 @@ static void mtt__close_program(mtt__builder *b)
 
 /* ---- the table of passes ---- */
 
+typedef void mtt__pass_writer(mtt__builder *b);
+typedef int mtt__condition(const mtt__builder *b);
+
 static int mtt__always(const mtt__builder *b)
 {
     (void)b;
@@ -6058,27 +6051,35 @@ static int mtt__has_step(const mtt__builder *b)
     return b->trains && !b->policy->early_update;
 }
 
-/* In their order: each writes on at the end of the list, or writes the list again by a rule, where it
-   applies. */
+/* In their order: each writes on at the end of the list (EMIT), or writes the list again (RULE), where it
+   applies. What changes which operation makes a value comes before the adjoints, so that recomputation makes
+   it the same way; what only moves or joins comes after them. */
+#define MTT__PASS_LIST(EMIT, RULE)                                                      \
+    EMIT(forward, always)                                                               \
+    MTT_IF_GENERATOR(RULE(generate, generates))                                         \
+    RULE(adapters, has_adapters)                                                        \
+    RULE(eight, has_eight)                                                              \
+    EMIT(adjoints, has_backward)                                                        \
+    RULE(absorb, has_eight)                                                             \
+    RULE(gradients, has_backward)                                                       \
+    RULE(fusions, always)                                                               \
+    EMIT(step, has_step)
+
+#define MTT__EMIT_DECLARED(name, applies)                                               \
+    static mtt__pass_writer mtt__emit_##name;                                           \
+    static mtt__condition mtt__##applies;
+#define MTT__RULE_DECLARED(name, applies)                                               \
+    static mtt__rule mtt__rule_##name;                                                  \
+    static mtt__condition mtt__##applies;
+MTT__PASS_LIST(MTT__EMIT_DECLARED, MTT__RULE_DECLARED)
+#define MTT__EMIT_ROW(name, applies) {#name, mtt__emit_##name, NULL, mtt__##applies},
+#define MTT__RULE_ROW(name, applies) {#name, NULL, mtt__rule_##name, mtt__##applies},
 static const struct {
     const char *name;
-    void (*write)(mtt__builder *b);
+    mtt__pass_writer *write;
     mtt__rule *rule;
-    int (*applies)(const mtt__builder *b);
-} mtt__passes[] = {
-    {"forward", mtt__emit_forward, NULL, mtt__always},
-    {"adapters", NULL, mtt__rule_adapters, mtt__has_adapters},
-#ifndef MTT_NO_FP8
-    {"eight", NULL, mtt__rule_eight, mtt__has_eight},
-#endif /* MTT_NO_FP8 */
-    {"adjoints", mtt__emit_backward, NULL, mtt__has_backward},
-#ifndef MTT_NO_FP8
-    {"absorb", NULL, mtt__rule_absorb, mtt__has_eight},
-#endif /* MTT_NO_FP8 */
-    {"gradients", NULL, mtt__rule_gradients, mtt__has_backward},
-    {"fusions", NULL, mtt__rule_fusions, mtt__always},
-    {"step", mtt__emit_step, NULL, mtt__has_step},
-};
+    mtt__condition *applies;
+} mtt__passes[] = {MTT__PASS_LIST(MTT__EMIT_ROW, MTT__RULE_ROW)};
 enum { MTT__PASSES = MTT__LENGTH(mtt__passes) };
 
 /* Writes a program by the first `passes` of the passes. */
@@ -6098,6 +6099,8 @@ static mtt_status mtt__build_program(mtt_schedule *s, int which, int passes)
     if (s->chunk) mtt__set_shape(&p->shape, s, 1, which == MTT__CHUNK ? s->chunk : s->batch);
     else mtt__set_shape(&p->shape, s, which == MTT__NEXT ? 1 : s->batch, s->seq_len);
     if (!b.trains) p->shape.dropout = 0;
+    b.one_row = which == (s->chunk ? (int)MTT__CHUNK : (int)MTT__NEXT);
+    b.logits = s->chunk || which == MTT__NEXT;
     b.head_rows = s->chunk ? s->batch : which == MTT__NEXT ? 1 : p->shape.rows;
     p->parameters = (mtt__parameter *)mtt__take(&b, kinds * sizeof(*p->parameters));
     b.parameters = (mtt__parameter **)mtt__pool_take(s->env, &b.pool, kinds * sizeof(*b.parameters));
@@ -7073,9 +7076,6 @@ enum {
     MTT__STRIPE = 32,      /* rows of A or columns of B that are packed together */
     MTT__DEPTH = 64,       /* terms of a product that are packed and summed at a time, before C adds them */
     MTT__SIDE = 128,       /* rows and columns of a tile of a product, at most */
-    MTT__FEW_ROWS = 32,    /* up to so many of C, B is multiplied where it lies, instead of packed */
-    MTT__FEW_QUERIES = 4,  /* up to so many of a cache, its keys are, too */
-    MTT__FEW_COLUMNS = 4096, /* of C that a thread then computes at a time, at most */
     MTT__LANES = 16,       /* partial sums of a long sum */
     MTT__MAX_WIDTH = 16384,
     MTT__MAX_HEAD = 256
@@ -7776,345 +7776,9 @@ static int mtt__blas_gemm(mtt__view a, mtt__view b, mtt__view c, const mtt_tenso
 #endif
 }
 
-/* ---- products of few rows ---- */
-
-/* A token of one sequence, or of each of a batch: B is read once from memory, at 28 GB/s a core, and from a
-   cache again for every MTT__ROWS rows of C. Terms are added as mtt__product_tile adds them, so the bits are
-   the same. A sum of DEPTH terms begins with 0 in `sum`; then C adds it. BF16 becomes floats in registers. No
-   generator computes in FP16.
-
-   MTT__FEW_ALONG: B's rows are side by side. Of whole rows it adds one at a time, because one long run of
-   memory is read up to twice as fast as many short ones. Of parts of rows it adds 16 at a time.
-
-   MTT__FEW_TOGETHER: the same for several rows of C, whose sums are in registers. Up to 512 columns are taken
-   at a time, and prefetched two vectors ahead: a step of 8 sequences of GPT-2 takes 1.5 times as long as of
-   one, instead of 2.7 times with 192 columns and no prefetch.
-
-   MTT__FEW_ACROSS: B's columns are contiguous. W of them and W rows are transposed in registers: log2 W
-   rounds, each of which interleaves the first half of the vectors with the second, bring the bits of the
-   columns into the rows' places. BF16 stays in pairs, words, until then. A sum waits for its last addition,
-   so the next columns are begun before these end. What comes next is prefetched: with 16 lanes the next
-   columns, 28 GB/s instead of 18; else the next terms of these, so that with AVX2 GPT-2's head takes 2.5 ms
-   in BF16 instead of 4. */
-#define MTT__FEW_ACROSS(name, vector, low, high, terms, add_terms)                                           \
-    static void name(int64_t m, int64_t n, int64_t k, const float *x, int64_t ldx, const float *b,           \
-                     int64_t ldb, float *sum)                                                                \
-    {                                                                                                        \
-        enum { wide = sizeof(vector) / sizeof(float) };                                                      \
-        typedef int32_t lanes __attribute__((vector_size(sizeof(vector)), unused));                          \
-        const int64_t next = wide == 16 ? wide * ldb : k;                                                    \
-        int64_t j, p, r;                                                                                     \
-        int i, round;                                                                                        \
-        for (p = 0; p < k; p += wide)                                                                        \
-            for (j = 0; j < n; j += wide) {                                                                  \
-                const float *at = b + j * ldb + p;                                                           \
-                vector total, t[wide], u[wide];                                                              \
-                MTT__UNROLL_VECTORS                                                                          \
-                for (i = 0; i < wide; i++, at += ldb) {                                                      \
-                    MTT__PREFETCH(at + next);                                                                \
-                    memcpy(&t[i], at, sizeof(vector));                                                       \
-                }                                                                                            \
-                MTT__UNROLL_VECTORS                                                                          \
-                for (round = 1; round < wide; round *= 2) {                                                  \
-                    MTT__UNROLL_VECTORS                                                                      \
-                    for (i = 0; i < wide / 2; i++) {                                                         \
-                        u[2 * i] = MTT__SHUFFLE(t[i], t[i + wide / 2], lanes, low);                          \
-                        u[2 * i + 1] = MTT__SHUFFLE(t[i], t[i + wide / 2], lanes, high);                     \
-                    }                                                                                        \
-                    MTT__UNROLL_VECTORS                                                                      \
-                    for (i = 0; i < wide; i++) t[i] = u[i];                                                  \
-                }                                                                                            \
-                for (r = 0; r < m; r++) {                                                                    \
-                    const float *of_row = x + r * ldx + p * terms;                                           \
-                    memcpy(&total, sum + r * n + j, sizeof(total));                                          \
-                    MTT__UNROLL_VECTORS                                                                      \
-                    for (i = 0; i < wide; i++) add_terms(total, of_row + i * terms, t[i]);                   \
-                    memcpy(sum + r * n + j, &total, sizeof(total));                                          \
-                }                                                                                            \
-            }                                                                                                \
-    }
-#define MTT__FEW_ALONG(name, element, load, value)                                                           \
-    static void name(int64_t n, int64_t k, const float *x, const element *b, int64_t ldb, float *sum)        \
-    {                                                                                                        \
-        enum { run = 16, wide = sizeof(mtt__vector) / sizeof(float) };                                       \
-        const int whole = n == ldb, even = n % wide == 0;                                                    \
-        int64_t p, j;                                                                                        \
-        mtt__vector v, row;                                                                                  \
-        int i;                                                                                               \
-        for (p = 0; p < k && whole && even; p++, b += ldb)                                                   \
-            for (j = 0; j < n; j += wide) {                                                                  \
-                memcpy(&v, sum + j, sizeof(v));                                                              \
-                load(row, b + j);                                                                            \
-                v = MTT__MULTIPLY_ADD(v, x[p], row);                                                         \
-                memcpy(sum + j, &v, sizeof(v));                                                              \
-            }                                                                                                \
-        for (; p < k && (whole || !even || k % run); p++, b += ldb) {                                        \
-            for (j = 0; j + wide <= n; j += wide) {                                                          \
-                memcpy(&v, sum + j, sizeof(v));                                                              \
-                load(row, b + j);                                                                            \
-                v = MTT__MULTIPLY_ADD(v, x[p], row);                                                         \
-                memcpy(sum + j, &v, sizeof(v));                                                              \
-            }                                                                                                \
-            for (; j < n; j++) sum[j] = MTT__ADD_PRODUCT(sum[j], x[p], value(b[j]));                         \
-        }                                                                                                    \
-        for (; p < k; p += run, b += run * ldb)                                                              \
-            for (j = 0; j < n; j += wide) {                                                                  \
-                memcpy(&v, sum + j, sizeof(v));                                                              \
-                MTT__UNROLL_VECTORS                                                                          \
-                for (i = 0; i < run; i++) {                                                                  \
-                    load(row, b + i * ldb + j);                                                              \
-                    v = MTT__MULTIPLY_ADD(v, x[p + i], row);                                                 \
-                }                                                                                            \
-                memcpy(sum + j, &v, sizeof(v));                                                              \
-            }                                                                                                \
-    }
-
-/* Up to MTT__ROWS rows: each vector of B is read once for all of them. Rows that C lacks repeat the last. */
-#define MTT__FEW_TOGETHER(name, element, load)                                                               \
-    static void name(int64_t m, int64_t n, int64_t k, const float *x, int64_t ldx, const element *b,         \
-                     int64_t ldb, float *sum)                                                                \
-    {                                                                                                        \
-        enum { wide = sizeof(mtt__vector) / sizeof(float) };                                                 \
-        mtt__vector total[MTT__ROWS], row;                                                                   \
-        const float *of_row[MTT__ROWS];                                                                      \
-        int64_t j, p;                                                                                        \
-        int r;                                                                                               \
-        for (r = 0; r < MTT__ROWS; r++) of_row[r] = x + (r < m ? r : m - 1) * ldx;                           \
-        for (j = 0; j < n; j += wide) {                                                                      \
-            memset(total, 0, sizeof(total));                                                                 \
-            for (p = 0; p < k; p++) {                                                                        \
-                MTT__PREFETCH(b + p * ldb + j + 2 * wide);                                                   \
-                load(row, b + p * ldb + j);                                                                  \
-                MTT__UNROLL_ROWS                                                                             \
-                for (r = 0; r < MTT__ROWS; r++) total[r] = MTT__MULTIPLY_ADD(total[r], of_row[r][p], row);   \
-            }                                                                                                \
-            for (r = 0; r < m; r++) memcpy(sum + r * n + j, &total[r], sizeof(total[r]));                    \
-        }                                                                                                    \
-    }
-
-#if defined(__x86_64__) && defined(__FMA__)
-#define MTT__ADD_PRODUCT(sum, x, y) fmaf(x, y, sum)
-#else
-#define MTT__ADD_PRODUCT(sum, x, y) ((sum) + (x) * (y))
-#endif
-#ifdef __clang__
-#define MTT__UNROLL_VECTORS _Pragma("clang loop unroll(full)")
-#define MTT__SHUFFLE(a, b, lanes, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
-#else
-#define MTT__UNROLL_VECTORS _Pragma("GCC unroll 16")
-#define MTT__SHUFFLE(a, b, lanes, ...) __builtin_shuffle(a, b, __extension__(lanes){__VA_ARGS__})
-#endif
-#define MTT__PREFETCH(address) __builtin_prefetch(address, 0, 2)
-
-#ifdef MTT__GNU
-enum { MTT__ACROSS = sizeof(mtt__vector) / sizeof(float) };
-typedef uint32_t mtt__words __attribute__((vector_size(sizeof(mtt__vector))));
-typedef uint16_t mtt__halves __attribute__((vector_size(sizeof(mtt__vector) / 2)));
-
-/* Elements of BF16 as floats. Of a conversion of vectors GCC makes five instructions. */
-#if defined(__x86_64__) && defined(__AVX512F__)
-#define MTT__TO_WORDS(halves) (mtt__words) _mm512_cvtepu16_epi32((__m256i)(halves))
-#elif defined(__x86_64__) && defined(__AVX2__)
-#define MTT__TO_WORDS(halves) (mtt__words) _mm256_cvtepu16_epi32((__m128i)(halves))
-#else
-#define MTT__TO_WORDS(halves) __builtin_convertvector(halves, mtt__words)
-#endif
-MTT__INLINE void mtt__load_bf16(mtt__vector *v, const uint16_t *from)
-{
-    mtt__halves halves;
-    memcpy(&halves, from, sizeof(halves));
-    *v = (mtt__vector)(MTT__TO_WORDS(halves) << 16);
-}
-
-/* The terms of the lower, then of the upper halves of words. */
-#define MTT__ADD_TWO(sum, x, y)                                                                              \
-    ((sum) = MTT__MULTIPLY_ADD(sum, (x)[0], (mtt__vector)((mtt__words)(y) << 16)),                           \
-     (sum) = MTT__MULTIPLY_ADD(sum, (x)[1], (mtt__vector)((mtt__words)(y) & 0xffff0000u)))
-#define MTT__ADD_ONE(sum, x, y) ((sum) = MTT__MULTIPLY_ADD(sum, *(x), y))
-#define MTT__LOAD(v, from) memcpy(&(v), from, sizeof(v))
-#define MTT__LOAD_BF16(v, from) mtt__load_bf16(&(v), from)
-#define MTT__FLOAT(x) (x)
-MTT__FEW_ACROSS(mtt__few_across, mtt__vector, MTT__LOW, MTT__HIGH, 1, MTT__ADD_ONE)
-MTT__FEW_ACROSS(mtt__few_across_bf16, mtt__vector, MTT__LOW, MTT__HIGH, 2, MTT__ADD_TWO)
-MTT__FEW_ALONG(mtt__few_along, float, MTT__LOAD, MTT__FLOAT)
-MTT__FEW_ALONG(mtt__few_along_bf16, uint16_t, MTT__LOAD_BF16, mtt__from_bf16)
-MTT__FEW_TOGETHER(mtt__few_together, float, MTT__LOAD)
-MTT__FEW_TOGETHER(mtt__few_together_bf16, uint16_t, MTT__LOAD_BF16)
-#else
-enum { MTT__ACROSS = 0 }; /* no vectors */
-#define mtt__few_across(m, n, k, x, ldx, b, ldb, sum) ((void)(b))
-#define mtt__few_across_bf16(m, n, k, x, ldx, b, ldb, sum) ((void)(b))
-#define mtt__few_along(n, k, x, b, ldb, sum) ((void)(b))
-#define mtt__few_along_bf16(n, k, x, b, ldb, sum) ((void)(b))
-#define mtt__few_together(m, n, k, x, ldx, b, ldb, sum) ((void)(b))
-#define mtt__few_together_bf16(m, n, k, x, ldx, b, ldb, sum) ((void)(b))
-#endif
-
-/* Of words: x has k words, B rows of BF16, of which two make words. */
-#ifdef MTT__PAIRS_CODE
-#define MTT__ADD_PAIR(sum, x, y) ((sum) = MTT__PAIRS_ADD(sum, *(x), y))
-MTT__PAIRS_CODE
-MTT__FEW_ACROSS(mtt__few_across_pairs, mtt__pairs_vector, MTT__PAIRS_WORDS(LOW), MTT__PAIRS_WORDS(HIGH), 1,
-                MTT__ADD_PAIR)
-__attribute__((always_inline)) MTT__PAIRS_CODE
-MTT__INLINE void mtt__few_along_words(int64_t n, int64_t k, const float *x, const uint16_t *b, int64_t ldb,
-                                      float *sum, int words)
-{
-    enum { wide = sizeof(mtt__pairs_vector) / 2 };
-    typedef uint16_t row __attribute__((vector_size(2 * wide)));
-    int64_t p, j;
-    row even, odd;
-    int i;
-    for (p = 0; p < k; p += words, b += 2 * words * ldb, x += words)
-        for (j = 0; j < n; j += wide) {
-            mtt__pairs_vector left, right;
-            memcpy(&left, sum + j, sizeof(left));
-            memcpy(&right, sum + j + wide / 2, sizeof(right));
-            MTT__UNROLL_ROWS
-            for (i = 0; i < words; i++) {
-                if (words == 1) MTT__PREFETCH(b + 2 * (ldb + j)), MTT__PREFETCH(b + 2 * (ldb + j) + wide);
-                memcpy(&even, b + 2 * i * ldb + j, sizeof(even));
-                memcpy(&odd, b + (2 * i + 1) * ldb + j, sizeof(odd));
-                left = MTT__PAIRS_ADD(left, x[i], MTT__SHUFFLE(even, odd, row, MTT__PAIRS_HALVES(LOW)));
-                right = MTT__PAIRS_ADD(right, x[i], MTT__SHUFFLE(even, odd, row, MTT__PAIRS_HALVES(HIGH)));
-            }
-            memcpy(sum + j, &left, sizeof(left));
-            memcpy(sum + j + wide / 2, &right, sizeof(right));
-        }
-}
-
-MTT__PAIRS_CODE
-static void mtt__few_along_pairs(int64_t n, int64_t k, const float *x, const uint16_t *b, int64_t ldb,
-                                 float *sum)
-{
-    if (n == ldb || k % 8) mtt__few_along_words(n, k, x, b, ldb, sum, 1);
-    else mtt__few_along_words(n, k, x, b, ldb, sum, 8);
-}
-
-MTT__PAIRS_CODE
-static void mtt__few_together_pairs(int64_t m, int64_t n, int64_t k, const float *x, int64_t ldx,
-                                    const uint16_t *b, int64_t ldb, float *sum)
-{
-    enum { wide = sizeof(mtt__pairs_vector) / 2, side = wide / 2 };
-    typedef uint16_t row __attribute__((vector_size(2 * wide)));
-    mtt__pairs_vector left[MTT__ROWS], right[MTT__ROWS];
-    const float *of_row[MTT__ROWS];
-    int64_t j, p;
-    row even, odd, low, high;
-    int r;
-    for (r = 0; r < MTT__ROWS; r++) of_row[r] = x + (r < m ? r : m - 1) * ldx;
-    for (j = 0; j < n; j += wide) {
-        memset(left, 0, sizeof(left));
-        memset(right, 0, sizeof(right));
-        for (p = 0; p < k; p++) {
-            MTT__PREFETCH(b + 2 * p * ldb + j + 2 * wide);
-            MTT__PREFETCH(b + (2 * p + 1) * ldb + j + 2 * wide);
-            memcpy(&even, b + 2 * p * ldb + j, sizeof(even));
-            memcpy(&odd, b + (2 * p + 1) * ldb + j, sizeof(odd));
-            low = MTT__SHUFFLE(even, odd, row, MTT__PAIRS_HALVES(LOW));
-            high = MTT__SHUFFLE(even, odd, row, MTT__PAIRS_HALVES(HIGH));
-            MTT__UNROLL_ROWS
-            for (r = 0; r < MTT__ROWS; r++) {
-                left[r] = MTT__PAIRS_ADD(left[r], of_row[r][p], low);
-                right[r] = MTT__PAIRS_ADD(right[r], of_row[r][p], high);
-            }
-        }
-        for (r = 0; r < m; r++) {
-            memcpy(sum + r * n + j, &left[r], sizeof(left[r]));
-            memcpy(sum + r * n + j + side, &right[r], sizeof(right[r]));
-        }
-    }
-}
-#else
-#define mtt__few_across_pairs(m, n, k, x, ldx, b, ldb, sum) ((void)(b))
-#define mtt__few_along_pairs(n, k, x, b, ldb, sum) ((void)(b))
-#define mtt__few_together_pairs(m, n, k, x, ldx, b, ldb, sum) ((void)(b))
-#endif
-
-/* Adds up to DEPTH terms, from p up, for n columns, from j0 up, of C's rows i to i + m - 1. */
-static void mtt__few_terms(const mtt__product *g, int64_t i, int64_t m, int64_t p, int64_t j0, int64_t n,
-                           float *sum)
-{
-    int64_t k = mtt__min(MTT__DEPTH, g->a.m - p), at = g->b.first + p * g->b.row + j0 * g->b.column;
-    int64_t ldb = g->b.row * g->b.column, first = g->a.first + i * g->a.column + p, ldx = g->a.column, r;
-    int across = g->b.column != 1, half = g->b.t->dtype == MTT_BF16_BITS;
-    int floats = g->pairs || g->a.t->dtype == MTT_F32;
-    float terms[(int)MTT__ROWS * MTT__DEPTH];
-    const float *x = floats ? (const float *)g->a.t->data + first : terms;
-    const float *b = (const float *)g->b.t->data + at;
-    const uint16_t *halves = (const uint16_t *)g->b.t->data + at;
-    const float *words = (const float *)(const void *)halves;
-    for (r = 0; r < m && !floats; r++) mtt__load(g->a.t, first + r * ldx, k, terms + r * MTT__DEPTH);
-    if (!floats) ldx = MTT__DEPTH;
-    memset(sum, 0, (size_t)(m * n) * sizeof(float));
-    if (g->pairs && across) mtt__few_across_pairs(m, n, k, x, ldx, b, ldb, sum);
-    else if (g->pairs && m > 1) mtt__few_together_pairs(m, n, k, x, ldx, halves + p * ldb, ldb, sum);
-    else if (g->pairs) mtt__few_along_pairs(n, k, x, halves + p * ldb, ldb, sum);
-    else if (half && across) mtt__few_across_bf16(m, n, k / 2, x, ldx, words, ldb / 2, sum);
-    else if (half && m > 1) mtt__few_together_bf16(m, n, k, x, ldx, halves, ldb, sum);
-    else if (half) mtt__few_along_bf16(n, k, x, halves, ldb, sum);
-    else if (across) mtt__few_across(m, n, k, x, ldx, b, ldb, sum);
-    else if (m > 1) mtt__few_together(m, n, k, x, ldx, b, ldb, sum);
-    else mtt__few_along(n, k, x, b, ldb, sum);
-}
-
-/* n columns of C, from j0 up. */
-static void mtt__few_columns(const mtt__product *g, int64_t j0, int64_t n)
-{
-    int64_t p, i, j, m;
-    float *sum = mtt__tiles(g->op), *c = sum + MTT__ROWS * n;
-    memset(c, 0, (size_t)(g->c.m * n) * sizeof(float));
-    for (i = 0; i < g->c.m && g->bias; i++) mtt__load(g->bias, j0, n, c + i * n);
-    for (p = 0; p < g->a.m; p += MTT__DEPTH)
-        for (i = 0; i < g->c.m; i += m) {
-            m = mtt__min(MTT__ROWS, g->c.m - i);
-            mtt__few_terms(g, i, m, p, j0, n, sum);
-            for (j = 0; j < m * n; j++) c[i * n + j] += sum[j];
-        }
-    for (i = 0; i < g->c.m; i++) mtt__store(g->c.t, g->c.first + i * g->c.row + j0, n, c + i * n);
-}
-
-/* Computes C's only row. Threads share B's rows, DEPTH at a time, so each reads long runs of memory: up to
-   twice as fast as if they shared its columns. 0 = B has too few rows for all threads, or there are too many
-   sums. */
-static int mtt__few_panels(const mtt__product *g)
-{
-    enum { depth = MTT__DEPTH, space = 65536 };
-    float *sums = mtt__tiles(g->op), *c = sums + space - g->c.n;
-    int64_t n = g->c.n, threads = mtt__threads(), panels = mtt__ceil_div(g->a.m, depth), p, j;
-    if (threads == 1 || panels < threads || (panels + 1) * n > space || n * g->a.m <= MTT__ALONE) return 0;
-    MTT__OMP(omp parallel for schedule(dynamic, 1))
-    for (p = 0; p < panels; p++) mtt__few_terms(g, 0, 1, p * depth, 0, n, sums + p * n);
-    memset(c, 0, (size_t)n * sizeof(float));
-    if (g->bias) mtt__load(g->bias, 0, n, c);
-    for (p = 0; p < panels; p++)
-        for (j = 0; j < n; j++) c[j] += sums[p * n + j];
-    mtt__store(g->c.t, g->c.first, n, c);
-    return 1;
-}
-
-/* 1 = done, 0 = C has too many rows, or the operands are of other types or widths. */
-static int mtt__few_rows(const mtt__product *g)
-{
-    int across = g->b.column != 1, half = !g->pairs && g->b.t->dtype == MTT_BF16_BITS;
-    int wide = g->pairs ? 16 : MTT__ACROSS;
-    int64_t n = g->c.n, share = mtt__ceil_div(n, mtt__threads()), j0;
-    int64_t columns = !across ? 192 : wide == 16 ? 16 : 64;
-    if (!across && g->c.m == 1 && share > columns)
-        columns = mtt__min(MTT__FEW_COLUMNS, mtt__round_up(share, 32));
-    if (!across && g->c.m > 1) columns = mtt__round_up(mtt__ceil_div(share, mtt__ceil_div(share, 512)), 32);
-    if (g->c.m > MTT__FEW_ROWS || g->add || g->scale != 1 || g->a.column == 1 || MTT__ACROSS == 0) return 0;
-    if (g->b.t->dtype != MTT_F32 && g->b.t->dtype != MTT_BF16_BITS) return 0;
-    if (across && (g->a.m % (half ? 2 * wide : wide) || n % wide)) return 0;
-    if (across && half && (g->b.first | g->b.column) % 2) return 0;
-    if (!across && g->pairs && n % 32) return 0;
-    if (!across && g->c.m > 1 && n % wide) return 0;
-    if (!across && g->c.m == 1 && mtt__few_panels(g)) return 1;
-    MTT__OMP(omp parallel for schedule(dynamic, across ? share / (4 * columns) + 1 : 1)
-                 if (n * g->a.m > MTT__ALONE))
-    for (j0 = 0; j0 < n; j0 += columns) mtt__few_columns(g, j0, mtt__min(columns, n - j0));
-    return 1;
-}
+/* Computes a product in another way; 0: it does not take this one. */
+typedef int mtt__product_function(const mtt__product *g);
+MTT_IF_GENERATOR(static mtt__product_function mtt__few_rows;)
 
 /* C = A B + bias, or C += A B where `add` is set, or C = scale A B: one parallel region, in which a late
    thread holds up no other. */
@@ -8127,7 +7791,7 @@ static void mtt__gemm(const mtt_op *op, mtt__view a, mtt__view b, mtt__view c, c
     g.bias = bias;
     g.add = add;
     g.scale = scale;
-    if (mtt__few_rows(&g) || mtt__blas_gemm(a, b, c, bias, add, scale)) return;
+    if (MTT_IF_GENERATOR(mtt__few_rows(&g) ||) mtt__blas_gemm(a, b, c, bias, add, scale)) return;
     MTT__OMP(omp parallel for schedule(dynamic, 1) if (c.m * c.n * a.n > 32 * MTT__ALONE))
     for (tile = 0; tile < g.tiles; tile++) mtt__product_tile(&g, tile);
 }
@@ -8203,20 +7867,6 @@ static void mtt__cpu_pick_row(const mtt_op *op, const mtt_op_pick_row *o)
     size_t bytes = o->row->bytes;
     (void)op;
     memcpy(o->row->data, (const char *)o->x->data + (size_t)mtt__control(o->control)->row * bytes, bytes);
-}
-
-/* y[i] = x[index[i]], or 0 */
-static void mtt__cpu_gather(const mtt_op *op, const mtt_op_gather *o)
-{
-    const int32_t *index = (const int32_t *)o->index->data;
-    size_t bytes = o->y->bytes / (size_t)o->y->shape[0];
-    int64_t i;
-    (void)op;
-    for (i = 0; i < o->y->shape[0]; i++)
-        if (index[i] < 0) memset((char *)o->y->data + (size_t)i * bytes, 0, bytes);
-        else
-            memcpy((char *)o->y->data + (size_t)i * bytes,
-                   (const char *)o->x->data + (size_t)index[i] * bytes, bytes);
 }
 
 /* ---- norms ---- */
@@ -8578,42 +8228,52 @@ typedef struct mtt__attention_tile {
     float *lse;                /* of the first row, or NULL */
 } mtt__attention_tile;
 
+/* Tiles that a thread works on: queries, keys, values, the sums of the output, and scores, [query][key]. */
+typedef struct mtt__attention_tiles {
+    mtt__tile q, k, v, o;
+    mtt__score_tile s;
+} mtt__attention_tiles;
+
+/* The two products of a tile of queries and n keys from j0 up: s = q k^T, and o += s v. */
+typedef void mtt__tile_product(const mtt__attention_tile *t, int64_t dim, int64_t j0, int64_t n,
+                               mtt__attention_tiles *a);
+static void mtt__tile_scores(const mtt__attention_tile *t, int64_t dim, int64_t j0, int64_t n,
+                             mtt__attention_tiles *a)
+{
+    mtt__load_block(t->k_t, 0, dim, j0, n, a->k, MTT__TILE);
+    mtt__multiply_block(t->m, n, dim, a->q, MTT__MAX_HEAD, 1, a->k, MTT__TILE, a->s, MTT__TILE);
+}
+
+static void mtt__tile_values(const mtt__attention_tile *t, int64_t dim, int64_t j0, int64_t n,
+                             mtt__attention_tiles *a)
+{
+    mtt__load_block(t->v, j0, n, 0, dim, a->v, MTT__MAX_HEAD);
+    mtt__multiply_block(t->m, dim, n, a->s, MTT__TILE, 1, a->v, MTT__MAX_HEAD, a->o, MTT__MAX_HEAD);
+}
+
 /* The forward pass of a tile of queries (algorithm 1 with queries in the outer loop), an online softmax. Each
    query has a running maximum m and a running sum l. Each tile of keys, with scores S = Q K^T / sqrt(D),
    updates both and rescales the output, so O = softmax(S) V is exact:
      m' = max(m, rowmax S)        P = e^(S - m')
      l' = e^(m - m') l + rowsum P
      O' = e^(m - m') O + mask P V
-   At the end O is divided by l. Keeps lse = m + log l, from which the backward pass recomputes P.
-
-   Few queries of a cache, whose keys are contiguous, are multiplied as few rows, with the same bits. That
-   takes half the time: keys are not transposed, and no rows of zeros are multiplied. */
-static void mtt__attend(const mtt_op *op, const mtt__attention_tile *t)
+   At the end O is divided by l. Keeps lse = m + log l, from which the backward pass recomputes P. */
+static void mtt__attend(const mtt_op *op, const mtt__attention_tile *t, mtt__tile_product *scores,
+                        mtt__tile_product *values)
 {
     enum { side = MTT__TILE, stride = MTT__MAX_HEAD };
-    mtt__tile *tiles = (mtt__tile *)mtt__tiles(op);
-    float *q = tiles[0], *k = tiles[1], *v = tiles[2], *o = tiles[3], *s = tiles[4];
-    float row_max[side], row_sum[side], sum[stride], scale = mtt__score_scale(op);
-    int64_t dim = op->shape->d_head, m = t->m, rows = mtt__round_up(m, 8), across = MTT__ACROSS, j0, i, j;
-    int few = m <= MTT__FEW_QUERIES && across && dim % across == 0 && t->v.row == dim;
-    mtt__load_block(t->q, t->i0, m, 0, dim, q, stride);
-    memset(o, 0, (size_t)(rows * stride) * sizeof(float));
+    mtt__attention_tiles *a = (mtt__attention_tiles *)(void *)mtt__tiles(op);
+    float row_max[side], row_sum[side], scale = mtt__score_scale(op);
+    int64_t dim = op->shape->d_head, m = t->m, rows = mtt__round_up(m, 8), j0, i, j;
+    mtt__load_block(t->q, t->i0, m, 0, dim, a->q, stride);
+    memset(a->o, 0, (size_t)(rows * stride) * sizeof(float));
     for (i = 0; i < side; i++) row_max[i] = -3.4e38f, row_sum[i] = 0;
     for (j0 = mtt__first_key(op->shape->window, t->place) / side * side; j0 < t->place + m; j0 += side) {
         int64_t n = mtt__min(side, t->keys - j0), low, high;
-        memset(s, 0, (size_t)(rows * side) * sizeof(float));
-        if (few) {
-            mtt__load(t->k_t.t, t->k_t.first + j0 * dim, n * dim, k);
-            mtt__load(t->v.t, t->v.first + j0 * dim, n * dim, v);
-            for (i = 0; i < m; i++)
-                mtt__few_across(1, mtt__round_up(n, across), dim, q + i * stride, 0, k, dim, s + i * side);
-        } else {
-            mtt__load_block(t->k_t, 0, dim, j0, n, k, side);
-            mtt__load_block(t->v, j0, n, 0, dim, v, stride);
-            mtt__multiply_block(m, n, dim, q, stride, 1, k, side, s, side);
-        }
+        memset(a->s, 0, (size_t)(rows * side) * sizeof(float));
+        scores(t, dim, j0, n, a);
         for (i = 0; i < m; i++) {
-            float *p = s + i * side, *out = o + i * stride, most, rescale;
+            float *p = a->s + i * side, *out = a->o + i * stride, most, rescale;
             mtt__attended(op->shape, t->place + i, j0, &low, &high);
             for (j = 0; j < side; j++) p[j] = j < low || j >= high ? 0.0f : p[j] * scale;
             most = fmaxf(row_max[i], mtt__largest(p + low, high - low));
@@ -8623,17 +8283,14 @@ static void mtt__attend(const mtt_op *op, const mtt__attention_tile *t)
             for (j = 0; j < dim; j++) out[j] *= rescale;
             row_max[i] = most;
             if (t->control) mtt__drop(op, t->control, t->element + i * t->keys + j0, n, p);
-            memset(sum, 0, sizeof(sum));
-            if (few) mtt__few_along(dim, n, p, v, dim, sum);
-            for (j = 0; j < dim && few; j++) out[j] += sum[j];
         }
-        if (!few) mtt__multiply_block(m, dim, n, s, side, 1, v, stride, o, stride);
+        values(t, dim, j0, n, a);
     }
     for (i = 0; i < m; i++) {
-        for (j = 0; j < dim; j++) o[i * stride + j] /= row_sum[i];
+        for (j = 0; j < dim; j++) a->o[i * stride + j] /= row_sum[i];
         if (t->lse) t->lse[i] = row_max[i] + (float)log((double)row_sum[i]); /* systems' logf differ */
     }
-    mtt__store_block(t->out, t->i0, m, 0, dim, o, stride);
+    mtt__store_block(t->out, t->i0, m, 0, dim, a->o, stride);
 }
 
 static void mtt__flash_tile(const mtt_op *op, const mtt_op_flash *f, int64_t head, int64_t i0)
@@ -8644,7 +8301,7 @@ static void mtt__flash_tile(const mtt_op *op, const mtt_op_flash *f, int64_t hea
                              mtt__head(op, f->qkv, MTT__V, head), mtt__head(op, f->out, MTT__OUT, head),
                              i0, mtt__min(MTT__TILE, seq - i0), i0, seq,
                              f->control, row * seq, (float *)f->lse->data + row};
-    mtt__attend(op, &t);
+    mtt__attend(op, &t, mtt__tile_scores, mtt__tile_values);
 }
 
 static void mtt__cpu_flash(const mtt_op *op, const mtt_op_flash *f)
@@ -8784,157 +8441,6 @@ static void mtt__cpu_flash_backward(const mtt_op *op, const mtt_op_flash_backwar
         if (i % 2) mtt__flash_backward_queries(op, f, head, first);
         else if (head % group == 0) mtt__flash_backward_keys(op, f, head, first);
     }
-}
-
-/* ---- attention to a cache ---- */
-
-/* Counts the rows of a tile from row i up: neighbours in their sequence, up to a place that tiles of keys
-   divide. So a row's bits do not depend on which rows are computed with it. 0 = row i is within a tile, or no
-   token. */
-static int64_t mtt__tile_rows(const mtt_op *op, const int32_t *sequences, const int32_t *places, int64_t i)
-{
-    int64_t n = 1;
-    if (places[i] < 0) return 0;
-    if (i && places[i] % MTT__TILE && sequences[i - 1] == sequences[i] && places[i - 1] == places[i] - 1)
-        return 0;
-    while (i + n < op->shape->rows && (places[i] + n) % MTT__TILE && sequences[i + n] == sequences[i] &&
-           places[i + n] == places[i] + n)
-        n++;
-    return n;
-}
-
-/* k and v of each row into the cache; then flash attention with the keys and values there */
-static void mtt__cpu_cached_attention(const mtt_op *op, const mtt_op_cached_attention *o)
-{
-    const mtt_shape *d = op->shape;
-    const int32_t *sequences = (const int32_t *)o->sequences->data;
-    const int32_t *places = (const int32_t *)o->places->data;
-    mtt_qkv qkv = mtt_qkv_of(d);
-    int64_t dim = d->d_head, context = o->keys->shape[1], groups = d->heads_kv, i, job;
-    size_t size = mtt__dtype_bytes[o->qkv->dtype], row = size * (size_t)qkv.row;
-    for (i = 0; i < d->rows; i++) {
-        const char *from = (const char *)o->qkv->data + (size_t)i * row;
-        int head;
-        if (places[i] < 0) memset((char *)o->out->data + size * (size_t)(i * d->heads * dim), 0,
-                                  size * (size_t)(d->heads * dim));
-        for (head = 0; head < groups && places[i] >= 0; head++) {
-            size_t at = size * (size_t)(((sequences[i] * groups + head) * context + places[i]) * dim);
-            int query = head * (d->heads / d->heads_kv);
-            memcpy((char *)o->keys->data + at,
-                   from + size * (size_t)mtt_qkv_column(&qkv, MTT__K, query), size * (size_t)dim);
-            memcpy((char *)o->values->data + at,
-                   from + size * (size_t)mtt_qkv_column(&qkv, MTT__V, query), size * (size_t)dim);
-        }
-    }
-    MTT__OMP(omp parallel for schedule(dynamic, 1) if (d->rows * d->heads * dim * (*places + 1) > MTT__ALONE))
-    for (job = 0; job < d->rows * d->heads; job++) {
-        int64_t at = job / d->heads, head = job % d->heads, m = mtt__tile_rows(op, sequences, places, at);
-        int64_t kv = sequences[at] * groups + head / (d->heads / groups);
-        mtt__attention_tile t = {mtt__head(op, o->qkv, MTT__Q, head),
-                                 mtt__matrix_at(o->keys, kv * context * dim, context, dim, 1),
-                                 mtt__matrix_at(o->values, kv * context * dim, context, dim, 0),
-                                 mtt__head(op, o->out, MTT__OUT, head), at, m, places[at], places[at] + m,
-                                 NULL, 0, NULL};
-        if (m) mtt__attend(op, &t);
-    }
-}
-
-/* ---- the choice of an id ---- */
-
-/* Returns the weight of a row's first `count` ids, or without a scale their number, of those whose logits are
-   not before `least` in order. */
-static uint64_t mtt__choice_mass(const mtt_tensor *logits, int64_t first, int64_t count, uint32_t least,
-                                 float most, float scale)
-{
-    float buffer[MTT__BLOCK];
-    uint64_t mass = 0;
-    int64_t at, n, k;
-    MTT__BLOCKS(at, n, first, first + count) {
-        const float *x = mtt__read(logits, at, n, buffer);
-        if (scale > 0)
-            for (k = 0; k < n; k++)
-                mass += mtt__order(x[k]) >= least ? mtt__choice_weight(most, x[k], scale) : 0;
-        else
-            for (k = 0; k < n; k++) mass += mtt__order(x[k]) >= least;
-    }
-    return mass;
-}
-
-/* Finds the last place in order, from `least` up, that leaves a mass of `wanted`. Bisection needs no
-   memory. */
-static uint32_t mtt__choice_least(const mtt_tensor *logits, int64_t first, int64_t count, uint32_t least,
-                                  float most, float scale, double wanted)
-{
-    uint32_t end = mtt__order(most) + 1;
-    while (end - least > 1) {
-        uint32_t middle = least + (end - least) / 2;
-        double mass = (double)mtt__choice_mass(logits, first, count, middle, most, scale);
-        if (mass < wanted) end = middle;
-        else least = middle;
-        if (mass >= wanted && mass <= wanted) break;
-    }
-    return least;
-}
-
-/* Takes an id from the row of logits that begins at element `first`. */
-static mtt_chosen mtt__choose_in_row(const mtt_tensor *logits, int64_t first, const mtt_choice *c)
-{
-    mtt_chosen chosen = {-1, 0};
-    float buffer[MTT__BLOCK], most;
-    uint32_t top = 0, least = 1, floor_order;
-    uint64_t mass, target;
-    int64_t end = first + c->count, at, n, k;
-    if (c->count < 1) return chosen;
-    MTT__BLOCKS(at, n, first, end) {
-        const float *x = mtt__read(logits, at, n, buffer);
-        for (k = 0; k < n; k++) top = mtt__order(x[k]) > top ? mtt__order(x[k]) : top;
-    }
-    mtt__load(logits, first, 1, &most);
-    if (!mtt__order(most)) top = 0; /* a NaN is taken if it comes first, and so noticed */
-    MTT__BLOCKS(at, n, first, end) {
-        const float *x = mtt__read(logits, at, n, buffer);
-        for (k = 0; k < n && mtt__order(x[k]) != top; k++) {}
-        if (k < n) break;
-    }
-    most = chosen.logit = mtt__read(logits, at, n, buffer)[k];
-    chosen.id = (int32_t)(at + k - first);
-    if (!(c->scale > 0) || !mtt__finite((double)most)) return chosen;
-    if (c->top_k > 0 && c->top_k < c->count)
-        least = mtt__choice_least(logits, first, c->count, least, most, 0, c->top_k);
-    mass = mtt__choice_mass(logits, first, c->count, least, most, c->scale);
-    if (c->top_p > 0 && c->top_p < 1) {
-        least = mtt__choice_least(logits, first, c->count, least, most, c->scale,
-                                  (double)c->top_p * (double)mass);
-        mass = mtt__choice_mass(logits, first, c->count, least, most, c->scale);
-    }
-    floor_order = mtt__order(most - c->below);
-    if (floor_order > least) {
-        least = floor_order;
-        mass = mtt__choice_mass(logits, first, c->count, least, most, c->scale);
-    }
-    target = (uint64_t)((double)mass * c->place);
-    if (target >= mass) target = mass - 1; /* the product was rounded up */
-    MTT__BLOCKS(at, n, first, end) {
-        const float *x = mtt__read(logits, at, n, buffer);
-        for (k = 0; k < n; k++) {
-            uint32_t weight = mtt__order(x[k]) < least ? 0 : mtt__choice_weight(most, x[k], c->scale);
-            chosen.id = (int32_t)(at + k - first);
-            chosen.logit = x[k];
-            if (target < weight) return chosen;
-            target -= weight;
-        }
-    }
-    return chosen;
-}
-
-static void mtt__cpu_choose_id(const mtt_op *op, const mtt_op_choose_id *o)
-{
-    int64_t rows = mtt__rows(o->logits), width = mtt__width(o->logits), row;
-    (void)op;
-    MTT__THREADS(rows * width)
-    for (row = 0; row < rows; row++)
-        ((mtt_chosen *)o->chosen->data)[row] =
-            mtt__choose_in_row(o->logits, row * width, (const mtt_choice *)o->choices->data + row);
 }
 
 /* ---- loss ---- */
@@ -9575,6 +9081,11 @@ static mtt_status mtt__cpu_copy(void *context, void *to, const void *from, size_
     memcpy(to, from, bytes);
     return MTT_OK;
 }
+
+/* Functions of wings. */
+#define MTT__CPU_DECLARED(name, inputs, operands, flops, bytes, scratch)                \
+    static void mtt__cpu_##name(const mtt_op *op, const mtt_op_##name *o);
+MTT_WING_OPS(MTT__CPU_DECLARED)
 
 #define mtt__cpu_all_to_all(op, o) status = c->exchange(c->ranks, op->transfers, op->transfer_count)
 #define mtt__cpu_all_gather(op, o) mtt__cpu_all_to_all(op, o)
@@ -15773,6 +15284,616 @@ MTTDEF mtt_status mtt_trainer_load(mtt_trainer *t, mtt_model *m)
 /* -----------------------------------------------------------------------------------------------------------
    >>generator
    -------------------------------------------------------------------------------------------------------- */
+
+/* ---- the pass `generate` ---- */
+
+static int mtt__generates(const mtt__builder *b)
+{
+    return b->schedule->chunk > 0;
+}
+
+/* The keys and values of each layer, and what a pass reads besides tokens. */
+static void mtt__add_cache(mtt__builder *b)
+{
+    const mtt_schedule *s = b->schedule;
+    const mtt_model_desc *m = &s->model;
+    mtt__program *p = b->program;
+    int64_t rows = s->programs[0].shape.rows;
+    int i;
+    if (!mtt__generates(b)) return;
+    p->sequences = mtt__add_state(b, MTT_I32, MTT_DATA, "sequences", rows, 0);
+    p->places = mtt__add_state(b, MTT_I32, MTT_DATA, "places", rows, 0);
+    p->last = mtt__add_state(b, MTT_I32, MTT_DATA, "last", s->batch, 0);
+    p->choices = mtt__add_state(b, MTT_U8, MTT_DATA, "choices", s->batch, (int64_t)sizeof(mtt_choice));
+    p->chosen = mtt__add_state(b, MTT_U8, MTT_DATA, "chosen", s->batch, (int64_t)sizeof(mtt_chosen));
+    p->cache = (mtt_tensor **)mtt__take(b, 2 * (size_t)m->layers * sizeof(*p->cache));
+    for (i = 0; i < 2 * m->layers && !b->status; i++) {
+        p->cache[i] = mtt__add_tensor(b, mtt__dtype(b), MTT_ACTIVATIONS, i / 2, "attn.",
+                                      i % 2 ? "values" : "keys", (int64_t)s->batch * m->heads_kv, s->seq_len,
+                                      m->d_head);
+        p->cache[i]->persistent = 1;
+    }
+}
+
+/* Returns the rows of a table at an index. */
+static mtt_tensor *mtt__gather_rows(mtt__builder *b, mtt_tensor *table, mtt_tensor *index, const char *name)
+{
+    mtt_tensor *y;
+    if (!table) return NULL;
+    y = mtt__add_tensor(b, table->dtype, MTT_DATA, -1, name, ".row", b->program->shape.rows,
+                        mtt__width(table), 0);
+    MTT__EMIT(b, -1, 0, gather, table, index, y);
+    return y;
+}
+
+/* The forward pass for rows of any sequences: tables of positions are gathered for each row, attention reads
+   the cache, the last row of each sequence reaches the head, and ids are chosen from its logits. */
+static int mtt__rule_generate(mtt__builder *b, mtt_op *op, const mtt_op *end)
+{
+    mtt__program *p = b->program;
+    mtt_tensor **angles = (mtt_tensor **)mtt__own(b, sizeof(*angles));
+    const mtt_op_flash *f = op < end ? MTT_OPERANDS_OF(flash, op) : NULL;
+    if (!angles) return 0;
+    switch (op < end ? op->kind : MTT_OP_KIND_COUNT) {
+    case MTT_OP_embed:
+        ((mtt_op_embed *)(void *)op->operands)->positions =
+            mtt__gather_rows(b, p->positions, p->places, "positions");
+        *angles = mtt__gather_rows(b, p->angles, p->places, "angles");
+        return 0;
+    case MTT_OP_rotary: ((mtt_op_rotary *)(void *)op->operands)->angles = *angles; return 0;
+    case MTT_OP_flash:
+        MTT__EMIT(b, op->layer, 0, cached_attention, f->qkv, p->sequences, p->places,
+                  p->cache[2 * op->layer], p->cache[2 * op->layer + 1], f->out);
+        return 1;
+    case MTT_OP_pick_row:
+        MTT__EMIT(b, -1, 0, gather, op->operands[0], p->last, op->operands[2]);
+        return 1;
+    case MTT_OP_KIND_COUNT: MTT__EMIT(b, -1, 0, choose_id, p->output, p->choices, p->chosen); return 0;
+    default: return 0;
+    }
+}
+
+static const mtt__wing *mtt__wing_generator(void)
+{
+    static const mtt__wing wing = {mtt__add_cache};
+    return &wing;
+}
+
+/* ---- products of few rows ---- */
+
+enum {
+    MTT__FEW_ROWS = 32,     /* up to so many of C, B is multiplied where it lies, instead of packed */
+    MTT__FEW_QUERIES = 4,   /* up to so many of a cache, its keys are, too */
+    MTT__FEW_COLUMNS = 4096 /* of C that a thread then computes at a time, at most */
+};
+
+/* A token of one sequence, or of each of a batch: B is read once from memory, at 28 GB/s a core, and from a
+   cache again for every MTT__ROWS rows of C. Terms are added as mtt__product_tile adds them, so the bits are
+   the same. A sum of DEPTH terms begins with 0 in `sum`; then C adds it. BF16 becomes floats in registers. No
+   generator computes in FP16.
+
+   MTT__FEW_ALONG: B's rows are side by side. Of whole rows it adds one at a time, because one long run of
+   memory is read up to twice as fast as many short ones. Of parts of rows it adds 16 at a time.
+
+   MTT__FEW_TOGETHER: the same for several rows of C, whose sums are in registers. Up to 512 columns are taken
+   at a time, and prefetched two vectors ahead: a step of 8 sequences of GPT-2 takes 1.5 times as long as of
+   one, instead of 2.7 times with 192 columns and no prefetch.
+
+   MTT__FEW_ACROSS: B's columns are contiguous. W of them and W rows are transposed in registers: log2 W
+   rounds, each of which interleaves the first half of the vectors with the second, bring the bits of the
+   columns into the rows' places. BF16 stays in pairs, words, until then. A sum waits for its last addition,
+   so the next columns are begun before these end. What comes next is prefetched: with 16 lanes the next
+   columns, 28 GB/s instead of 18; else the next terms of these, so that with AVX2 GPT-2's head takes 2.5 ms
+   in BF16 instead of 4. */
+#define MTT__FEW_ACROSS(name, vector, low, high, terms, add_terms)                                           \
+    static void name(int64_t m, int64_t n, int64_t k, const float *x, int64_t ldx, const float *b,           \
+                     int64_t ldb, float *sum)                                                                \
+    {                                                                                                        \
+        enum { wide = sizeof(vector) / sizeof(float) };                                                      \
+        typedef int32_t lanes __attribute__((vector_size(sizeof(vector)), unused));                          \
+        const int64_t next = wide == 16 ? wide * ldb : k;                                                    \
+        int64_t j, p, r;                                                                                     \
+        int i, round;                                                                                        \
+        for (p = 0; p < k; p += wide)                                                                        \
+            for (j = 0; j < n; j += wide) {                                                                  \
+                const float *at = b + j * ldb + p;                                                           \
+                vector total, t[wide], u[wide];                                                              \
+                MTT__UNROLL_VECTORS                                                                          \
+                for (i = 0; i < wide; i++, at += ldb) {                                                      \
+                    MTT__PREFETCH(at + next);                                                                \
+                    memcpy(&t[i], at, sizeof(vector));                                                       \
+                }                                                                                            \
+                MTT__UNROLL_VECTORS                                                                          \
+                for (round = 1; round < wide; round *= 2) {                                                  \
+                    MTT__UNROLL_VECTORS                                                                      \
+                    for (i = 0; i < wide / 2; i++) {                                                         \
+                        u[2 * i] = MTT__SHUFFLE(t[i], t[i + wide / 2], lanes, low);                          \
+                        u[2 * i + 1] = MTT__SHUFFLE(t[i], t[i + wide / 2], lanes, high);                     \
+                    }                                                                                        \
+                    MTT__UNROLL_VECTORS                                                                      \
+                    for (i = 0; i < wide; i++) t[i] = u[i];                                                  \
+                }                                                                                            \
+                for (r = 0; r < m; r++) {                                                                    \
+                    const float *of_row = x + r * ldx + p * terms;                                           \
+                    memcpy(&total, sum + r * n + j, sizeof(total));                                          \
+                    MTT__UNROLL_VECTORS                                                                      \
+                    for (i = 0; i < wide; i++) add_terms(total, of_row + i * terms, t[i]);                   \
+                    memcpy(sum + r * n + j, &total, sizeof(total));                                          \
+                }                                                                                            \
+            }                                                                                                \
+    }
+#define MTT__FEW_ALONG(name, element, load, value)                                                           \
+    static void name(int64_t n, int64_t k, const float *x, const element *b, int64_t ldb, float *sum)        \
+    {                                                                                                        \
+        enum { run = 16, wide = sizeof(mtt__vector) / sizeof(float) };                                       \
+        const int whole = n == ldb, even = n % wide == 0;                                                    \
+        int64_t p, j;                                                                                        \
+        mtt__vector v, row;                                                                                  \
+        int i;                                                                                               \
+        for (p = 0; p < k && whole && even; p++, b += ldb)                                                   \
+            for (j = 0; j < n; j += wide) {                                                                  \
+                memcpy(&v, sum + j, sizeof(v));                                                              \
+                load(row, b + j);                                                                            \
+                v = MTT__MULTIPLY_ADD(v, x[p], row);                                                         \
+                memcpy(sum + j, &v, sizeof(v));                                                              \
+            }                                                                                                \
+        for (; p < k && (whole || !even || k % run); p++, b += ldb) {                                        \
+            for (j = 0; j + wide <= n; j += wide) {                                                          \
+                memcpy(&v, sum + j, sizeof(v));                                                              \
+                load(row, b + j);                                                                            \
+                v = MTT__MULTIPLY_ADD(v, x[p], row);                                                         \
+                memcpy(sum + j, &v, sizeof(v));                                                              \
+            }                                                                                                \
+            for (; j < n; j++) sum[j] = MTT__ADD_PRODUCT(sum[j], x[p], value(b[j]));                         \
+        }                                                                                                    \
+        for (; p < k; p += run, b += run * ldb)                                                              \
+            for (j = 0; j < n; j += wide) {                                                                  \
+                memcpy(&v, sum + j, sizeof(v));                                                              \
+                MTT__UNROLL_VECTORS                                                                          \
+                for (i = 0; i < run; i++) {                                                                  \
+                    load(row, b + i * ldb + j);                                                              \
+                    v = MTT__MULTIPLY_ADD(v, x[p + i], row);                                                 \
+                }                                                                                            \
+                memcpy(sum + j, &v, sizeof(v));                                                              \
+            }                                                                                                \
+    }
+
+/* Up to MTT__ROWS rows: each vector of B is read once for all of them. Rows that C lacks repeat the last. */
+#define MTT__FEW_TOGETHER(name, element, load)                                                               \
+    static void name(int64_t m, int64_t n, int64_t k, const float *x, int64_t ldx, const element *b,         \
+                     int64_t ldb, float *sum)                                                                \
+    {                                                                                                        \
+        enum { wide = sizeof(mtt__vector) / sizeof(float) };                                                 \
+        mtt__vector total[MTT__ROWS], row;                                                                   \
+        const float *of_row[MTT__ROWS];                                                                      \
+        int64_t j, p;                                                                                        \
+        int r;                                                                                               \
+        for (r = 0; r < MTT__ROWS; r++) of_row[r] = x + (r < m ? r : m - 1) * ldx;                           \
+        for (j = 0; j < n; j += wide) {                                                                      \
+            memset(total, 0, sizeof(total));                                                                 \
+            for (p = 0; p < k; p++) {                                                                        \
+                MTT__PREFETCH(b + p * ldb + j + 2 * wide);                                                   \
+                load(row, b + p * ldb + j);                                                                  \
+                MTT__UNROLL_ROWS                                                                             \
+                for (r = 0; r < MTT__ROWS; r++) total[r] = MTT__MULTIPLY_ADD(total[r], of_row[r][p], row);   \
+            }                                                                                                \
+            for (r = 0; r < m; r++) memcpy(sum + r * n + j, &total[r], sizeof(total[r]));                    \
+        }                                                                                                    \
+    }
+
+#if defined(__x86_64__) && defined(__FMA__)
+#define MTT__ADD_PRODUCT(sum, x, y) fmaf(x, y, sum)
+#else
+#define MTT__ADD_PRODUCT(sum, x, y) ((sum) + (x) * (y))
+#endif
+#ifdef __clang__
+#define MTT__UNROLL_VECTORS _Pragma("clang loop unroll(full)")
+#define MTT__SHUFFLE(a, b, lanes, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define MTT__UNROLL_VECTORS _Pragma("GCC unroll 16")
+#define MTT__SHUFFLE(a, b, lanes, ...) __builtin_shuffle(a, b, __extension__(lanes){__VA_ARGS__})
+#endif
+#define MTT__PREFETCH(address) __builtin_prefetch(address, 0, 2)
+
+#ifdef MTT__GNU
+enum { MTT__ACROSS = sizeof(mtt__vector) / sizeof(float) };
+typedef uint32_t mtt__words __attribute__((vector_size(sizeof(mtt__vector))));
+typedef uint16_t mtt__halves __attribute__((vector_size(sizeof(mtt__vector) / 2)));
+
+/* Elements of BF16 as floats. Of a conversion of vectors GCC makes five instructions. */
+#if defined(__x86_64__) && defined(__AVX512F__)
+#define MTT__TO_WORDS(halves) (mtt__words) _mm512_cvtepu16_epi32((__m256i)(halves))
+#elif defined(__x86_64__) && defined(__AVX2__)
+#define MTT__TO_WORDS(halves) (mtt__words) _mm256_cvtepu16_epi32((__m128i)(halves))
+#else
+#define MTT__TO_WORDS(halves) __builtin_convertvector(halves, mtt__words)
+#endif
+MTT__INLINE void mtt__load_bf16(mtt__vector *v, const uint16_t *from)
+{
+    mtt__halves halves;
+    memcpy(&halves, from, sizeof(halves));
+    *v = (mtt__vector)(MTT__TO_WORDS(halves) << 16);
+}
+
+/* The terms of the lower, then of the upper halves of words. */
+#define MTT__ADD_TWO(sum, x, y)                                                                              \
+    ((sum) = MTT__MULTIPLY_ADD(sum, (x)[0], (mtt__vector)((mtt__words)(y) << 16)),                           \
+     (sum) = MTT__MULTIPLY_ADD(sum, (x)[1], (mtt__vector)((mtt__words)(y) & 0xffff0000u)))
+#define MTT__ADD_ONE(sum, x, y) ((sum) = MTT__MULTIPLY_ADD(sum, *(x), y))
+#define MTT__LOAD(v, from) memcpy(&(v), from, sizeof(v))
+#define MTT__LOAD_BF16(v, from) mtt__load_bf16(&(v), from)
+#define MTT__FLOAT(x) (x)
+MTT__FEW_ACROSS(mtt__few_across, mtt__vector, MTT__LOW, MTT__HIGH, 1, MTT__ADD_ONE)
+MTT__FEW_ACROSS(mtt__few_across_bf16, mtt__vector, MTT__LOW, MTT__HIGH, 2, MTT__ADD_TWO)
+MTT__FEW_ALONG(mtt__few_along, float, MTT__LOAD, MTT__FLOAT)
+MTT__FEW_ALONG(mtt__few_along_bf16, uint16_t, MTT__LOAD_BF16, mtt__from_bf16)
+MTT__FEW_TOGETHER(mtt__few_together, float, MTT__LOAD)
+MTT__FEW_TOGETHER(mtt__few_together_bf16, uint16_t, MTT__LOAD_BF16)
+#else
+enum { MTT__ACROSS = 0 }; /* no vectors */
+#define mtt__few_across(m, n, k, x, ldx, b, ldb, sum) ((void)(b))
+#define mtt__few_across_bf16(m, n, k, x, ldx, b, ldb, sum) ((void)(b))
+#define mtt__few_along(n, k, x, b, ldb, sum) ((void)(b))
+#define mtt__few_along_bf16(n, k, x, b, ldb, sum) ((void)(b))
+#define mtt__few_together(m, n, k, x, ldx, b, ldb, sum) ((void)(b))
+#define mtt__few_together_bf16(m, n, k, x, ldx, b, ldb, sum) ((void)(b))
+#endif
+
+/* Of words: x has k words, B rows of BF16, of which two make words. */
+#ifdef MTT__PAIRS_CODE
+#define MTT__ADD_PAIR(sum, x, y) ((sum) = MTT__PAIRS_ADD(sum, *(x), y))
+MTT__PAIRS_CODE
+MTT__FEW_ACROSS(mtt__few_across_pairs, mtt__pairs_vector, MTT__PAIRS_WORDS(LOW), MTT__PAIRS_WORDS(HIGH), 1,
+                MTT__ADD_PAIR)
+__attribute__((always_inline)) MTT__PAIRS_CODE
+MTT__INLINE void mtt__few_along_words(int64_t n, int64_t k, const float *x, const uint16_t *b, int64_t ldb,
+                                      float *sum, int words)
+{
+    enum { wide = sizeof(mtt__pairs_vector) / 2 };
+    typedef uint16_t row __attribute__((vector_size(2 * wide)));
+    int64_t p, j;
+    row even, odd;
+    int i;
+    for (p = 0; p < k; p += words, b += 2 * words * ldb, x += words)
+        for (j = 0; j < n; j += wide) {
+            mtt__pairs_vector left, right;
+            memcpy(&left, sum + j, sizeof(left));
+            memcpy(&right, sum + j + wide / 2, sizeof(right));
+            MTT__UNROLL_ROWS
+            for (i = 0; i < words; i++) {
+                if (words == 1) MTT__PREFETCH(b + 2 * (ldb + j)), MTT__PREFETCH(b + 2 * (ldb + j) + wide);
+                memcpy(&even, b + 2 * i * ldb + j, sizeof(even));
+                memcpy(&odd, b + (2 * i + 1) * ldb + j, sizeof(odd));
+                left = MTT__PAIRS_ADD(left, x[i], MTT__SHUFFLE(even, odd, row, MTT__PAIRS_HALVES(LOW)));
+                right = MTT__PAIRS_ADD(right, x[i], MTT__SHUFFLE(even, odd, row, MTT__PAIRS_HALVES(HIGH)));
+            }
+            memcpy(sum + j, &left, sizeof(left));
+            memcpy(sum + j + wide / 2, &right, sizeof(right));
+        }
+}
+
+MTT__PAIRS_CODE
+static void mtt__few_along_pairs(int64_t n, int64_t k, const float *x, const uint16_t *b, int64_t ldb,
+                                 float *sum)
+{
+    if (n == ldb || k % 8) mtt__few_along_words(n, k, x, b, ldb, sum, 1);
+    else mtt__few_along_words(n, k, x, b, ldb, sum, 8);
+}
+
+MTT__PAIRS_CODE
+static void mtt__few_together_pairs(int64_t m, int64_t n, int64_t k, const float *x, int64_t ldx,
+                                    const uint16_t *b, int64_t ldb, float *sum)
+{
+    enum { wide = sizeof(mtt__pairs_vector) / 2, side = wide / 2 };
+    typedef uint16_t row __attribute__((vector_size(2 * wide)));
+    mtt__pairs_vector left[MTT__ROWS], right[MTT__ROWS];
+    const float *of_row[MTT__ROWS];
+    int64_t j, p;
+    row even, odd, low, high;
+    int r;
+    for (r = 0; r < MTT__ROWS; r++) of_row[r] = x + (r < m ? r : m - 1) * ldx;
+    for (j = 0; j < n; j += wide) {
+        memset(left, 0, sizeof(left));
+        memset(right, 0, sizeof(right));
+        for (p = 0; p < k; p++) {
+            MTT__PREFETCH(b + 2 * p * ldb + j + 2 * wide);
+            MTT__PREFETCH(b + (2 * p + 1) * ldb + j + 2 * wide);
+            memcpy(&even, b + 2 * p * ldb + j, sizeof(even));
+            memcpy(&odd, b + (2 * p + 1) * ldb + j, sizeof(odd));
+            low = MTT__SHUFFLE(even, odd, row, MTT__PAIRS_HALVES(LOW));
+            high = MTT__SHUFFLE(even, odd, row, MTT__PAIRS_HALVES(HIGH));
+            MTT__UNROLL_ROWS
+            for (r = 0; r < MTT__ROWS; r++) {
+                left[r] = MTT__PAIRS_ADD(left[r], of_row[r][p], low);
+                right[r] = MTT__PAIRS_ADD(right[r], of_row[r][p], high);
+            }
+        }
+        for (r = 0; r < m; r++) {
+            memcpy(sum + r * n + j, &left[r], sizeof(left[r]));
+            memcpy(sum + r * n + j + side, &right[r], sizeof(right[r]));
+        }
+    }
+}
+#else
+#define mtt__few_across_pairs(m, n, k, x, ldx, b, ldb, sum) ((void)(b))
+#define mtt__few_along_pairs(n, k, x, b, ldb, sum) ((void)(b))
+#define mtt__few_together_pairs(m, n, k, x, ldx, b, ldb, sum) ((void)(b))
+#endif
+
+/* Adds up to DEPTH terms, from p up, for n columns, from j0 up, of C's rows i to i + m - 1. */
+static void mtt__few_terms(const mtt__product *g, int64_t i, int64_t m, int64_t p, int64_t j0, int64_t n,
+                           float *sum)
+{
+    int64_t k = mtt__min(MTT__DEPTH, g->a.m - p), at = g->b.first + p * g->b.row + j0 * g->b.column;
+    int64_t ldb = g->b.row * g->b.column, first = g->a.first + i * g->a.column + p, ldx = g->a.column, r;
+    int across = g->b.column != 1, half = g->b.t->dtype == MTT_BF16_BITS;
+    int floats = g->pairs || g->a.t->dtype == MTT_F32;
+    float terms[(int)MTT__ROWS * MTT__DEPTH];
+    const float *x = floats ? (const float *)g->a.t->data + first : terms;
+    const float *b = (const float *)g->b.t->data + at;
+    const uint16_t *halves = (const uint16_t *)g->b.t->data + at;
+    const float *words = (const float *)(const void *)halves;
+    for (r = 0; r < m && !floats; r++) mtt__load(g->a.t, first + r * ldx, k, terms + r * MTT__DEPTH);
+    if (!floats) ldx = MTT__DEPTH;
+    memset(sum, 0, (size_t)(m * n) * sizeof(float));
+    if (g->pairs && across) mtt__few_across_pairs(m, n, k, x, ldx, b, ldb, sum);
+    else if (g->pairs && m > 1) mtt__few_together_pairs(m, n, k, x, ldx, halves + p * ldb, ldb, sum);
+    else if (g->pairs) mtt__few_along_pairs(n, k, x, halves + p * ldb, ldb, sum);
+    else if (half && across) mtt__few_across_bf16(m, n, k / 2, x, ldx, words, ldb / 2, sum);
+    else if (half && m > 1) mtt__few_together_bf16(m, n, k, x, ldx, halves, ldb, sum);
+    else if (half) mtt__few_along_bf16(n, k, x, halves, ldb, sum);
+    else if (across) mtt__few_across(m, n, k, x, ldx, b, ldb, sum);
+    else if (m > 1) mtt__few_together(m, n, k, x, ldx, b, ldb, sum);
+    else mtt__few_along(n, k, x, b, ldb, sum);
+}
+
+/* n columns of C, from j0 up. */
+static void mtt__few_columns(const mtt__product *g, int64_t j0, int64_t n)
+{
+    int64_t p, i, j, m;
+    float *sum = mtt__tiles(g->op), *c = sum + MTT__ROWS * n;
+    memset(c, 0, (size_t)(g->c.m * n) * sizeof(float));
+    for (i = 0; i < g->c.m && g->bias; i++) mtt__load(g->bias, j0, n, c + i * n);
+    for (p = 0; p < g->a.m; p += MTT__DEPTH)
+        for (i = 0; i < g->c.m; i += m) {
+            m = mtt__min(MTT__ROWS, g->c.m - i);
+            mtt__few_terms(g, i, m, p, j0, n, sum);
+            for (j = 0; j < m * n; j++) c[i * n + j] += sum[j];
+        }
+    for (i = 0; i < g->c.m; i++) mtt__store(g->c.t, g->c.first + i * g->c.row + j0, n, c + i * n);
+}
+
+/* Computes C's only row. Threads share B's rows, DEPTH at a time, so each reads long runs of memory: up to
+   twice as fast as if they shared its columns. 0 = B has too few rows for all threads, or there are too many
+   sums. */
+static int mtt__few_panels(const mtt__product *g)
+{
+    enum { depth = MTT__DEPTH, space = 65536 };
+    float *sums = mtt__tiles(g->op), *c = sums + space - g->c.n;
+    int64_t n = g->c.n, threads = mtt__threads(), panels = mtt__ceil_div(g->a.m, depth), p, j;
+    if (threads == 1 || panels < threads || (panels + 1) * n > space || n * g->a.m <= MTT__ALONE) return 0;
+    MTT__OMP(omp parallel for schedule(dynamic, 1))
+    for (p = 0; p < panels; p++) mtt__few_terms(g, 0, 1, p * depth, 0, n, sums + p * n);
+    memset(c, 0, (size_t)n * sizeof(float));
+    if (g->bias) mtt__load(g->bias, 0, n, c);
+    for (p = 0; p < panels; p++)
+        for (j = 0; j < n; j++) c[j] += sums[p * n + j];
+    mtt__store(g->c.t, g->c.first, n, c);
+    return 1;
+}
+
+/* 1 = done, 0 = C has too many rows, or the operands are of other types or widths. */
+static int mtt__few_rows(const mtt__product *g)
+{
+    int across = g->b.column != 1, half = !g->pairs && g->b.t->dtype == MTT_BF16_BITS;
+    int wide = g->pairs ? 16 : MTT__ACROSS;
+    int64_t n = g->c.n, share = mtt__ceil_div(n, mtt__threads()), j0;
+    int64_t columns = !across ? 192 : wide == 16 ? 16 : 64;
+    if (!across && g->c.m == 1 && share > columns)
+        columns = mtt__min(MTT__FEW_COLUMNS, mtt__round_up(share, 32));
+    if (!across && g->c.m > 1) columns = mtt__round_up(mtt__ceil_div(share, mtt__ceil_div(share, 512)), 32);
+    if (g->c.m > MTT__FEW_ROWS || g->add || g->scale != 1 || g->a.column == 1 || MTT__ACROSS == 0) return 0;
+    if (g->b.t->dtype != MTT_F32 && g->b.t->dtype != MTT_BF16_BITS) return 0;
+    if (across && (g->a.m % (half ? 2 * wide : wide) || n % wide)) return 0;
+    if (across && half && (g->b.first | g->b.column) % 2) return 0;
+    if (!across && g->pairs && n % 32) return 0;
+    if (!across && g->c.m > 1 && n % wide) return 0;
+    if (!across && g->c.m == 1 && mtt__few_panels(g)) return 1;
+    MTT__OMP(omp parallel for schedule(dynamic, across ? share / (4 * columns) + 1 : 1)
+                 if (n * g->a.m > MTT__ALONE))
+    for (j0 = 0; j0 < n; j0 += columns) mtt__few_columns(g, j0, mtt__min(columns, n - j0));
+    return 1;
+}
+
+/* ---- attention to a cache, and rows of a table ---- */
+
+/* Counts the rows of a tile from row i up: neighbours in their sequence, up to a place that tiles of keys
+   divide. So a row's bits do not depend on which rows are computed with it. 0 = row i is within a tile, or no
+   token. */
+static int64_t mtt__tile_rows(const mtt_op *op, const int32_t *sequences, const int32_t *places, int64_t i)
+{
+    int64_t n = 1;
+    if (places[i] < 0) return 0;
+    if (i && places[i] % MTT__TILE && sequences[i - 1] == sequences[i] && places[i - 1] == places[i] - 1)
+        return 0;
+    while (i + n < op->shape->rows && (places[i] + n) % MTT__TILE && sequences[i + n] == sequences[i] &&
+           places[i + n] == places[i] + n)
+        n++;
+    return n;
+}
+
+/* The products of a few queries. Keys of a cache are contiguous, so they are multiplied as few rows, with the
+   same bits. That takes half the time: keys are not transposed, and no rows of zeros are multiplied. */
+static void mtt__few_scores(const mtt__attention_tile *t, int64_t dim, int64_t j0, int64_t n,
+                            mtt__attention_tiles *a)
+{
+    int64_t columns = mtt__round_up(n, MTT__ACROSS), i;
+    mtt__load(t->k_t.t, t->k_t.first + j0 * dim, n * dim, a->k);
+    for (i = 0; i < t->m; i++)
+        mtt__few_across(1, columns, dim, a->q + i * MTT__MAX_HEAD, 0, a->k, dim, a->s + i * MTT__TILE);
+}
+
+static void mtt__few_values(const mtt__attention_tile *t, int64_t dim, int64_t j0, int64_t n,
+                            mtt__attention_tiles *a)
+{
+    int64_t i, j;
+    mtt__load(t->v.t, t->v.first + j0 * dim, n * dim, a->v);
+    for (i = 0; i < t->m; i++) {
+        float sum[MTT__MAX_HEAD] = {0};
+        mtt__few_along(dim, n, a->s + i * MTT__TILE, a->v, dim, sum);
+        for (j = 0; j < dim; j++) a->o[i * MTT__MAX_HEAD + j] += sum[j];
+    }
+}
+
+/* k and v of each row into the cache; then flash attention with the keys and values there */
+static void mtt__cpu_cached_attention(const mtt_op *op, const mtt_op_cached_attention *o)
+{
+    const mtt_shape *d = op->shape;
+    const int32_t *sequences = (const int32_t *)o->sequences->data;
+    const int32_t *places = (const int32_t *)o->places->data;
+    mtt_qkv qkv = mtt_qkv_of(d);
+    int64_t dim = d->d_head, context = o->keys->shape[1], groups = d->heads_kv, across = MTT__ACROSS, i, job;
+    size_t size = mtt__dtype_bytes[o->qkv->dtype], row = size * (size_t)qkv.row;
+    for (i = 0; i < d->rows; i++) {
+        const char *from = (const char *)o->qkv->data + (size_t)i * row;
+        int head;
+        if (places[i] < 0) memset((char *)o->out->data + size * (size_t)(i * d->heads * dim), 0,
+                                  size * (size_t)(d->heads * dim));
+        for (head = 0; head < groups && places[i] >= 0; head++) {
+            size_t at = size * (size_t)(((sequences[i] * groups + head) * context + places[i]) * dim);
+            int query = head * (d->heads / d->heads_kv);
+            memcpy((char *)o->keys->data + at,
+                   from + size * (size_t)mtt_qkv_column(&qkv, MTT__K, query), size * (size_t)dim);
+            memcpy((char *)o->values->data + at,
+                   from + size * (size_t)mtt_qkv_column(&qkv, MTT__V, query), size * (size_t)dim);
+        }
+    }
+    MTT__OMP(omp parallel for schedule(dynamic, 1) if (d->rows * d->heads * dim * (*places + 1) > MTT__ALONE))
+    for (job = 0; job < d->rows * d->heads; job++) {
+        int64_t at = job / d->heads, head = job % d->heads, m = mtt__tile_rows(op, sequences, places, at);
+        int64_t kv = sequences[at] * groups + head / (d->heads / groups);
+        mtt__attention_tile t = {mtt__head(op, o->qkv, MTT__Q, head),
+                                 mtt__matrix_at(o->keys, kv * context * dim, context, dim, 1),
+                                 mtt__matrix_at(o->values, kv * context * dim, context, dim, 0),
+                                 mtt__head(op, o->out, MTT__OUT, head), at, m, places[at], places[at] + m,
+                                 NULL, 0, NULL};
+        int few = m <= MTT__FEW_QUERIES && across && dim % across == 0;
+        if (few && m) mtt__attend(op, &t, mtt__few_scores, mtt__few_values);
+        else if (m) mtt__attend(op, &t, mtt__tile_scores, mtt__tile_values);
+    }
+}
+
+/* y[i] = x[index[i]], or 0 */
+static void mtt__cpu_gather(const mtt_op *op, const mtt_op_gather *o)
+{
+    const int32_t *index = (const int32_t *)o->index->data;
+    size_t bytes = o->y->bytes / (size_t)o->y->shape[0];
+    int64_t i;
+    (void)op;
+    for (i = 0; i < o->y->shape[0]; i++)
+        if (index[i] < 0) memset((char *)o->y->data + (size_t)i * bytes, 0, bytes);
+        else
+            memcpy((char *)o->y->data + (size_t)i * bytes,
+                   (const char *)o->x->data + (size_t)index[i] * bytes, bytes);
+}
+
+/* ---- the choice of an id ---- */
+
+/* Returns the weight of a row's first `count` ids, or without a scale their number, of those whose logits are
+   not before `least` in order. */
+static uint64_t mtt__choice_mass(const mtt_tensor *logits, int64_t first, int64_t count, uint32_t least,
+                                 float most, float scale)
+{
+    float buffer[MTT__BLOCK];
+    uint64_t mass = 0;
+    int64_t at, n, k;
+    MTT__BLOCKS(at, n, first, first + count) {
+        const float *x = mtt__read(logits, at, n, buffer);
+        if (scale > 0)
+            for (k = 0; k < n; k++)
+                mass += mtt__order(x[k]) >= least ? mtt__choice_weight(most, x[k], scale) : 0;
+        else
+            for (k = 0; k < n; k++) mass += mtt__order(x[k]) >= least;
+    }
+    return mass;
+}
+
+/* Finds the last place in order, from `least` up, that leaves a mass of `wanted`. Bisection needs no
+   memory. */
+static uint32_t mtt__choice_least(const mtt_tensor *logits, int64_t first, int64_t count, uint32_t least,
+                                  float most, float scale, double wanted)
+{
+    uint32_t end = mtt__order(most) + 1;
+    while (end - least > 1) {
+        uint32_t middle = least + (end - least) / 2;
+        double mass = (double)mtt__choice_mass(logits, first, count, middle, most, scale);
+        if (mass < wanted) end = middle;
+        else least = middle;
+        if (mass >= wanted && mass <= wanted) break;
+    }
+    return least;
+}
+
+/* Takes an id from the row of logits that begins at element `first`. */
+static mtt_chosen mtt__choose_in_row(const mtt_tensor *logits, int64_t first, const mtt_choice *c)
+{
+    mtt_chosen chosen = {-1, 0};
+    float buffer[MTT__BLOCK], most;
+    uint32_t top = 0, least = 1, floor_order;
+    uint64_t mass, target;
+    int64_t end = first + c->count, at, n, k;
+    if (c->count < 1) return chosen;
+    MTT__BLOCKS(at, n, first, end) {
+        const float *x = mtt__read(logits, at, n, buffer);
+        for (k = 0; k < n; k++) top = mtt__order(x[k]) > top ? mtt__order(x[k]) : top;
+    }
+    mtt__load(logits, first, 1, &most);
+    if (!mtt__order(most)) top = 0; /* a NaN is taken if it comes first, and so noticed */
+    MTT__BLOCKS(at, n, first, end) {
+        const float *x = mtt__read(logits, at, n, buffer);
+        for (k = 0; k < n && mtt__order(x[k]) != top; k++) {}
+        if (k < n) break;
+    }
+    most = chosen.logit = mtt__read(logits, at, n, buffer)[k];
+    chosen.id = (int32_t)(at + k - first);
+    if (!(c->scale > 0) || !mtt__finite((double)most)) return chosen;
+    if (c->top_k > 0 && c->top_k < c->count)
+        least = mtt__choice_least(logits, first, c->count, least, most, 0, c->top_k);
+    mass = mtt__choice_mass(logits, first, c->count, least, most, c->scale);
+    if (c->top_p > 0 && c->top_p < 1) {
+        least = mtt__choice_least(logits, first, c->count, least, most, c->scale,
+                                  (double)c->top_p * (double)mass);
+        mass = mtt__choice_mass(logits, first, c->count, least, most, c->scale);
+    }
+    floor_order = mtt__order(most - c->below);
+    if (floor_order > least) {
+        least = floor_order;
+        mass = mtt__choice_mass(logits, first, c->count, least, most, c->scale);
+    }
+    target = (uint64_t)((double)mass * c->place);
+    if (target >= mass) target = mass - 1; /* the product was rounded up */
+    MTT__BLOCKS(at, n, first, end) {
+        const float *x = mtt__read(logits, at, n, buffer);
+        for (k = 0; k < n; k++) {
+            uint32_t weight = mtt__order(x[k]) < least ? 0 : mtt__choice_weight(most, x[k], c->scale);
+            chosen.id = (int32_t)(at + k - first);
+            chosen.logit = x[k];
+            if (target < weight) return chosen;
+            target -= weight;
+        }
+    }
+    return chosen;
+}
+
+static void mtt__cpu_choose_id(const mtt_op *op, const mtt_op_choose_id *o)
+{
+    int64_t rows = mtt__rows(o->logits), width = mtt__width(o->logits), row;
+    (void)op;
+    MTT__THREADS(rows * width)
+    for (row = 0; row < rows; row++)
+        ((mtt_chosen *)o->chosen->data)[row] =
+            mtt__choose_in_row(o->logits, row * width, (const mtt_choice *)o->choices->data + row);
+}
 
 /* ---- drawing ids, and the text of a sequence ---- */
 
