@@ -1434,22 +1434,11 @@ typedef struct mtt_shape {
    width, B: bytes of a tensor. MOVED: each operand once, twice where it is read and written. cuBLASLt's
    scratch is not in the last column: it takes what mtt_policy.workspace_bytes gives.
 
-   Under FP8 a product sums along the rows of both operands, so some are needed transposed: `_t` is the
-   transpose of a tensor in 8 bits, whose rows are padded to 16 elements. quantize rounds x, or x normalized
-   where there are stats, and makes y, y_t or both. quantize_weights rounds a layer's weights, and transposes
-   them where mtt_op's `transposed` is set. linear and linear_backward_input take weights that are transposed
-   where they need it; linear_backward_weight takes x_t and dy_t. gelu_backward and activation_backward make
-   d_x, its transpose and the activation's result, transposed. norm_backward may also make dx in 8 bits, in
-   both orders, and the norm's result, transposed, for which alone it has `shift`; or else d_bias, the sum of
-   the rows of dx, which is the gradient of the bias of the linear layer before the residual. out_8 is flash's
-   output in 8 bits, beside that in 16. With d_qkv_t, d_qkv is in 8 bits, too; seq_len is then a multiple of
-   16, since kernels write rows of d_qkv_t 16 tokens at a time. Both flash operations round to 16 bits first.
+   norm_backward's d_bias is the sum of the rows of dx, which is the gradient of the bias of the linear layer
+   before the residual. Operands with _8 and _t are of FP8: see MTT_EIGHT_OPS.
 
    activation is the MLP's where that is not GELU; x has 2 * d_ff columns with a gate. add joins the gradients
    of two uses of a tensor, where no norm's backward pass does.
-
-   linear_adapted adds an adapter's (x A) B to a linear layer. The linear before it has made x A, times
-   mtt_op's `scale`, by which linear_backward_input multiplies the gradient of x A.
 
    rotary normalizes q and k, if there are gains, and rotates them, if there are angles: the cosine and the
    sine of each position and pair. linear_rotary does so in place, where the product is needed no further. The
@@ -1462,12 +1451,6 @@ typedef struct mtt_shape {
       8 * mtt__count(o->x), moved, 0)                                                                        \
     X(linear, 3, MTT_OPERANDS(*x, *weight, *bias, *y),                                                       \
       2 * mtt__count(o->y) * mtt__columns(o->x), moved, 0)                                                   \
-    X(linear_adapted, 5, MTT_OPERANDS(*x, *weight, *bias, *xa, *lora_b, *y),                                 \
-      2 * mtt__count(o->y) * (mtt__columns(o->x) + mtt__columns(o->xa)), moved + 2 * (double)o->y->bytes, 0) \
-    X(quantize, 4, MTT_OPERANDS(*x, *stats, *gain, *shift, *y, *y_t),                                        \
-      (o->stats ? 5 : 1) * mtt__count(o->x), moved, 0)                                                       \
-    X(quantize_weights, 4, MTT_OPERANDS(*qkv, *proj, *fc, *mlp, *qkv_8, *proj_8, *fc_8, *mlp_8),             \
-      mtt__count(o->qkv) + mtt__count(o->proj) + mtt__count(o->fc) + mtt__count(o->mlp), moved, 0)           \
     X(gelu, 1, MTT_OPERANDS(*x, *y),                                                                         \
       12 * mtt__count(o->y), moved, 0)                                                                       \
     X(activation, 1, MTT_OPERANDS(*x, *y),                                                                   \
@@ -1544,9 +1527,7 @@ typedef struct mtt_shape {
     X(grad_norm, 3, MTT_OPERANDS(*control, *ranges, *squares, *counters),                                    \
       2 * parameters, moved, o->ranges ? 8 * MTT__RANGE_BLOCKS * (size_t)op->range_count : 0)                \
     X(adamw, 3, MTT_OPERANDS(*control, *counters, *ranges, *master, *m, *v),                                 \
-      16 * parameters, moved, 0)                                                                             \
-    X(rescale, 0, MTT_OPERANDS(*scales, *counters),                                                          \
-      mtt__count(o->scales), moved, 0)
+      16 * parameters, moved, 0)
 
 /* Those between ranks. all_to_all sends each rank its share of the gradients, and receives this rank's share
    of theirs: first all of rank 0's, then those of rank 1, and so on, without this rank's own. sum_gradients
@@ -1554,12 +1535,11 @@ typedef struct mtt_shape {
    that are of others. gather_squares, gather_sums and gather_weights send what this rank has made of
    `squares`, of mtt_op's `sums` and of its `weights`, and receive the rest. sum_squares makes a number of
    each block of the gradients of this rank's share, for grad_norm. sum_loss makes `count`, an mtt_count, and
-   not the counters, where add_counts adds up those of all ranks. merge_records joins what all ranks have
-   recorded in the table of scales.
+   not the counters, where add_counts adds up those of all ranks.
 
-   all_to_all and what gathers may end later than operations after them. sum_gradients, add_counts,
-   sum_squares, grad_norm, merge_records, and what follows in another list, begin when they have ended. Of
-   weights that are gathered, what uses them. */
+   all_to_all and what gathers may end later than operations after them. These begin when they have ended:
+   sum_gradients, add_counts, sum_squares, grad_norm, merge_records, operations that read gathered weights,
+   and what follows in another list. */
 #define MTT_RANK_OPS(X)                                                                                      \
     X(all_to_all, 0, MTT_OPERANDS(*received),                                                                \
       0, 2 * mtt__wire_bytes(op), 0)                                                                         \
@@ -1574,9 +1554,7 @@ typedef struct mtt_shape {
     X(add_counts, 3, MTT_OPERANDS(*count, *counts, *control, *counters),                                     \
       mtt__count(o->counts), moved, 0)                                                                       \
     X(sum_squares, 1, MTT_OPERANDS(*ranges, *squares),                                                       \
-      2 * parameters, moved, 0)                                                                              \
-    X(merge_records, 1, MTT_OPERANDS(*rows, *scales),                                                        \
-      mtt__count(o->rows), moved, 0)
+      2 * parameters, moved, 0)
 
 /* Rows of wings. A wing is a technique that can be left out: its rows stand here, the rest of it in a room of
    its own behind the hall. MTT_IF_...(code) is code that only such a build has. */
@@ -1621,7 +1599,79 @@ typedef struct mtt_chosen {
 #define MTT_GENERATOR_OPS(X)
 #endif /* MTT_NO_GENERATOR */
 
-#define MTT_WING_OPS(X) MTT_GENERATOR_OPS(X)
+#ifndef MTT_NO_ADAPTERS
+#define MTT_IF_ADAPTERS(...) __VA_ARGS__
+
+/* >>adapters: linear_adapted adds an adapter's (x A) B to a linear layer. The linear before it has made x A,
+   times mtt_op's `scale`, by which linear_backward_input multiplies the gradient of x A. */
+#define MTT_ADAPTERS_OPS(X)                                                                                  \
+    X(linear_adapted, 5, MTT_OPERANDS(*x, *weight, *bias, *xa, *lora_b, *y),                                 \
+      2 * mtt__count(o->y) * (mtt__columns(o->x) + mtt__columns(o->xa)), moved + 2 * (double)o->y->bytes, 0)
+#define MTT__ADAPTERS_ADJOINTS(X) X(linear_adapted, linear_adapted)
+/* A and B of each linear layer, in the order of mtt__linears, and x A. */
+#define MTT__LORA_RANK (policy ? policy->lora_rank : 0)
+#define MTT__ADAPTERS_PARAMETERS(X)                                                                          \
+    X(QKV_A, "h.%d.attn.c_attn.lora_A", LAYER, m->d_model, MTT__LORA_RANK, UNIFORM, MTT__LORA_RANK)          \
+    X(QKV_B, "h.%d.attn.c_attn.lora_B", LAYER, MTT__LORA_RANK, qkv_width, ZEROS, MTT__LORA_RANK)             \
+    X(PROJ_A, "h.%d.attn.c_proj.lora_A", LAYER, m->heads * m->d_head, MTT__LORA_RANK, UNIFORM, MTT__LORA_RANK)\
+    X(PROJ_B, "h.%d.attn.c_proj.lora_B", LAYER, MTT__LORA_RANK, m->d_model, ZEROS, MTT__LORA_RANK)           \
+    X(FC_A, "h.%d.mlp.c_fc.lora_A", LAYER, m->d_model, MTT__LORA_RANK, UNIFORM, MTT__LORA_RANK)              \
+    X(FC_B, "h.%d.mlp.c_fc.lora_B", LAYER, MTT__LORA_RANK, mtt__fc_width(m), ZEROS, MTT__LORA_RANK)          \
+    X(MLP_A, "h.%d.mlp.c_proj.lora_A", LAYER, m->d_ff, MTT__LORA_RANK, UNIFORM, MTT__LORA_RANK)              \
+    X(MLP_B, "h.%d.mlp.c_proj.lora_B", LAYER, MTT__LORA_RANK, m->d_model, ZEROS, MTT__LORA_RANK)
+#define MTT__ADAPTERS_ACTIVATIONS(X)                                                                         \
+    X(QKV_XA, "attn.c_attn.xa", d->rows, b->policy->lora_rank, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)    \
+    X(PROJ_XA, "attn.c_proj.xa", d->rows, b->policy->lora_rank, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)   \
+    X(FC_XA, "mlp.c_fc.xa", d->rows, b->policy->lora_rank, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)        \
+    X(MLP_XA, "mlp.c_proj.xa", d->rows, b->policy->lora_rank, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)
+#else
+#define MTT_IF_ADAPTERS(...)
+#define MTT_ADAPTERS_OPS(X)
+#define MTT__ADAPTERS_ADJOINTS(X)
+#define MTT__ADAPTERS_PARAMETERS(X)
+#define MTT__ADAPTERS_ACTIVATIONS(X)
+#endif /* MTT_NO_ADAPTERS */
+
+#ifndef MTT_NO_FP8
+#define MTT_IF_EIGHT(...) __VA_ARGS__
+
+/* >>eight: under FP8 a product sums along the rows of both operands, so some are needed transposed: `_t` is
+   the transpose of a tensor in 8 bits, whose rows are padded to 16 elements. quantize rounds x, or x
+   normalized where there are stats, and makes y, y_t or both. quantize_weights rounds a layer's weights, and
+   transposes them where mtt_op's `transposed` is set. linear and linear_backward_input take weights that are
+   transposed where they need it; linear_backward_weight takes x_t and dy_t. gelu_backward and
+   activation_backward make d_x, its transpose and the activation's result, transposed. norm_backward may also
+   make dx in 8 bits, in both orders, and the norm's result, transposed, for which alone it has `shift`. out_8
+   is flash's output in 8 bits, beside that in 16. With d_qkv_t, d_qkv is in 8 bits, too; seq_len is then a
+   multiple of 16, since kernels write rows of d_qkv_t 16 tokens at a time. Both flash operations round to 16
+   bits first. rescale makes the scales of the next step; merge_records joins what all ranks have recorded in
+   the table of scales. */
+#define MTT_EIGHT_OPS(X)                                                                                     \
+    X(quantize, 4, MTT_OPERANDS(*x, *stats, *gain, *shift, *y, *y_t),                                        \
+      (o->stats ? 5 : 1) * mtt__count(o->x), moved, 0)                                                       \
+    X(quantize_weights, 4, MTT_OPERANDS(*qkv, *proj, *fc, *mlp, *qkv_8, *proj_8, *fc_8, *mlp_8),             \
+      mtt__count(o->qkv) + mtt__count(o->proj) + mtt__count(o->fc) + mtt__count(o->mlp), moved, 0)           \
+    X(rescale, 0, MTT_OPERANDS(*scales, *counters),                                                          \
+      mtt__count(o->scales), moved, 0)                                                                       \
+    X(merge_records, 1, MTT_OPERANDS(*rows, *scales),                                                        \
+      mtt__count(o->rows), moved, 0)
+#define MTT__EIGHT_ADJOINTS(X) X(quantize, quantize) X(quantize_weights, none)
+/* The transposed weights, in the order of mtt__linears, and attention's output beside that in 16 bits. */
+enum { MTT__EIGHT = MTT_F8_E4M3 };
+#define MTT__EIGHT_ACTIVATIONS(X)                                                                            \
+    X(QKV_EIGHT, "attn.c_attn.t8", qkv.row, d->d_model, 0, EIGHT, MTT_WEIGHTS, ALWAYS, NONE)                 \
+    X(PROJ_EIGHT, "attn.c_proj.t8", d->d_model, wide, 0, EIGHT, MTT_WEIGHTS, ALWAYS, NONE)                   \
+    X(FC_EIGHT, "mlp.c_fc.t8", d->d_fc, d->d_model, 0, EIGHT, MTT_WEIGHTS, ALWAYS, NONE)                     \
+    X(MLP_EIGHT, "mlp.c_proj.t8", d->d_model, d->d_ff, 0, EIGHT, MTT_WEIGHTS, ALWAYS, NONE)                  \
+    X(ATTENDED_EIGHT, "attn.out.8", d->rows, wide, 0, EIGHT, MTT_ACTIVATIONS, ONCE, NONE)
+#else
+#define MTT_IF_EIGHT(...)
+#define MTT_EIGHT_OPS(X)
+#define MTT__EIGHT_ADJOINTS(X)
+#define MTT__EIGHT_ACTIVATIONS(X)
+#endif /* MTT_NO_FP8 */
+
+#define MTT_WING_OPS(X) MTT_GENERATOR_OPS(X) MTT_ADAPTERS_OPS(X) MTT_EIGHT_OPS(X)
 #define MTT_OPS(X) MTT_LOCAL_OPS(X) MTT_RANK_OPS(X) MTT_WING_OPS(X)
 #define MTT__OP_ENUM(name, inputs, operands, flops, bytes, scratch) MTT_OP_##name,
 typedef enum mtt_op_kind { MTT_OPS(MTT__OP_ENUM) MTT_OP_KIND_COUNT } mtt_op_kind;
@@ -1987,26 +2037,7 @@ MTT__BOTH uint32_t mtt__either(int condition, uint32_t yes, uint32_t no)
     return (yes & mask) | (no & ~mask);
 }
 
-/* ---- 8-bit floats ---- */
-
-/* Rounds to nearest, ties to even. Values beyond 448 become 448; a NaN stays one. Below 2^-6, adding 2^14
-   rounds to a multiple of 2^-9, the spacing of e4m3's subnormals. */
-MTT__BOTH uint8_t mtt__to_e4m3(float x)
-{
-    uint32_t bits = mtt__float_bits(x), magnitude = bits & 0x7fffffffu;
-    uint32_t normal = (magnitude - 0x3c000000u + 0x7ffffu + ((magnitude >> 20) & 1u)) >> 20;
-    uint32_t subnormal = mtt__float_bits(mtt__bits_float(magnitude) + 16384.0f) - 0x46800000u;
-    uint32_t code = mtt__either(magnitude < 0x3c800000u, subnormal, normal);
-    code = mtt__either(magnitude > 0x43e00000u, magnitude > 0x7f800000u ? 0x7fu : 0x7eu, code);
-    return (uint8_t)(code | (bits >> 24 & 0x80u));
-}
-
-MTT__BOTH float mtt__from_e4m3(uint8_t code)
-{
-    uint32_t magnitude = (uint32_t)(code & 0x7fu) << 20;
-    uint32_t bits = mtt__float_bits(mtt__bits_float(magnitude) * 1.329227995784916e36f); /* 2^120 */
-    return mtt__bits_float(((code & 0x7fu) == 0x7fu ? 0x7fc00000u : bits) | (uint32_t)(code & 0x80u) << 24);
-}
+/* ---- loss and update ---- */
 
 /* The largest power of two up to x, from 2^-60 to 2^60. */
 MTT__BOTH float mtt__power_of_two(float x)
@@ -2015,33 +2046,10 @@ MTT__BOTH float mtt__power_of_two(float x)
     return mtt__bits_float(mtt__float_bits(x < low ? low : x > high ? high : x) & 0x7f800000u);
 }
 
-/* Takes the scale for the next step: half of e4m3's range, 448, is left for growth. The scale stays without a
-   finite largest value, and after a skipped step. Returns the number of clipped values. */
-MTT__BOTH uint32_t mtt__rescale(mtt_scale *s, int skipped)
-{
-    uint32_t clipped = s->clipped;
-    float largest = mtt__bits_float(s->largest);
-    if (!skipped && largest > 0 && largest < 3e38f) {
-        s->scale = mtt__power_of_two(224.0f / largest);
-        s->inverse = 1.0f / s->scale;
-    }
-    s->largest = s->clipped = 0;
-    return clipped;
-}
-
-/* ---- loss and update ---- */
-
 /* d loss / d logit = loss scale / targets that count in the whole step */
 MTT__BOTH float mtt__loss_factor(const mtt_control *control, const mtt_counters *counters)
 {
     return (float)((double)counters->loss_scale / (double)(control->targets ? control->targets : 1));
-}
-
-/* The scale of the logits' gradients in e5m2, which ends at 57344. They are at most mtt__loss_factor. */
-MTT__BOTH void mtt__scale_logits(mtt_scale *s, const mtt_control *control, const mtt_counters *counters)
-{
-    s->scale = mtt__power_of_two(32768.0f / mtt__loss_factor(control, counters));
-    s->inverse = 1.0f / s->scale;
 }
 
 /* Global norm, clipping and dynamic loss scaling (Micikevicius et al. 2018) from the sum of squares of all
@@ -2178,7 +2186,51 @@ MTT__BOTH int mtt__is_transfer(const mtt_op *op)
 MTT__BOTH int mtt__needs_transfers(const mtt_op *op)
 {
     return op->kind == MTT_OP_sum_gradients || op->kind == MTT_OP_add_counts ||
-           op->kind == MTT_OP_sum_squares || op->kind == MTT_OP_grad_norm || op->kind == MTT_OP_merge_records;
+           op->kind == MTT_OP_sum_squares || op->kind == MTT_OP_grad_norm
+           MTT_IF_EIGHT(|| op->kind == MTT_OP_merge_records);
+}
+
+/* ---- 8-bit floats ---- */
+
+#ifndef MTT_NO_FP8
+/* Rounds to nearest, ties to even. Values beyond 448 become 448; a NaN stays one. Below 2^-6, adding 2^14
+   rounds to a multiple of 2^-9, the spacing of e4m3's subnormals. */
+MTT__BOTH uint8_t mtt__to_e4m3(float x)
+{
+    uint32_t bits = mtt__float_bits(x), magnitude = bits & 0x7fffffffu;
+    uint32_t normal = (magnitude - 0x3c000000u + 0x7ffffu + ((magnitude >> 20) & 1u)) >> 20;
+    uint32_t subnormal = mtt__float_bits(mtt__bits_float(magnitude) + 16384.0f) - 0x46800000u;
+    uint32_t code = mtt__either(magnitude < 0x3c800000u, subnormal, normal);
+    code = mtt__either(magnitude > 0x43e00000u, magnitude > 0x7f800000u ? 0x7fu : 0x7eu, code);
+    return (uint8_t)(code | (bits >> 24 & 0x80u));
+}
+
+MTT__BOTH float mtt__from_e4m3(uint8_t code)
+{
+    uint32_t magnitude = (uint32_t)(code & 0x7fu) << 20;
+    uint32_t bits = mtt__float_bits(mtt__bits_float(magnitude) * 1.329227995784916e36f); /* 2^120 */
+    return mtt__bits_float(((code & 0x7fu) == 0x7fu ? 0x7fc00000u : bits) | (uint32_t)(code & 0x80u) << 24);
+}
+
+/* Takes the scale for the next step: half of e4m3's range, 448, is left for growth. The scale stays without a
+   finite largest value, and after a skipped step. Returns the number of clipped values. */
+MTT__BOTH uint32_t mtt__rescale(mtt_scale *s, int skipped)
+{
+    uint32_t clipped = s->clipped;
+    float largest = mtt__bits_float(s->largest);
+    if (!skipped && largest > 0 && largest < 3e38f) {
+        s->scale = mtt__power_of_two(224.0f / largest);
+        s->inverse = 1.0f / s->scale;
+    }
+    s->largest = s->clipped = 0;
+    return clipped;
+}
+
+/* The scale of the logits' gradients in e5m2, which ends at 57344. They are at most mtt__loss_factor. */
+MTT__BOTH void mtt__scale_logits(mtt_scale *s, const mtt_control *control, const mtt_counters *counters)
+{
+    s->scale = mtt__power_of_two(32768.0f / mtt__loss_factor(control, counters));
+    s->inverse = 1.0f / s->scale;
 }
 
 /* Joins what another rank has recorded of a tensor. Bits of positive floats are in their order. */
@@ -2187,6 +2239,7 @@ MTT__BOTH void mtt__merge_record(mtt_scale *s, const mtt_scale *other)
     if (other->largest > s->largest) s->largest = other->largest;
     s->clipped += other->clipped;
 }
+#endif /* MTT_NO_FP8 */
 
 /* ---- scratch of operations on CUDA ---- */
 
@@ -3237,25 +3290,6 @@ MTT__INLINE uint16_t mtt__to_fp16(float x)
     return (uint16_t)(half | (bits >> 16 & 0x8000u));
 }
 
-/* e5m2 is the upper half of a half: it becomes infinite from 61440 up. */
-MTT__INLINE uint8_t mtt__to_e5m2(float x)
-{
-    uint32_t bits = mtt__float_bits(x), magnitude = bits & 0x7fffffffu;
-    uint32_t normal = (magnitude - 0x38000000u + 0xfffffu + ((magnitude >> 21) & 1u)) >> 21;
-    uint32_t subnormal = mtt__float_bits(mtt__bits_float(magnitude) + 128.0f) - 0x43000000u;
-    uint32_t code = mtt__either(magnitude < 0x38800000u, subnormal, normal);
-    code = mtt__either(magnitude >= 0x47700000u, magnitude > 0x7f800000u ? 0x7fu : 0x7cu, code);
-    return (uint8_t)(code | (bits >> 24 & 0x80u));
-}
-
-/* Rounds to one of the two nearest e5m2. Over all bytes (0..255) the mean is x, rounded to a half. */
-MTT__INLINE uint8_t mtt__to_e5m2_by(float x, uint32_t byte)
-{
-    return (uint8_t)((mtt__to_fp16(x) + byte) >> 8);
-}
-
-MTT__INLINE float mtt__from_e5m2(uint8_t code) { return mtt__from_fp16((uint16_t)(code << 8)); }
-
 /* ---- arrays of the compact state ---- */
 
 static float mtt__largest_magnitude(const float *values, int64_t count)
@@ -3664,11 +3698,20 @@ static void mtt__check_fields(mtt__faults *faults, const void *desc, const mtt_f
    be NULL. Its room stands behind the hall. A list declares the functions that it names, so a wing may add to
    a list of the hall what its room defines. */
 typedef struct mtt__builder mtt__builder;
+enum { MTT__TRAINED, MTT__FROZEN, MTT__LEFT_OUT }; /* what becomes of a parameter */
 typedef struct mtt__wing {
-    void (*state)(mtt__builder *b); /* adds what else lives from step to step */
-} mtt__wing;
+    void (*resolve)(mtt_policy *policy); /* fills in its defaults, and what follows from its fields */
+    void (*check)(mtt__faults *faults, const mtt_model_desc *model, const mtt_policy *policy);
+    void (*parameter)(const mtt_policy *policy, int kind, const char *name, int *fate);
+    void (*parameters)(mtt__builder *b); /* checks them */
+    void (*state)(mtt__builder *b);      /* adds what else lives from step to step */
+    int (*adjoint)(mtt__builder *b, const mtt_op *op); /* of an operation that the wing has changed; 0: it
+                                                          has not, the hall's follows */
+    int (*run)(const mtt_op *op);                      /* the same on the CPU */
+    mtt_status (*begin)(mtt_trainer *t, const int32_t *tokens, const int32_t *targets, int64_t counted);
+} mtt__wing; /* begin: before a training step's micro-batches */
 typedef const mtt__wing *mtt__wing_of(void); /* a function, since C++ cannot declare a constant ahead */
-#define MTT__WINGS(X) MTT_IF_GENERATOR(X(generator))
+#define MTT__WINGS(X) MTT_IF_GENERATOR(X(generator)) MTT_IF_ADAPTERS(X(adapters)) MTT_IF_EIGHT(X(eight))
 #define MTT__WING_DECLARED(name) static mtt__wing_of mtt__wing_##name;
 MTT__WINGS(MTT__WING_DECLARED)
 #define MTT__WING_ROW(name) mtt__wing_##name,
@@ -3728,28 +3771,8 @@ static void mtt__resolve_loss(mtt_policy *p, int64_t rows)
         if (cuda) chunk = rows / 4 < 8192 ? 8192 : mtt__min(rows / 64 * 16, 16384);
         p->loss = cuda ? MTT_LOSS_CHUNKED : MTT_LOSS_FULL;
     }
-    if (p->precision == MTT_FP8 && p->fp8_products == MTT_FP8_ALL) p->loss = MTT_LOSS_CHUNKED;
     if (!p->loss_chunk_rows) p->loss_chunk_rows = (int)chunk;
-    if (p->precision == MTT_FP8 && p->loss_chunk_rows > 0)
-        p->loss_chunk_rows = (int)mtt__round_up(p->loss_chunk_rows, 16);
-}
-
-/* Checks what FP8 needs. */
-static void mtt__check_fp8(mtt__faults *faults, const mtt_model_desc *model, const mtt_policy *p)
-{
-#ifdef MTT_NO_FP8
-    (void)model;
-    mtt__require(faults, !p, "precision is fp8, which MTT_NO_FP8 left out of this build: take bf16");
-#else
-    int kv = model->heads_kv * model->d_head;
-    mtt__require(faults, model->d_model % 16 == 0 && model->d_ff % 16 == 0,
-                 "precision is fp8: d_model %d and d_ff %d must be multiples of 16", model->d_model,
-                 model->d_ff);
-    mtt__require(faults, kv % 16 == 0,
-                 "precision is fp8: heads_kv * d_head is %d, it must be a multiple of 16", kv);
-    mtt__require(faults, !p->lora_rank,
-                 "precision is fp8, which has no adapters: set it to bf16, or lora_rank to 0");
-#endif
+    MTT__EACH_WING(resolve, (p));
 }
 
 MTTDEF mtt_status mtt_policy_resolve(mtt_env *env, const mtt_policy *policy, const mtt_model_desc *model,
@@ -3765,9 +3788,15 @@ MTTDEF mtt_status mtt_policy_resolve(mtt_env *env, const mtt_policy *policy, con
     mtt__resolve_loss(&p, (int64_t)batch * seq_len);
     if (!p.workspace_bytes) p.workspace_bytes = (size_t)32 << 20;
     if (p.window >= seq_len) p.window = 0;
-    if (p.lora_rank && p.lora_alpha == 0) p.lora_alpha = (float)p.lora_rank;
-    if (p.lora_rank && !p.lora_targets) p.lora_targets = "attn.c_attn";
-    if (p.precision == MTT_FP8) mtt__check_fp8(&faults, model, &p);
+#ifdef MTT_NO_FP8
+    mtt__require(&faults, p.precision != MTT_FP8, "precision is fp8, which MTT_NO_FP8 left out of this build: "
+                 "take bf16");
+#endif
+#ifdef MTT_NO_ADAPTERS
+    mtt__require(&faults, !p.lora_rank, "lora_rank is %d, but MTT_NO_ADAPTERS left adapters out of this "
+                 "build: set it to 0", p.lora_rank);
+#endif
+    MTT__EACH_WING(check, (&faults, model, &p));
     mtt__in_range(&faults, "batch", batch, 1, 1 << 20);
     mtt__in_range(&faults, "seq_len", seq_len, 1, 1 << 20);
     mtt__require(&faults, seq_len <= model->max_seq || model->positions != MTT_POSITIONS_LEARNED,
@@ -3776,7 +3805,6 @@ MTTDEF mtt_status mtt_policy_resolve(mtt_env *env, const mtt_policy *policy, con
     mtt__check_fields(&faults, &p, mtt__policy_field);
     mtt__require(&faults, p.ranks < 1 || (p.rank >= 0 && p.rank < p.ranks),
                  "rank is %d, it must be at least 0 and below ranks, %d", p.rank, p.ranks);
-    mtt__require(&faults, p.lora_rank % 8 == 0, "lora_rank is %d, it must be a multiple of 8", p.lora_rank);
     mtt__require(&faults, !p.keep_gradients || p.ranks == 1 || p.shard == MTT_SHARD_NONE,
                  "keep_gradients is 1: ranks must not divide gradients, set shard to none");
     mtt__require(&faults, !p.early_update || p.precision < MTT_FP16,
@@ -4001,18 +4029,11 @@ static int mtt__fc_width(const mtt_model_desc *m)
     X(FC_BIAS, "h.%d.mlp.c_fc.bias", LAYER, mtt__fc_width(m), 0, ZEROS, !m->no_biases)                  \
     X(MLP_WEIGHT, "h.%d.mlp.c_proj.weight", LAYER, m->d_ff, m->d_model, NORMAL_RESIDUAL, 1)             \
     X(MLP_BIAS, "h.%d.mlp.c_proj.bias", LAYER, m->d_model, 0, ZEROS, !m->no_biases)                     \
-    X(QKV_A, "h.%d.attn.c_attn.lora_A", LAYER, m->d_model, lora_rank, UNIFORM, lora_rank)               \
-    X(QKV_B, "h.%d.attn.c_attn.lora_B", LAYER, lora_rank, qkv_width, ZEROS, lora_rank)                  \
-    X(PROJ_A, "h.%d.attn.c_proj.lora_A", LAYER, m->heads * m->d_head, lora_rank, UNIFORM, lora_rank)    \
-    X(PROJ_B, "h.%d.attn.c_proj.lora_B", LAYER, lora_rank, m->d_model, ZEROS, lora_rank)                \
-    X(FC_A, "h.%d.mlp.c_fc.lora_A", LAYER, m->d_model, lora_rank, UNIFORM, lora_rank)                   \
-    X(FC_B, "h.%d.mlp.c_fc.lora_B", LAYER, lora_rank, mtt__fc_width(m), ZEROS, lora_rank)               \
-    X(MLP_A, "h.%d.mlp.c_proj.lora_A", LAYER, m->d_ff, lora_rank, UNIFORM, lora_rank)                   \
-    X(MLP_B, "h.%d.mlp.c_proj.lora_B", LAYER, lora_rank, m->d_model, ZEROS, lora_rank)                  \
     X(LN_F_WEIGHT, "ln_f.weight", AFTER, m->d_model, 0, ONES, pre_norm)                                 \
     X(LN_F_BIAS, "ln_f.bias", AFTER, m->d_model, 0, ZEROS, pre_norm && shifts)                          \
     X(HEAD_WEIGHT, "lm_head.weight", AFTER, vocab, m->d_model, NORMAL, !m->tied_head)                   \
-    X(HEAD_BIAS, "lm_head.bias", AFTER, vocab, 0, ZEROS, !m->no_head_bias)
+    X(HEAD_BIAS, "lm_head.bias", AFTER, vocab, 0, ZEROS, !m->no_head_bias)                              \
+    MTT__ADAPTERS_PARAMETERS(X)
 
 #define MTT__PARAMETER_ENUM(kind, name, place, rows, columns, init, exists) MTT__##kind,
 enum { MTT__PARAMETERS(MTT__PARAMETER_ENUM) MTT__PARAMETER_KINDS };
@@ -4022,18 +4043,21 @@ static const struct {
     int place, init;
 } mtt__parameter_row[] = {MTT__PARAMETERS(MTT__PARAMETER_ROW)};
 
-static int mtt__is_adapter(int kind)
+/* 1 = the policy adds it to the model. */
+static int mtt__is_added(int kind)
 {
-    return kind >= MTT__QKV_A && kind <= MTT__MLP_B;
+    return kind > MTT__HEAD_BIAS;
 }
 
-/* The shape of a parameter, with `vocab` rows of the vocabulary; 0: there is none. */
-static int mtt__parameter_shape(const mtt_model_desc *m, int kind, int lora_rank, int64_t vocab,
+/* The shape of a parameter, with `vocab` rows of the vocabulary; 0: there is none. Without a policy those of
+   the model alone exist. */
+static int mtt__parameter_shape(const mtt_model_desc *m, const mtt_policy *policy, int kind, int64_t vocab,
                                 int64_t shape[2])
 {
     const int norms = m->norm_place != MTT_NORM_NONE, pre_norm = m->norm_place == MTT_NORM_PRE;
     const int shifts = m->norm == MTT_NORM_LAYER;
     int64_t qkv_width = (m->heads + 2 * m->heads_kv) * m->d_head;
+    (void)policy;
     switch (kind) {
 #define MTT__PARAMETER_SHAPE(kind, name, place, rows, columns, init, exists)            \
     case MTT__##kind: shape[0] = rows; shape[1] = columns; return exists;
@@ -4056,8 +4080,8 @@ enum { MTT__OPTIM(MTT__OPTIM_ENUM) MTT__OPTIM_KINDS };
    it is not, and one operation of the forward pass reads it, which is not made again. */
 enum { MTT__ONCE = -1, MTT__ALWAYS, MTT__BY_SELECTIVE, MTT__BY_LAYER, MTT__BY_SEGMENT, MTT__BY_NOTHING };
 
-/* Types of activations: the precision's own, FP32, or e4m3 for what is made for FP8 alone. */
-enum { MTT__USUAL, MTT__WIDE, MTT__EIGHT };
+/* Types of activations: the precision's own, or an mtt_dtype. */
+enum { MTT__USUAL = -1, MTT__WIDE = MTT_F32 };
 
 /* Every activation of a layer: role, name, shape (0 = no such dimension), type, category, dropped by, frees.
    Layer number `layers` holds the final norm and the head. QKV_RAW is there if q and k are rotated or
@@ -4071,8 +4095,6 @@ enum { MTT__USUAL, MTT__WIDE, MTT__EIGHT };
     X(RESIDUAL, "x", d->batch, d->seq_len, d->d_model, USUAL, MTT_ACTIVATIONS, BY_SEGMENT, RESIDUAL)     \
     X(LN_1, "ln_1", d->rows, d->d_model, 0, USUAL, MTT_ACTIVATIONS, BY_SELECTIVE, NONE)                  \
     X(LN_1_STATS, "ln_1.stats", d->rows, 2, 0, WIDE, MTT_ACTIVATIONS, BY_LAYER, NONE)                    \
-    X(QKV_EIGHT, "attn.c_attn.t8", qkv.row, d->d_model, 0, EIGHT, MTT_WEIGHTS, ALWAYS, NONE)             \
-    X(QKV_XA, "attn.c_attn.xa", d->rows, lora_rank, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)           \
     X(QKV_RAW, "attn.qkv.raw", d->rows, qkv.row, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)              \
     X(QKV, "attn.qkv", d->rows, qkv.row, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)                      \
     X(SCORES, "attn.scores", heads, d->seq_len, d->seq_len, USUAL, MTT_SCORES, BY_SELECTIVE, NONE)       \
@@ -4080,27 +4102,21 @@ enum { MTT__USUAL, MTT__WIDE, MTT__EIGHT };
     X(AFTER_DROPOUT, "attn.dropped", heads, d->seq_len, d->seq_len, USUAL, MTT_SCORES, BY_SELECTIVE, NONE)\
     X(LSE, "attn.lse", heads, d->seq_len, 0, WIDE, MTT_ACTIVATIONS, BY_LAYER, NONE)                      \
     X(ATTENDED, "attn.out", d->rows, wide, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)                    \
-    X(ATTENDED_EIGHT, "attn.out.8", d->rows, wide, 0, EIGHT, MTT_ACTIVATIONS, ONCE, NONE)                \
-    X(PROJ_EIGHT, "attn.c_proj.t8", d->d_model, wide, 0, EIGHT, MTT_WEIGHTS, ALWAYS, NONE)               \
-    X(PROJ_XA, "attn.c_proj.xa", d->rows, lora_rank, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)          \
     X(PROJ, "attn.proj", d->rows, d->d_model, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, QKV)                  \
     X(SUM_1, "sum_1", d->rows, d->d_model, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)                    \
     X(MIDDLE, "x_mid", d->rows, d->d_model, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)                   \
     X(LN_2, "ln_2", d->rows, d->d_model, 0, USUAL, MTT_ACTIVATIONS, BY_SELECTIVE, LN_2)                  \
     X(LN_2_STATS, "ln_2.stats", d->rows, 2, 0, WIDE, MTT_ACTIVATIONS, BY_LAYER, NONE)                    \
-    X(FC_EIGHT, "mlp.c_fc.t8", d->d_fc, d->d_model, 0, EIGHT, MTT_WEIGHTS, ALWAYS, NONE)                 \
-    X(FC_XA, "mlp.c_fc.xa", d->rows, lora_rank, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)               \
     X(FC, "mlp.fc", d->rows, d->d_fc, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)                         \
     X(GELU, "mlp.gelu", d->rows, d->d_ff, 0, USUAL, MTT_ACTIVATIONS, BY_SELECTIVE, NONE)                 \
-    X(MLP_EIGHT, "mlp.c_proj.t8", d->d_model, d->d_ff, 0, EIGHT, MTT_WEIGHTS, ALWAYS, NONE)              \
-    X(MLP_XA, "mlp.c_proj.xa", d->rows, lora_rank, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)            \
     X(MLP, "mlp.proj", d->rows, d->d_model, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, FC)                     \
     X(SUM_2, "sum_2", d->rows, d->d_model, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)                    \
     X(LAST_ROW, "last_row", b->head_rows, d->d_model, 0, USUAL, MTT_ACTIVATIONS, BY_NOTHING, NONE)       \
     X(LN_F, "ln_f", b->head_rows, d->d_model, 0, USUAL, MTT_ACTIVATIONS, BY_NOTHING, NONE)               \
     X(LN_F_STATS, "ln_f.stats", b->head_rows, 2, 0, WIDE, MTT_ACTIVATIONS, BY_NOTHING, NONE)             \
     X(LOGITS, "logits", b->head_rows, d->vocab_padded, 0, USUAL, MTT_LOGITS, BY_NOTHING, NONE)           \
-    X(ROW_LOSS, "row_loss", d->rows, 3, 0, WIDE, MTT_DATA, BY_NOTHING, NONE)
+    X(ROW_LOSS, "row_loss", d->rows, 3, 0, WIDE, MTT_DATA, BY_NOTHING, NONE)                             \
+    MTT__ADAPTERS_ACTIVATIONS(X) MTT__EIGHT_ACTIVATIONS(X)
 
 #define MTT__ROLE_ENUM(role, name, a, b, c, type, category, dropped_by, frees) MTT__A_##role,
 enum { MTT__A_NONE = -1, MTT__ACTIVATIONS(MTT__ROLE_ENUM) MTT__ROLES };
@@ -4110,9 +4126,6 @@ static const struct {
     const char *name;
     int type, dropped_by, frees;
 } mtt__role[] = {MTT__ACTIVATIONS(MTT__ROLE_ROW)};
-
-/* Entries of the table of scales: those of each layer, in the order of its roles, then the model's. */
-enum { MTT__LAYER_SCALES = 8, MTT__SCALE_LN_F = 0, MTT__SCALE_HEAD, MTT__SCALE_LOGITS, MTT__MODEL_SCALES };
 
 typedef struct mtt__parameter {
     int kind, layer;  /* layer -1 outside the layers */
@@ -4249,11 +4262,8 @@ static mtt_dtype mtt__dtype(const mtt__builder *b)
 
 static mtt_dtype mtt__role_dtype(const mtt__builder *b, int role)
 {
-    switch (mtt__role[role].type) {
-    case MTT__WIDE: return MTT_F32;
-    case MTT__EIGHT: return MTT_F8_E4M3;
-    default: return mtt__dtype(b);
-    }
+    int type = mtt__role[role].type;
+    return type == MTT__USUAL ? mtt__dtype(b) : (mtt_dtype)type;
 }
 
 static size_t mtt__slot(const mtt__builder *b, int row, int layer)
@@ -4313,7 +4323,6 @@ static mtt_tensor *mtt__make(mtt__builder *b, int role_of, int layer)
     const mtt_shape *d = &b->program->shape;
     mtt_qkv qkv = mtt_qkv_of(d);
     int64_t heads = (int64_t)d->batch * d->heads, wide = (int64_t)d->heads * d->d_head;
-    int lora_rank = b->policy->lora_rank;
     mtt_tensor *t = &b->nothing;
     switch (role_of) {
 #define MTT__MAKE(role, name, s0, s1, s2, type, category, dropped_by, frees)            \
@@ -4437,8 +4446,8 @@ static void mtt__rewrite(mtt__builder *b, mtt__rule *rule)
 
 /* ---- recomputation ---- */
 
-/* A new tensor for the same activation, now its current one. In 8 bits it is not `recorded`: its largest
-   value has been counted. */
+/* A new tensor for the same activation, now its current one. It is not `recorded`: its largest value has
+   been counted. */
 static mtt_tensor *mtt__make_again(mtt__builder *b, const mtt_tensor *t)
 {
     mtt_tensor *again = mtt__make(b, t->role, t->layer);
@@ -4537,16 +4546,16 @@ static int mtt__is_dropped(const mtt_schedule *s, int role, int layer)
     return mtt__role[role].dropped_by <= level;
 }
 
-/* What the backward pass makes again is not kept. Nor is a product's 8-bit input: the backward pass makes its
-   transpose again. */
+/* What the backward pass makes again is not kept. Nor is what has another type than its role: the wing that
+   gave it that type makes it again in its own way. */
 static void mtt__drop_activations(mtt__builder *b)
 {
     int layer, role;
     for (layer = 0; layer <= b->program->shape.layers; layer++)
         for (role = 0; role < MTT__ROLES; role++) {
             mtt__activation *a = &b->activations[mtt__slot(b, role, layer)];
-            int eight = a->current && a->current->dtype == MTT_F8_E4M3;
-            if (mtt__is_dropped(b->schedule, role, layer) || eight) a->current = NULL;
+            int other = a->current && a->current->dtype != mtt__role_dtype(b, role);
+            if (mtt__is_dropped(b->schedule, role, layer) || other) a->current = NULL;
         }
 }
 
@@ -4580,7 +4589,7 @@ static mtt_tensor *mtt__parameter_gradient(mtt__builder *b, const mtt_tensor *we
     if (!weight || weight->parameter < 0 || !mtt__trains(b, weight)) return NULL;
     q = &b->program->parameters[weight->parameter];
     if (q->gradient) return q->gradient;
-    weight = q->weight; /* and not its 8-bit transpose */
+    weight = q->weight; /* and not a wing's copy of it */
     once = policy->state == MTT_STATE_COMPACT && policy->accumulate == 1 && q->layer >= 0 && q->shape[1];
     q->gradient = mtt__add_tensor(b, once ? weight->dtype : MTT_F32, MTT_GRADIENTS, -1, "d_", weight->name,
                                   weight->shape[0], weight->shape[1], 0);
@@ -4801,20 +4810,14 @@ static void mtt__emit_forward(mtt__builder *b)
 
 /* ---- the linear layers of a layer, for passes that change them ---- */
 
-/* The weight, its adapter, x A, and the weight in 8 bits. */
-static const struct { int weight, lora_a, xa, eight; } mtt__linears[] = {
-    {MTT__QKV_WEIGHT, MTT__QKV_A, MTT__A_QKV_XA, MTT__A_QKV_EIGHT},
-    {MTT__PROJ_WEIGHT, MTT__PROJ_A, MTT__A_PROJ_XA, MTT__A_PROJ_EIGHT},
-    {MTT__FC_WEIGHT, MTT__FC_A, MTT__A_FC_XA, MTT__A_FC_EIGHT},
-    {MTT__MLP_WEIGHT, MTT__MLP_A, MTT__A_MLP_XA, MTT__A_MLP_EIGHT},
-};
+static const int mtt__linears[] = {MTT__QKV_WEIGHT, MTT__PROJ_WEIGHT, MTT__FC_WEIGHT, MTT__MLP_WEIGHT};
 
 /* Which of these an operation is; -1: none. */
-static int mtt__linear_number(const mtt__builder *b, const mtt_op *op)
+static MTT__UNUSED int mtt__linear_number(const mtt__builder *b, const mtt_op *op)
 {
     int k = 4;
     if (op->kind == MTT_OP_linear && op->layer >= 0)
-        while (--k >= 0 && mtt__weight(b, mtt__linears[k].weight, op->layer) != op->operands[1]) {}
+        while (--k >= 0 && mtt__weight(b, mtt__linears[k], op->layer) != op->operands[1]) {}
     return k == 4 ? -1 : k;
 }
 
@@ -4828,7 +4831,7 @@ static int mtt__linear_number(const mtt__builder *b, const mtt_op *op)
     X(attention_scores, attention_scores) X(softmax, softmax) X(dropout_scores, dropout_scores)         \
     X(attention_values, attention_values) X(flash, flash) X(gelu, activation) X(activation, activation) \
     X(cross_entropy, cross_entropy) X(chunked_loss, none)                                               \
-    X(linear_adapted, linear_adapted) X(quantize, quantize) X(quantize_weights, none)
+    MTT__ADAPTERS_ADJOINTS(X) MTT__EIGHT_ADJOINTS(X)
 
 /* A list declares the functions that it names, so the room of a wing may stand behind the hall. */
 typedef void mtt__adjoint(mtt__builder *b, const mtt_op *op);
@@ -4967,7 +4970,7 @@ static void mtt__adjoint_flash(mtt__builder *b, const mtt_op *op)
 {
     const mtt_op_flash *f = MTT_OPERANDS_OF(flash, op);
     mtt_tensor *qkv = mtt__need(b, f->qkv), *out = mtt__need(b, f->out), *lse = mtt__need(b, f->lse);
-    mtt_tensor *dy = *mtt__gradient(b, f->out_8 ? f->out_8 : f->out), *d_qkv = mtt__make_gradient(b, f->qkv);
+    mtt_tensor *dy = *mtt__gradient(b, f->out), *d_qkv = mtt__make_gradient(b, f->qkv);
     MTT__EMIT(b, op->layer, op->site, flash_backward, dy, qkv, out, lse, f->control, d_qkv, NULL);
 }
 
@@ -4980,415 +4983,15 @@ static void mtt__adjoint_cross_entropy(mtt__builder *b, const mtt_op *op)
     *mtt__gradient(b, x) = x;
 }
 
-/* ---- adapters: LoRA (Hu et al. 2021, arXiv 2106.09685) ---- */
-
-/* An adapter's part in a product: alpha / rank. */
-static float mtt__lora_scale(const mtt_policy *policy)
-{
-    return policy->lora_alpha / (float)policy->lora_rank;
-}
-
-/* y = x W + b becomes xa = scale x A, y = x W + b + xa B. */
-static int mtt__rule_adapters(mtt__builder *b, mtt_op *op, const mtt_op *end)
-{
-    int which = op == end ? -1 : mtt__linear_number(b, op), kind = which < 0 ? 0 : mtt__linears[which].lora_a;
-    mtt_tensor *lora_a = which < 0 ? NULL : mtt__weight(b, kind, op->layer), *xa;
-    const mtt_op_linear *f;
-    if (!lora_a) return 0;
-    f = MTT_OPERANDS_OF(linear, op);
-    xa = mtt__make(b, mtt__linears[which].xa, op->layer);
-    MTT__EMIT(b, op->layer, 0, linear, f->x, lora_a, NULL, xa);
-    b->op->scale = mtt__lora_scale(b->policy);
-    MTT__EMIT(b, op->layer, 0, linear_adapted, f->x, f->weight, f->bias, xa,
-              mtt__weight(b, kind + 1, op->layer), f->y);
-    return 1;
-}
-
-/* The gradients of B and of x A, then those of the layer itself. */
-static void mtt__adjoint_linear_adapted(mtt__builder *b, const mtt_op *op)
-{
-    const mtt_op_linear_adapted *f = MTT_OPERANDS_OF(linear_adapted, op);
-    mtt_op_linear linear = {f->x, f->weight, f->bias, f->y};
-    mtt_tensor *dy = *mtt__gradient(b, f->y), *d_b = mtt__parameter_gradient(b, f->lora_b);
-    mtt_op base = *op;
-    if (d_b) {
-        mtt_tensor *xa = mtt__need(b, f->xa);
-        MTT__EMIT(b, op->layer, 0, linear_backward_weight, xa, dy, d_b, NULL);
-    }
-    if (mtt__trains(b, f->xa)) {
-        MTT__EMIT(b, op->layer, 0, linear_backward_input, dy, f->lora_b, mtt__make_gradient(b, f->xa));
-        b->op->scale = mtt__lora_scale(b->policy);
-    }
-    base.operands = (mtt_tensor **)(void *)&linear;
-    mtt__adjoint_linear(b, &base);
-}
-
-/* ---- 8 bits: the products of FP8 ---- */
-
-#ifndef MTT_NO_FP8
-/* A product of FP8 takes x and W in e4m3, each times a scale of its own, and the gradient dy in e5m2, at
-   scale 1. It sums along the rows of both, so y = x W needs W transposed, and dW = x^T dy needs both
-   transposed. So the weights of a layer are rounded twice, transposed before its forward pass and as they are
-   before its backward pass, and dy at once in both orders. x is not kept: from what was kept its transpose is
-   made again. What makes a tensor rounds it on its way where it can, `absorb`; else quantize does, an
-   operation of its own. The comment above MTT_LOCAL_OPS has the operands. */
-
-/* 1 = products are in 8 bits: of the layers, of the head (`least` is MTT_FP8_ALL). Evaluations and generation
-   have theirs in 16, for the weights as they are saved. */
-static int mtt__in_eight(const mtt__builder *b, mtt_fp8_products least)
-{
-    return b->trains && b->policy->precision == MTT_FP8 && b->policy->fp8_products <= least;
-}
-
-/* The entry of an activation or a transposed weight in the table of scales. */
-static int mtt__scale_entry(const mtt__builder *b, int role, int layer)
-{
-    static const int roles[MTT__LAYER_SCALES] = {MTT__A_LN_1, MTT__A_ATTENDED_EIGHT, MTT__A_LN_2, MTT__A_GELU,
-                                                 MTT__A_QKV_EIGHT, MTT__A_PROJ_EIGHT, MTT__A_FC_EIGHT,
-                                                 MTT__A_MLP_EIGHT};
-    int i = 0;
-    if (role == MTT__A_LN_F) return MTT__LAYER_SCALES * b->program->shape.layers + MTT__SCALE_LN_F;
-    while (i < MTT__LAYER_SCALES - 1 && roles[i] != role) i++;
-    return MTT__LAYER_SCALES * layer + i;
-}
-
-/* Makes an activation or a transposed weight that is in 8 bits. */
-static mtt_tensor *mtt__make_eight(mtt__builder *b, int role, int layer)
-{
-    mtt_tensor *t = mtt__make(b, role, layer);
-    if (b->status) return t;
-    t->entry = mtt__scale_entry(b, role, layer);
-    t->recorded = b->phase == MTT_FORWARD;
-    return t;
-}
-
-/* An 8-bit tensor for the values of another, or their transpose, whose rows are padded to 16 elements.
-   Without an entry it is a gradient in e5m2. */
-static mtt_tensor *mtt__add_eight(mtt__builder *b, const mtt_tensor *t, int entry, int transposed)
-{
-    mtt_dtype dtype = entry < 0 ? MTT_F8_E5M2 : MTT_F8_E4M3;
-    int64_t rows, width;
-    mtt_tensor *eight;
-    if (b->status) return &b->nothing;
-    rows = mtt__rows(t), width = mtt__width(t);
-    eight = mtt__add_tensor(b, dtype, t->category, -1, t->name, transposed ? ".t8" : ".8",
-                            transposed ? width : rows, transposed ? mtt__round_up(rows, 16) : width, 0);
-    eight->entry = entry;
-    return eight;
-}
-
-/* A product's input, made again from what was kept: in 8 bits and transposed. */
-static mtt_tensor *mtt__input_again(mtt__builder *b, int layer, const mtt_tensor *x)
-{
-    mtt_op maker = mtt__maker(b, x);
-    const mtt_op_norm *n = MTT_OPERANDS_OF(norm, &maker);
-    int attention = maker.kind == MTT_OP_flash; /* its output is there in 16 bits */
-    mtt_tensor *from, *stats = NULL, *gain = NULL, *shift = NULL, *again;
-    from = mtt__need(b, maker.operands[attention ? maker.inputs : 0]);
-    if (maker.kind == MTT_OP_norm) stats = mtt__need(b, n->stats), gain = n->gain, shift = n->shift;
-    if (mtt__is_activation(maker.kind)) { /* quantize can apply a norm on its way, but no activation */
-        mtt_op_activation row = {from, mtt__add_tensor(b, mtt__dtype(b), x->category, -1, x->name, ".16",
-                                                    mtt__rows(x), mtt__width(x), 0)};
-        mtt__emit(b, maker.kind, layer, 0, &row)->recomputed = 1;
-        from = row.y;
-    }
-    again = mtt__add_eight(b, x, x->entry, 1);
-    MTT__EMIT(b, layer, 0, quantize, from, stats, gain, shift, NULL, again);
-    return again;
-}
-
-/* From now on an activation is in 8 bits: what makes it rounds it. */
-static mtt_tensor *mtt__narrow(mtt__builder *b, mtt_tensor *t)
-{
-    if (b->status) return t;
-    t->dtype = MTT_F8_E4M3;
-    t->bytes = (size_t)mtt__elements(t);
-    t->entry = mtt__scale_entry(b, t->role, t->layer);
-    t->recorded = 1;
-    return t;
-}
-
-/* Returns the 8-bit input of a product: x itself, attention's output in 8 bits, or a copy as activation
-   `role`. */
-static mtt_tensor *mtt__eight_input(mtt__builder *b, int layer, mtt_tensor *x, int role)
-{
-    mtt_tensor *y;
-    if (b->status || x->dtype == MTT_F8_E4M3) return x;
-    if (x->role == MTT__A_ATTENDED)
-        return b->activations[mtt__slot(b, MTT__A_ATTENDED_EIGHT, x->layer)].current;
-    y = mtt__narrow(b, mtt__make(b, role, layer < 0 ? b->program->shape.layers : layer));
-    MTT__EMIT(b, layer, 0, quantize, x, NULL, NULL, NULL, y, NULL);
-    return y;
-}
-
-/* The weights of a layer in 8 bits, transposed or as they are. */
-static void mtt__emit_weights(mtt__builder *b, int layer, int transposed)
-{
-    mtt_tensor *operands[8];
-    int i;
-    for (i = 0; i < 4 && !b->status; i++) {
-        mtt_tensor *w = operands[i] = mtt__weight(b, mtt__linears[i].weight, layer);
-        int role = mtt__linears[i].eight;
-        operands[4 + i] = transposed ? mtt__make_eight(b, role, layer)
-                                     : mtt__add_eight(b, w, mtt__scale_entry(b, role, layer), 0);
-        operands[4 + i]->parameter = w->parameter;
-    }
-    if (!b->status) mtt__emit(b, MTT_OP_quantize_weights, layer, 0, operands)->transposed = transposed;
-}
-
-/* y = x W + b with x and W in 8 bits, and W transposed. A layer's weights are made before its first one. Only
-   what no norm has made needs a copy, the input of attention and of the MLP: as that norm's output. */
-static int mtt__eight_linear(mtt__builder *b, const mtt_op *op, int which)
-{
-    const mtt_op_linear *f = MTT_OPERANDS_OF(linear, op);
-    mtt_tensor *x = mtt__eight_input(b, op->layer, f->x, which == 0 ? MTT__A_LN_1 : MTT__A_LN_2), *w;
-    if (which == 0) mtt__emit_weights(b, op->layer, 1);
-    w = b->activations[mtt__slot(b, mtt__linears[which].eight, op->layer)].current;
-    MTT__EMIT(b, op->layer, 0, linear, x, w, f->bias, f->y);
-    b->op->transposed = 1;
-    return 1;
-}
-
-/* The head's products, with its weight as it is and transposed. */
-static int mtt__eight_loss(mtt__builder *b, const mtt_op *op)
-{
-    mtt_op_chunked_loss f = *MTT_OPERANDS_OF(chunked_loss, op);
-    mtt_tensor *x = mtt__eight_input(b, -1, f.x, MTT__A_LN_F), *w = f.weight;
-    int scales = MTT__LAYER_SCALES * b->program->shape.layers;
-    int64_t rows, vocab = b->program->shape.vocab_padded;
-    if (b->status) return 1;
-    if (x != f.x) { /* a copy has the gradient now */
-        *mtt__gradient(b, f.x) = NULL;
-        f.dx = mtt__make_gradient(b, x);
-    }
-    f.weight = mtt__add_eight(b, w, scales + MTT__SCALE_HEAD, 0);
-    f.weight_t = mtt__add_eight(b, w, scales + MTT__SCALE_HEAD, 1);
-    f.weight->recorded = 1;
-    MTT__EMIT(b, -1, 0, quantize, w, NULL, NULL, NULL, f.weight, f.weight_t);
-    if (f.d_weight) f.x_t = mtt__input_again(b, -1, x);
-    f.x = x;
-    if (b->status) return 1;
-    rows = f.logits->shape[0];
-    f.d_logits = mtt__add_tensor(b, MTT_F8_E5M2, MTT_LOGITS, -1, "", "d_logits.8", rows, vocab, 0);
-    f.d_logits_t = mtt__add_tensor(b, MTT_F8_E5M2, MTT_LOGITS, -1, "", "d_logits.t8", vocab,
-                                   mtt__round_up(rows, 16), 0);
-    f.d_logits->entry = f.d_logits_t->entry = scales + MTT__SCALE_LOGITS;
-    mtt__emit(b, MTT_OP_chunked_loss, -1, op->site, &f)->transposed = 1;
-    return 1;
-}
-
-/* Products of the forward pass take 8 bits. What only they read is narrowed: a norm before a branch or the
-   head, and an activation of the MLP. The backward pass reads attention's output in 16 bits, too: it gets a
-   copy. */
-static int mtt__rule_eight(mtt__builder *b, mtt_op *op, const mtt_op *end)
-{
-    int head = mtt__in_eight(b, MTT_FP8_ALL), pre = b->schedule->model.norm_place == MTT_NORM_PRE, which;
-    mtt_tensor *made, *copy;
-    if (op == end) return 0;
-    which = mtt__linear_number(b, op);
-    if (which >= 0) return mtt__eight_linear(b, op, which);
-    made = op->operands[op->inputs]; /* every operation of the forward pass makes something */
-    switch (op->kind) {
-    case MTT_OP_norm:
-        if (pre && (op->layer >= 0 || head)) mtt__narrow(b, made);
-        return 0;
-    case MTT_OP_gelu:
-    case MTT_OP_activation: mtt__narrow(b, made); return 0;
-    case MTT_OP_chunked_loss: return head && mtt__eight_loss(b, op);
-    case MTT_OP_flash:
-        ((mtt_op_flash *)(void *)op->operands)->out_8 = mtt__make_eight(b, MTT__A_ATTENDED_EIGHT, op->layer);
-        return 0;
-    case MTT_OP_attention_values:
-        mtt__append(b, op);
-        copy = mtt__make_eight(b, MTT__A_ATTENDED_EIGHT, op->layer);
-        MTT__EMIT(b, op->layer, 0, quantize, made, NULL, NULL, NULL, copy, NULL);
-        return 1;
-    default: return 0;
-    }
-}
-
-/* Makes an activation's gradient in 8 bits, as it is and transposed. */
-static void mtt__gradient_eight(mtt__builder *b, const mtt_op *op, const mtt_tensor *t, mtt_tensor *made[2])
-{
-    mtt_tensor *gradient = *mtt__gradient(b, t);
-    made[0] = mtt__add_eight(b, gradient, -1, 0);
-    made[1] = mtt__add_eight(b, gradient, -1, 1);
-    MTT__EMIT(b, op->layer, 0, quantize, gradient, NULL, NULL, NULL, made[0], made[1]);
-}
-
-/* The 8-bit copy of a weight for the backward products of its layer, which have theirs made together. */
-static mtt_tensor *mtt__weight_eight(mtt__builder *b, int layer, const mtt_tensor *weight)
-{
-    const mtt_op *op = NULL;
-    int i = b->program->op_count, k = 0;
-    while (i-- > 0) {
-        op = &b->program->ops[i];
-        if (op->kind == MTT_OP_quantize_weights && !op->transposed) break; /* of this layer or one above */
-    }
-    if (i < 0 || op->layer != layer) mtt__emit_weights(b, layer, 0), i = b->program->op_count - 1;
-    if (b->status) return NULL;
-    op = &b->program->ops[i];
-    while (op->operands[k] != weight) k++;
-    return op->operands[op->inputs + k];
-}
-
-/* The gradient of x. An activation's input is made again before it, so that its backward pass can follow. */
-static void mtt__input_gradient_eight(mtt__builder *b, const mtt_op *op, mtt_tensor *dy,
-                                      const mtt_tensor *weight)
-{
-    const mtt_tensor *x = MTT_OPERANDS_OF(linear, op)->x;
-    mtt_op maker = mtt__maker(b, x);
-    mtt_tensor *eight;
-    if (mtt__is_activation(maker.kind)) mtt__need(b, maker.operands[0]);
-    eight = mtt__weight_eight(b, op->layer, weight);
-    MTT__EMIT(b, op->layer, 0, linear_backward_input, dy, eight, mtt__make_gradient(b, x));
-}
-
-/* The weight's gradient comes first, but last where x is the result of a norm or of an activation, whose
-   backward pass follows and can make x_t on its way. */
-static void mtt__adjoint_linear_eight(mtt__builder *b, const mtt_op *op)
-{
-    const mtt_op_linear *f = MTT_OPERANDS_OF(linear, op);
-    mtt_tensor *weight = b->program->parameters[f->weight->parameter].weight, *x_t;
-    mtt_tensor *d_weight = mtt__parameter_gradient(b, weight), *d_bias = mtt__parameter_gradient(b, f->bias);
-    mtt_tensor *dy[2];
-    mtt_op_kind maker = mtt__maker(b, f->x).kind;
-    int trains = mtt__trains(b, f->x);
-    int last = trains && d_weight && (maker == MTT_OP_norm || mtt__is_activation(maker));
-    mtt__gradient_eight(b, op, f->y, dy);
-    if (last) mtt__input_gradient_eight(b, op, dy[0], weight);
-    x_t = d_weight ? mtt__input_again(b, op->layer, f->x) : NULL;
-    if (d_weight || d_bias)
-        MTT__EMIT(b, op->layer, 0, linear_backward_weight, x_t, dy[1], d_weight, d_bias);
-    if (trains && !last) mtt__input_gradient_eight(b, op, dy[0], weight);
-}
-
-/* Emits it not in place, since what it makes will be rounded. */
-static void mtt__adjoint_activation_eight(mtt__builder *b, const mtt_op *op)
-{
-    const mtt_op_activation *f = MTT_OPERANDS_OF(activation, op);
-    mtt_tensor *x = mtt__need(b, f->x);
-    mtt_op_activation_backward row = {*mtt__gradient(b, f->y), x, mtt__make_gradient(b, x), NULL, NULL};
-    mtt__emit(b, op->kind == MTT_OP_gelu ? MTT_OP_gelu_backward : MTT_OP_activation_backward, op->layer, 0,
-              &row);
-}
-
-/* The gradient passes through, and joins that of another use. Weights' are made by their products, and
-   transposes need none. */
-static void mtt__adjoint_quantize(mtt__builder *b, const mtt_op *op)
-{
-    const mtt_op_quantize *f = MTT_OPERANDS_OF(quantize, op);
-    mtt_tensor *other;
-    if (f->x->role < 0 || !f->y || f->y->role < 0) return;
-    other = *mtt__gradient(b, f->x);
-    *mtt__gradient(b, f->x) = *mtt__gradient(b, f->y);
-    mtt__join_gradient(b, op->layer, f->x, other);
-}
-
-/* Emits the adjoint of an operation on 8 bits. 0 = it is on none: its usual adjoint follows. */
-static int mtt__adjoint_eight(mtt__builder *b, const mtt_op *op)
-{
-    int narrow = op->operands[mtt__is_activation(op->kind) ? op->inputs : 0]->dtype == MTT_F8_E4M3;
-    if (op->kind == MTT_OP_quantize) mtt__adjoint_quantize(b, op);
-    else if (op->kind == MTT_OP_linear && narrow) mtt__adjoint_linear_eight(b, op);
-    else if (mtt__is_activation(op->kind) && narrow) mtt__adjoint_activation_eight(b, op);
-    else return 0;
-    return 1;
-}
-
-/* The last operation that writes a tensor. */
-static mtt_op *mtt__writer(const mtt__builder *b, const mtt_tensor *t)
-{
-    int i = b->program->op_count, k;
-    while (i-- > 0) {
-        mtt_op *op = &b->program->ops[i];
-        for (k = op->inputs; k < op->inputs + op->outputs; k++)
-            if (op->operands[k] == t) return op;
-    }
-    return NULL;
-}
-
-/* A gradient in 8 bits: by what makes it, if that can. Attention can with sequences of whole 16 tokens, and
-   rotary where q and k have no norms. */
-static int mtt__absorb_gradient(mtt__builder *b, const mtt_op_quantize *q)
-{
-    mtt_op *maker = mtt__writer(b, q->x);
-    mtt_op_norm_backward *n = (mtt_op_norm_backward *)(void *)maker->operands;
-    mtt_op_activation_backward *a = (mtt_op_activation_backward *)(void *)maker->operands;
-    mtt_op_flash_backward *f = (mtt_op_flash_backward *)(void *)maker->operands;
-    mtt_op_rotary_backward *r = (mtt_op_rotary_backward *)(void *)maker->operands;
-    switch (maker->kind) {
-    case MTT_OP_norm_backward: n->dx_8 = q->y, n->dx_t = q->y_t; return 1;
-    case MTT_OP_gelu_backward:
-    case MTT_OP_activation_backward: a->dx = q->y, a->dx_t = q->y_t; return 1;
-    case MTT_OP_flash_backward:
-        if (b->program->shape.seq_len % 16) return 0;
-        f->d_qkv = q->y, f->d_qkv_t = q->y_t;
-        return 1;
-    case MTT_OP_rotary_backward:
-        if (r->q_gain) return 0;
-        r->dx = q->y, r->dx_t = q->y_t;
-        return 1;
-    default: return 0;
-    }
-}
-
-/* [an activation again], x_t, the weight's gradient of it, and now the backward pass of what made x: that
-   makes x_t on its way, and goes before the weight's gradient. */
-static int mtt__absorb_input(mtt__builder *b, mtt_op *op)
-{
-    mtt__program *p = b->program;
-    mtt_op_norm_backward *n = (mtt_op_norm_backward *)(void *)op->operands;
-    mtt_op_activation_backward *a = (mtt_op_activation_backward *)(void *)op->operands;
-    int activation = op->kind != MTT_OP_norm_backward;
-    const mtt_op_quantize *q;
-    mtt_op weight;
-    if (p->op_count < 3 || p->ops[p->op_count - 2].kind != MTT_OP_quantize) return 0;
-    weight = p->ops[p->op_count - 1];
-    q = MTT_OPERANDS_OF(quantize, &p->ops[p->op_count - 2]);
-    if (weight.kind != MTT_OP_linear_backward_weight || q->y || q->y_t != weight.operands[0]) return 0;
-    if (activation ? p->ops[p->op_count - 3].operands[0] != a->x : q->x != n->x) return 0;
-    if (activation) a->y_t = q->y_t;
-    else n->y_t = q->y_t, n->shift = q->shift;
-    p->op_count -= 2 + activation;
-    mtt__append(b, op);
-    mtt__append(b, &weight);
-    return 1;
-}
-
-/* What quantize would do in a pass of its own, the backward passes of norms, activations, attention and
-   rotary do on their way. */
-static int mtt__rule_absorb(mtt__builder *b, mtt_op *op, const mtt_op *end)
-{
-    const mtt_op_quantize *q;
-    if (op == end || op->phase != MTT_BACKWARD) return 0;
-    q = MTT_OPERANDS_OF(quantize, op);
-    switch (op->kind) {
-    case MTT_OP_quantize: return q->y && q->y_t && mtt__absorb_gradient(b, q);
-    case MTT_OP_norm_backward:
-    case MTT_OP_gelu_backward:
-    case MTT_OP_activation_backward: return mtt__absorb_input(b, op);
-    default: return 0;
-    }
-}
-
-static int mtt__has_eight(const mtt__builder *b)
-{
-    return mtt__in_eight(b, MTT_FP8_LAYERS);
-}
-#else
-static int mtt__adjoint_eight(mtt__builder *b, const mtt_op *op)
-{
-    (void)b, (void)op;
-    return 0;
-}
-#endif /* MTT_NO_FP8 */
-
 /* ---- the backward pass ---- */
 
+/* Emits the adjoint of an operation: a wing's where it has changed the operation, else that of its row. */
 static void mtt__emit_adjoint(mtt__builder *b, const mtt_op *op)
 {
+    mtt__wing_of *const *wing = mtt__wings;
     size_t i = 0;
+    for (; *wing; wing++)
+        if ((*wing)()->adjoint && (*wing)()->adjoint(b, op)) return;
     while (i < MTT__LENGTH(mtt__adjoints) && mtt__adjoints[i].kind != op->kind) i++;
     if (i < MTT__LENGTH(mtt__adjoints)) mtt__adjoints[i].emit(b, op);
     else b->status = mtt__fail(b->env, MTT_E_ARGUMENT, "operation %s has no adjoint: add a row to "
@@ -5407,7 +5010,7 @@ static void mtt__emit_adjoints(mtt__builder *b)
         mtt_op op = b->program->ops[i];
         int trains = mtt__some_train(b, op.operands, op.inputs, op.inputs + op.outputs);
         if (op.layer >= 0) b->backward_at = op.layer;
-        if (trains && !mtt__adjoint_eight(b, &op)) mtt__emit_adjoint(b, &op);
+        if (trains) mtt__emit_adjoint(b, &op);
         if (!b->status) mtt__free_half(b, &op);
     }
 }
@@ -5533,7 +5136,7 @@ static int mtt__rule_fusions(mtt__builder *b, mtt_op *op, const mtt_op *end)
         if (b->trains && MTT_OPERANDS_OF(rotary, &op[1])->q_gain) return 0;
         mtt__fuse_linear_rotary(b, op);
     } else if (half && mtt__can_fuse(reads, op, end, MTT_OP_linear, MTT_OP_gelu, 0)) {
-        if (op->operands[0]->dtype == MTT_F8_E4M3 || !mtt__fuse_linear_gelu(b, op)) return 0;
+        if (op->operands[0]->dtype != mtt__dtype(b) || !mtt__fuse_linear_gelu(b, op)) return 0;
     } else if (half && mtt__can_fuse(reads, op, end, MTT_OP_linear_backward_input, MTT_OP_gelu_backward, 0)) {
         if (MTT_OPERANDS_OF(gelu_backward, &op[1])->dx_t && b->policy->device == MTT_DEVICE_CPU) return 0;
         mtt__fuse_linear_backward_gelu(b, op, end);
@@ -5754,7 +5357,7 @@ static int mtt__rule_gradients(mtt__builder *b, mtt_op *op, const mtt_op *end)
 static void mtt__emit_step(mtt__builder *b)
 {
     mtt__program *p = b->program;
-    mtt_tensor *squares = NULL, *rows;
+    mtt_tensor *squares = NULL;
     int ranks = b->policy->ranks, shares = ranks > 1 && b->policy->shard != MTT_SHARD_NONE, i, end;
     b->phase = MTT_STEP;
     for (i = 0; i < p->parameter_count && ranks > 1 && !b->status; i = end) {
@@ -5779,40 +5382,26 @@ static void mtt__emit_step(mtt__builder *b)
         MTT__EMIT(b, p->parameters[i].layer, 0, gather_weights, p->ranges);
         mtt__use_parameters(b, i, end, MTT__WEIGHTS);
     }
-    if (p->scales && ranks > 1) {
-        rows = mtt__add_tensor(b, MTT_U8, MTT_DATA, -1, "", "records", ranks, (int64_t)p->scales->bytes, 0);
-        MTT__EMIT(b, -1, 0, all_gather, p->scales, rows);
-        MTT__EMIT(b, -1, 0, merge_records, rows, p->scales);
-    }
-    if (p->scales) MTT__EMIT(b, -1, 0, rescale, p->scales, p->counters);
 }
 
 /* ---- state ---- */
-
-/* 1 = a linear layer has an adapter, which `name` is a part of, as h.0.attn.c_attn.lora_A. */
-static int mtt__is_target(const char *targets, const char *name)
-{
-    size_t size = strlen(name) - strlen(".lora_A");
-    char layer[40] = "";
-    memcpy(layer, name, size);
-    return mtt__matches(targets, layer) || mtt__matches(targets, strchr(layer + 2, '.') + 1);
-}
 
 static void mtt__add_parameter(mtt__builder *b, int kind, int layer)
 {
     mtt__program *p = b->program;
     mtt__parameter *q = &p->parameters[p->parameter_count];
     int64_t stored[2];
-    int rank = b->policy->lora_rank;
+    int fate = MTT__TRAINED;
     char name[40];
-    if (!mtt__parameter_shape(&b->schedule->model, kind, rank, p->shape.vocab, q->shape)) return;
-    mtt__parameter_shape(&b->schedule->model, kind, rank, p->shape.vocab_padded, stored);
+    if (!mtt__parameter_shape(&b->schedule->model, b->policy, kind, p->shape.vocab, q->shape)) return;
+    mtt__parameter_shape(&b->schedule->model, b->policy, kind, p->shape.vocab_padded, stored);
     mtt__format(name, sizeof(name), mtt__parameter_row[kind].name, layer);
-    if (mtt__is_adapter(kind) && !mtt__is_target(b->policy->lora_targets, name)) return;
+    MTT__EACH_WING(parameter, (b->policy, kind, name, &fate));
+    if (fate == MTT__LEFT_OUT) return;
     q->kind = kind;
     q->layer = layer;
     q->weight = mtt__add_state(b, mtt__dtype(b), MTT_WEIGHTS, name, stored[0], stored[1]);
-    q->frozen = (rank && !mtt__is_adapter(kind)) || mtt__matches(b->policy->freeze, name);
+    q->frozen = fate == MTT__FROZEN || mtt__matches(b->policy->freeze, name);
     q->first_range = p->range_count;
     if (!q->frozen) p->range_count += (int)mtt__ceil_div(mtt__elements(q->weight), MTT__RANGE);
     q->part.group = q->weight->dims == 1; /* a trainer may have others */
@@ -5820,8 +5409,16 @@ static void mtt__add_parameter(mtt__builder *b, int kind, int layer)
     b->parameters[mtt__slot(b, kind, layer)] = q;
 }
 
-/* Refuses the first pattern of a list that no parameter fits: of freeze, or of lora_targets (`layers`). */
-static void mtt__check_patterns(mtt__builder *b, const char *list, const char *field, int layers)
+/* 1 = a pattern names a parameter. */
+typedef int mtt__pattern_fits(const mtt__parameter *q, const char *pattern);
+static int mtt__is_named(const mtt__parameter *q, const char *pattern)
+{
+    return mtt__matches(pattern, q->weight->name);
+}
+
+/* Refuses the first pattern of a list that fits no parameter; `none` says which names there are. */
+static void mtt__check_patterns(mtt__builder *b, const char *list, const char *field, mtt__pattern_fits *fits,
+                                const char *none)
 {
     const mtt__program *p = b->program;
     const char *at;
@@ -5830,14 +5427,10 @@ static void mtt__check_patterns(mtt__builder *b, const char *list, const char *f
     for (at = list; at && !b->status; at += *at == ',') {
         at += strspn(at, " ");
         mtt__format(one, sizeof(one), "%.*s", (int)strcspn(at, ", "), at);
-        for (i = 0; i < p->parameter_count; i++)
-            if (layers ? mtt__is_adapter(p->parameters[i].kind) &&
-                             mtt__is_target(one, p->parameters[i].weight->name)
-                       : mtt__matches(one, p->parameters[i].weight->name)) break;
+        for (i = 0; i < p->parameter_count && !fits(&p->parameters[i], one);) i++;
         if (i == p->parameter_count)
-            b->status = mtt__fail(b->env, MTT_E_ARGUMENT, "%s is %.200s: %s named \"%s\"", field, list,
-                                  layers ? "none of attn.c_attn, attn.c_proj, mlp.c_fc and mlp.c_proj is"
-                                         : "no parameter, as h.0.attn.c_attn.weight, is", one);
+            b->status = mtt__fail(b->env, MTT_E_ARGUMENT, "%s is %.200s: %s named \"%s\"", field, list, none,
+                                  one);
         at += strcspn(at, ", ");
         at += strspn(at, " ");
         if (!*at) return;
@@ -5911,19 +5504,23 @@ static void mtt__add_all_state(mtt__builder *b)
     const mtt_shape *first = &b->schedule->programs[0].shape;
     mtt__program *p = b->program;
     mtt_dtype dtype = mtt__dtype(b);
-    int place, layer, kind, frozen = 0;
+    int place, layer, kind, frozen = 0, added = 0;
     for (place = MTT__BEFORE; place <= MTT__AFTER; place++)
         for (layer = 0; layer < (place == MTT__LAYER ? p->shape.layers : 1); layer++)
             for (kind = 0; kind < MTT__PARAMETER_KINDS && !b->status; kind++)
                 if (mtt__parameter_row[kind].place == place)
                     mtt__add_parameter(b, kind, place == MTT__LAYER ? layer : -1);
     if (b->status) return;
-    for (kind = 0; kind < p->parameter_count; kind++) frozen += p->parameters[kind].frozen;
-    if (b->policy->lora_rank) mtt__check_patterns(b, b->policy->lora_targets, "lora_targets", 1);
-    mtt__check_patterns(b, b->policy->freeze, "freeze", 0);
+    for (kind = 0; kind < p->parameter_count; kind++) {
+        frozen += p->parameters[kind].frozen;
+        added += mtt__is_added(p->parameters[kind].kind);
+    }
+    MTT__EACH_WING(parameters, (b));
+    mtt__check_patterns(b, b->policy->freeze, "freeze", mtt__is_named,
+                        "no parameter, as h.0.attn.c_attn.weight, is");
     if (!b->status && frozen == p->parameter_count)
         b->status = mtt__fail(b->env, MTT_E_ARGUMENT, "freeze is %.200s, which names every %s: leave some",
-                              b->policy->freeze, b->policy->lora_rank ? "adapter" : "parameter");
+                              b->policy->freeze, added ? "adapter" : "parameter");
     if (b->status) return;
     mtt__divide(b);
     if (!b->schedule->chunk) mtt__add_optim(b);
@@ -5940,10 +5537,6 @@ static void mtt__add_all_state(mtt__builder *b)
         p->targets = mtt__add_state(b, MTT_I32, MTT_DATA, "targets", first->rows, 0);
         p->counters = mtt__add_state(b, MTT_U8, MTT_DATA, "counters", (int64_t)sizeof(mtt_counters), 0);
     }
-    if (b->policy->precision == MTT_FP8)
-        p->scales = mtt__add_state(b, MTT_U8, MTT_DATA, "scales",
-                                   MTT__LAYER_SCALES * p->shape.layers + MTT__MODEL_SCALES,
-                                   (int64_t)sizeof(mtt_scale));
     if (b->policy->device == MTT_DEVICE_CUDA)
         p->workspace = mtt__add_state(b, MTT_U8, MTT_WORKSPACE, "workspace", 0, 0);
 }
@@ -6036,11 +5629,6 @@ static int mtt__always(const mtt__builder *b)
     return 1;
 }
 
-static int mtt__has_adapters(const mtt__builder *b)
-{
-    return b->policy->lora_rank > 0;
-}
-
 static int mtt__has_backward(const mtt__builder *b)
 {
     return b->trains;
@@ -6057,13 +5645,14 @@ static int mtt__has_step(const mtt__builder *b)
 #define MTT__PASS_LIST(EMIT, RULE)                                                      \
     EMIT(forward, always)                                                               \
     MTT_IF_GENERATOR(RULE(generate, generates))                                         \
-    RULE(adapters, has_adapters)                                                        \
-    RULE(eight, has_eight)                                                              \
+    MTT_IF_ADAPTERS(RULE(adapters, has_adapters))                                       \
+    MTT_IF_EIGHT(RULE(eight, has_eight))                                                \
     EMIT(adjoints, has_backward)                                                        \
-    RULE(absorb, has_eight)                                                             \
+    MTT_IF_EIGHT(RULE(absorb, has_eight))                                               \
     RULE(gradients, has_backward)                                                       \
     RULE(fusions, always)                                                               \
-    EMIT(step, has_step)
+    EMIT(step, has_step)                                                                \
+    MTT_IF_EIGHT(EMIT(scales, has_eight))
 
 #define MTT__EMIT_DECLARED(name, applies)                                               \
     static mtt__pass_writer mtt__emit_##name;                                           \
@@ -7092,55 +6681,21 @@ static float *mtt__tiles(const mtt_op *op)
 
 /* ---- reading and writing ---- */
 
+/* Values of other types: a wing's. */
+typedef void mtt__load_function(const mtt_tensor *t, int64_t first, int64_t count, float *out);
+typedef void mtt__round_function(const mtt_tensor *t, int64_t count, const float *values, uint8_t *out);
+MTT_IF_EIGHT(static mtt__load_function mtt__load_eight; static mtt__round_function mtt__round_eight;)
+
 static void mtt__load(const mtt_tensor *t, int64_t first, int64_t count, float *out)
 {
     const uint16_t *half = (const uint16_t *)t->data + first;
-    const uint8_t *eight = (const uint8_t *)t->data + first;
-    float inverse = t->scale ? t->scale->inverse : 1.0f;
     int64_t i;
     switch (t->dtype) {
     case MTT_F32: memcpy(out, (const float *)t->data + first, (size_t)count * sizeof(float)); break;
     case MTT_BF16_BITS: for (i = 0; i < count; i++) out[i] = mtt__from_bf16(half[i]); break;
     case MTT_F16_BITS: for (i = 0; i < count; i++) out[i] = mtt__from_fp16(half[i]); break;
-    case MTT_F8_E4M3: for (i = 0; i < count; i++) out[i] = mtt__from_e4m3(eight[i]) * inverse; break;
-    default: for (i = 0; i < count; i++) out[i] = mtt__from_e5m2(eight[i]) * inverse;
+    default: MTT_IF_EIGHT(mtt__load_eight(t, first, count, out);) break;
     }
-}
-
-/* Notes the largest absolute value and how many are clipped. The order of threads does not matter. */
-static void mtt__record(mtt_scale *scale, const float *values, int64_t count)
-{
-    float largest = mtt__largest_magnitude(values, count), limit = 448.0f * scale->inverse;
-    uint32_t clipped = 0, bits;
-    int64_t i;
-    for (i = 0; i < count && largest > limit; i++) clipped += fabsf(values[i]) > limit;
-    bits = mtt__float_bits(largest);
-#ifdef MTT__GNU
-    {
-        uint32_t seen = __atomic_load_n(&scale->largest, __ATOMIC_RELAXED);
-        while (bits > seen && !__atomic_compare_exchange_n(&scale->largest, &seen, bits, 1, __ATOMIC_RELAXED,
-                                                           __ATOMIC_RELAXED)) {}
-        if (clipped) __atomic_fetch_add(&scale->clipped, clipped, __ATOMIC_RELAXED);
-    }
-#else /* MSVC's own, and others in one thread */
-    MTT__OMP(omp critical(mtt__record))
-    {
-        if (bits > scale->largest) scale->largest = bits;
-        scale->clipped += clipped;
-    }
-#endif
-}
-
-/* Rounds values to the 8 bits of a tensor. */
-static void mtt__round_eight(const mtt_tensor *t, int64_t count, const float *values, uint8_t *out)
-{
-    float scale = t->scale ? t->scale->scale : 1.0f;
-    int64_t i;
-    if (t->dtype == MTT_F8_E4M3)
-        for (i = 0; i < count; i++) out[i] = mtt__to_e4m3(values[i] * scale);
-    else
-        for (i = 0; i < count; i++) out[i] = mtt__to_e5m2(values[i] * scale);
-    if (t->recorded) mtt__record(t->scale, values, count);
 }
 
 static void mtt__store(const mtt_tensor *t, int64_t first, int64_t count, const float *values)
@@ -7151,7 +6706,7 @@ static void mtt__store(const mtt_tensor *t, int64_t first, int64_t count, const 
     case MTT_F32: memcpy((float *)t->data + first, values, (size_t)count * sizeof(float)); break;
     case MTT_BF16_BITS: for (i = 0; i < count; i++) half[i] = mtt__to_bf16(values[i]); break;
     case MTT_F16_BITS: for (i = 0; i < count; i++) half[i] = mtt__to_fp16(values[i]); break;
-    default: mtt__round_eight(t, count, values, (uint8_t *)t->data + first);
+    default: MTT_IF_EIGHT(mtt__round_eight(t, count, values, (uint8_t *)t->data + first);) break;
     }
 }
 
@@ -7941,14 +7496,6 @@ static void mtt__cpu_linear(const mtt_op *op, const mtt_op_linear *o)
               o->bias, 0, mtt__op_scale(op));
 }
 
-/* y = x W + b, rounded; y += xa B */
-static void mtt__cpu_linear_adapted(const mtt_op *op, const mtt_op_linear_adapted *o)
-{
-    mtt_op_linear linear = {o->x, o->weight, o->bias, o->y};
-    mtt__cpu_linear(op, &linear);
-    mtt__gemm(op, mtt__matrix(o->xa, 0), mtt__matrix(o->lora_b, 0), mtt__matrix(o->y, 0), NULL, 1, 1);
-}
-
 /* dx = scale dy W^T */
 static void mtt__cpu_linear_backward_input(const mtt_op *op, const mtt_op_linear_backward_input *o)
 {
@@ -8724,272 +8271,6 @@ static void mtt__cpu_adamw(const mtt_op *op, const mtt_op_adamw *o)
     }
 }
 
-/* ---- 8 bits: what FP8 adds to operations ---- */
-
-#ifndef MTT_NO_FP8
-/* Stores a row of values as a column of a transposed tensor in 8 bits. */
-static void mtt__store_column(const mtt_tensor *t, int64_t column, int64_t count, const float *values)
-{
-    uint8_t codes[MTT__BLOCK], *to = (uint8_t *)t->data + column;
-    int64_t at, n, i;
-    MTT__BLOCKS(at, n, 0, count) {
-        mtt__round_eight(t, n, values + at, codes);
-        for (i = 0; i < n; i++) to[(at + i) * mtt__width(t)] = codes[i];
-    }
-}
-
-/* y and y_t = x, or (x - mean) rstd gain + shift, in 8 bits; zeros where y_t has no row of x */
-static void mtt__cpu_quantize(const mtt_op *op, const mtt_op_quantize *o)
-{
-    int64_t n = mtt__width(o->x), rows = mtt__rows(o->x), row;
-    (void)op;
-    MTT__THREADS(rows * n)
-    for (row = 0; row < (o->y_t ? mtt__width(o->y_t) : rows); row++) {
-        float x[MTT__BLOCK], gain[MTT__BLOCK], shift[MTT__BLOCK];
-        const float *stats = o->stats ? (const float *)o->stats->data + 2 * row : NULL;
-        int64_t at, count, k;
-        MTT__BLOCKS(at, count, 0, n) {
-            memset(x, 0, sizeof(x));
-            if (row < rows) mtt__load(o->x, row * n + at, count, x);
-            if (row < rows && stats) {
-                mtt__load(o->gain, at, count, gain);
-                if (o->shift) mtt__load(o->shift, at, count, shift);
-                else memset(shift, 0, sizeof(shift));
-                for (k = 0; k < count; k++) x[k] = (x[k] - stats[0]) * stats[1] * gain[k] + shift[k];
-            }
-            if (row < rows && o->y) mtt__store(o->y, row * n + at, count, x);
-            if (o->y_t) {
-                mtt_tensor y_t = mtt__row_range(o->y_t, at, count);
-                mtt__store_column(&y_t, row, count, x);
-            }
-        }
-    }
-}
-
-static void mtt__cpu_quantize_weights(const mtt_op *op, const mtt_op_quantize_weights *o)
-{
-    int i;
-    (void)o;
-    for (i = 0; i < 4; i++) {
-        mtt_op_quantize q = {op->operands[i], NULL, NULL, NULL, NULL, NULL};
-        if (op->transposed) q.y_t = op->operands[4 + i];
-        else q.y = op->operands[4 + i];
-        mtt__cpu_quantize(op, &q);
-    }
-}
-
-/* Rounds what an operation has made to 8 bits: as it is, and transposed. Either may be absent. */
-static void mtt__round_also(const mtt_op *op, mtt_tensor *x, mtt_tensor *x_8, mtt_tensor *x_t)
-{
-    mtt_op_quantize row = {x, NULL, NULL, NULL, x_8, x_t};
-    if (x_8 || x_t) mtt__cpu_quantize(op, &row);
-}
-
-/* dx = dy in 8 bits, with q and k rotated back. Before 8 bits, they are rounded to 16. */
-static void mtt__rotary_backward_eight(const mtt_op *op, const mtt_op_rotary_backward *o)
-{
-    const mtt_shape *d = op->shape;
-    int64_t dim = d->d_head, turned = d->heads + d->heads_kv, row;
-    MTT__THREADS(mtt__elements(o->dx))
-    for (row = 0; row < d->rows; row++) {
-        const float *angles = (const float *)o->angles->data + row % d->seq_len * dim;
-        int64_t head, at = row * mtt__width(o->dx), k;
-        float g[MTT__MAX_HEAD];
-        for (head = 0; head < turned + d->heads_kv; head++, at += dim) {
-            mtt__load(o->dy, at, dim, g);
-            if (head < turned) mtt__rotate(g, angles, dim, d->rotary_interleaved, 1);
-            for (k = 0; k < dim; k++) g[k] = mtt__from_bf16(mtt__to_bf16(g[k]));
-            mtt__store(o->dx, at, dim, g);
-        }
-    }
-}
-
-/* y_t = the activation of x, transposed, and zeros where it has no row of x */
-static void mtt__activation_transposed(mtt_mlp mlp, const mtt_tensor *x, const mtt_tensor *y_t)
-{
-    int64_t n = mtt__rows(y_t), pitch = mtt__width(x), rows = mtt__rows(x), row;
-    MTT__THREADS(rows * n)
-    for (row = 0; row < mtt__width(y_t); row++) {
-        float values[MTT__BLOCK], up[MTT__BLOCK], y[MTT__BLOCK] = {0};
-        int64_t at, count;
-        MTT__BLOCKS(at, count, 0, n) {
-            mtt_tensor columns = mtt__row_range(y_t, at, count);
-            if (row < rows) {
-                mtt__load(x, row * pitch + at, count, values);
-                if (pitch > n) mtt__load(x, row * pitch + n + at, count, up);
-                mtt__activation_block(mlp, values, up, y, count);
-            }
-            mtt__store_column(&columns, row, count, y);
-        }
-    }
-}
-
-/* sums (+)= the sums of the rows of dy_t */
-static void mtt__sum_columns(const mtt_tensor *dy_t, const mtt_tensor *sums, int add)
-{
-    int64_t n = mtt__width(dy_t), rows = mtt__rows(dy_t), row;
-    MTT__THREADS(rows * n)
-    for (row = 0; row < rows; row++) {
-        float buffer[MTT__BLOCK], *out = (float *)sums->data + row, sum = add ? *out : 0.0f;
-        int64_t at, count;
-        MTT__BLOCKS(at, count, 0, n) sum += mtt__sum(mtt__read(dy_t, row * n + at, count, buffer), count);
-        *out = sum;
-    }
-}
-
-/* d_weight (+)= x_t dy_t^T, or dy_t x_t^T for a transposed weight; d_bias (+)= sums of the rows of dy_t */
-static void mtt__weight_gradients_eight(const mtt_op *op, const mtt_op_linear_backward_weight *o)
-{
-    const mtt_tensor *left = op->transposed ? o->dy : o->x, *right = op->transposed ? o->x : o->dy;
-    if (o->d_weight)
-        mtt__gemm(op, mtt__matrix(left, 0), mtt__matrix(right, 1), mtt__matrix(o->d_weight, 0), NULL,
-                  op->adds, 1);
-    if (o->d_bias) mtt__sum_columns(o->dy, o->d_bias, op->adds);
-}
-
-/* Stores columns of a row of d_logits in e5m2. `row` counts from the micro-batch's first one. Rounded to
-   nearest, a target's gradient would stay the same while its probability moves by up to 1/8. That raised a
-   small model's perplexity by 1.4 % in 10,000 steps, random bytes by 0.2 to 0.5 % (tools/performance.md). */
-static void mtt__store_logits_eight(const mtt_op *op, const mtt_op_cross_entropy_backward *o, int64_t row,
-                                    int64_t column, int64_t n, const float *values, uint8_t *out)
-{
-    const mtt_control *c = mtt__control(o->control);
-    uint64_t stream = mtt__op_stream(op) | mtt__stream_step(c->micro_batch);
-    float scale = o->d_logits->scale->scale;
-    int64_t i, k;
-    for (i = 0; i < n; i += 8) {
-        mtt_draw draw = mtt__logits_draw(c->seed, stream, row, column + i, mtt__width(o->d_logits));
-        for (k = 0; k < 8; k++)
-            out[i + k] = mtt__to_e5m2_by(values[i + k] * scale,
-                                         mtt__dropout_number(draw.word, (int)(row % 2 * 8 + k), 8));
-    }
-}
-
-/* Makes the same by gradients of logits in 8 bits, which lie beside the logits. */
-static void mtt__chunk_gradients_eight(const mtt_op *op, const mtt_op_chunked_loss *o, mtt__loss_chunk *c)
-{
-    mtt_tensor d_logits = mtt__row_range(o->d_logits, 0, mtt__rows(&c->logits));
-    mtt_op_cross_entropy_backward d_loss = {&c->logits, &c->losses,  &c->targets,
-                                            o->control, o->counters, &d_logits};
-    mtt_op_linear_backward_input d_input = {&d_logits, o->weight_t, &c->dx};
-    float factor = mtt__loss_factor(mtt__control(o->control), mtt__counters(o->counters));
-    int64_t rows = mtt__rows(&d_logits), width = mtt__width(&d_logits), row;
-    mtt_op plain = *op;
-    plain.transposed = 0; /* weight_t is [in, out] */
-    MTT__THREADS(rows * width)
-    for (row = 0; row < rows; row++) {
-        float x[MTT__BLOCK];
-        int64_t j, n;
-        MTT__BLOCKS(j, n, 0, width) {
-            mtt__logit_block(op, &d_loss, factor, row, j, n, x);
-            mtt__store_logits_eight(op, &d_loss, c->first + row, j, n, x,
-                                    (uint8_t *)d_logits.data + row * width + j);
-        }
-    }
-    mtt__round_also(op, &d_logits, NULL, o->d_logits_t);
-    mtt__cpu_linear_backward_input(&plain, &d_input);
-    if (o->d_weight) {
-        mtt__view left = mtt__matrix(o->d_logits_t, 0), right = mtt__matrix(o->x_t, 1);
-        left.n = right.m = mtt__round_up(rows, 16);
-        right.first += c->first;
-        mtt__gemm(op, left, right, mtt__matrix(o->d_weight, 0), NULL, op->adds, 1);
-    }
-    if (o->d_bias) mtt__sum_columns(o->d_logits_t, o->d_bias, op->adds);
-}
-
-static void mtt__loss_eight(const mtt_op *op, const mtt_op_chunked_loss *o)
-{
-    mtt__scale_logits(o->d_logits->scale, mtt__control(o->control), mtt__counters(o->counters));
-    mtt__loss_by_chunks(op, o, mtt__chunk_gradients_eight);
-}
-
-static void mtt__cpu_merge_records(const mtt_op *op, const mtt_op_merge_records *o)
-{
-    const mtt_scale *rows = (const mtt_scale *)o->rows->data;
-    mtt_scale *scales = (mtt_scale *)o->scales->data;
-    int64_t count = o->scales->shape[0], i;
-    for (i = 0; i < op->shape->ranks * count; i++)
-        if (i / count != op->shape->rank) mtt__merge_record(&scales[i % count], &rows[i]);
-}
-
-/* Scales of the next step, and what this one clipped */
-static void mtt__cpu_rescale(const mtt_op *op, const mtt_op_rescale *o)
-{
-    mtt_scale *scales = (mtt_scale *)o->scales->data;
-    mtt_counters *counters = mtt__counters(o->counters);
-    int64_t i;
-    (void)op;
-    for (i = counters->clipped = 0; i < o->scales->shape[0]; i++)
-        counters->clipped += mtt__rescale(&scales[i], counters->skipped);
-}
-
-/* Runs an operation that takes or makes tensors in 8 bits beside what it does without; 0 = it has none. */
-static int mtt__cpu_eight(const mtt_op *op)
-{
-    const mtt_op_flash *f = MTT_OPERANDS_OF(flash, op);
-    const mtt_op_flash_backward *df = MTT_OPERANDS_OF(flash_backward, op);
-    const mtt_op_rotary_backward *r = MTT_OPERANDS_OF(rotary_backward, op);
-    const mtt_op_norm_backward *n = MTT_OPERANDS_OF(norm_backward, op);
-    const mtt_op_activation_backward *a = MTT_OPERANDS_OF(activation_backward, op); /* gelu_backward, too */
-    const mtt_op_linear_backward_weight *w = MTT_OPERANDS_OF(linear_backward_weight, op);
-    const mtt_op_chunked_loss *loss = MTT_OPERANDS_OF(chunked_loss, op);
-    mtt_mlp mlp = MTT_MLP_GELU;
-    switch (op->kind) {
-    case MTT_OP_flash:
-        if (!f->out_8) return 0;
-        mtt__cpu_flash(op, f);
-        mtt__round_also(op, f->out, f->out_8, NULL);
-        return 1;
-    case MTT_OP_flash_backward:
-        if (!df->d_qkv_t) return 0;
-        mtt__cpu_flash_backward(op, df);
-        mtt__round_also(op, df->d_qkv, NULL, df->d_qkv_t);
-        return 1;
-    case MTT_OP_rotary_backward:
-        if (!r->dx_t) return 0;
-        mtt__rotary_backward_eight(op, r);
-        mtt__round_also(op, r->dx, NULL, r->dx_t);
-        return 1;
-    case MTT_OP_norm_backward:
-        if (!n->dx_t && !n->y_t) return 0;
-        mtt__cpu_norm_backward(op, n);
-        mtt__round_also(op, n->dx, n->dx_8, n->dx_t);
-        if (n->y_t) {
-            mtt_op_quantize y = {n->x, n->stats, n->gain, n->shift, NULL, n->y_t};
-            mtt__cpu_quantize(op, &y);
-        }
-        return 1;
-    case MTT_OP_gelu_backward:
-    case MTT_OP_activation_backward:
-        if (!a->dx_t && !a->y_t) return 0;
-        if (op->kind == MTT_OP_activation_backward) mlp = op->shape->mlp;
-        if (a->y_t) mtt__activation_transposed(mlp, a->x, a->y_t);
-        mtt__slope_rows(mlp, a);
-        mtt__round_also(op, a->dx, NULL, a->dx_t);
-        return 1;
-    case MTT_OP_linear_backward_weight:
-        if (w->dy->dtype != MTT_F8_E5M2) return 0;
-        mtt__weight_gradients_eight(op, w);
-        return 1;
-    case MTT_OP_chunked_loss:
-        if (!loss->d_logits) return 0;
-        mtt__loss_eight(op, loss);
-        return 1;
-    default: return 0;
-    }
-}
-#else
-#define mtt__cpu_quantize(op, o) status = MTT_E_ARGUMENT /* in no schedule: see mtt__check_fp8 */
-#define mtt__cpu_quantize_weights(op, o) mtt__cpu_quantize(op, o)
-#define mtt__cpu_merge_records(op, o) mtt__cpu_quantize(op, o)
-#define mtt__cpu_rescale(op, o) mtt__cpu_quantize(op, o)
-static int mtt__cpu_eight(const mtt_op *op)
-{
-    (void)op;
-    return 0;
-}
-#endif /* MTT_NO_FP8 */
-
 /* ---- backend ---- */
 
 /* A CPU needs a source of memory, the other ranks, and tiles for its threads: 0.5 MB each. */
@@ -9093,6 +8374,15 @@ MTT_WING_OPS(MTT__CPU_DECLARED)
 #define mtt__cpu_gather_sums(op, o) mtt__cpu_all_to_all(op, o)
 #define mtt__cpu_gather_weights(op, o) mtt__cpu_all_to_all(op, o)
 
+/* Runs an operation that a wing has changed; 0: none has. */
+static int mtt__cpu_wing(const mtt_op *op)
+{
+    mtt__wing_of *const *wing = mtt__wings;
+    for (; *wing; wing++)
+        if ((*wing)()->run && (*wing)()->run(op)) return 1;
+    return 0;
+}
+
 static mtt_status mtt__cpu_run(void *context, const mtt_op *ops, int count)
 {
     mtt__cpu *c = (mtt__cpu *)context;
@@ -9101,7 +8391,7 @@ static mtt_status mtt__cpu_run(void *context, const mtt_op *ops, int count)
     for (i = 0; i < count && !status; i++) {
         mtt_op with_tiles = ops[i], *op = &with_tiles;
         op->workspace = &c->tiles;
-        if (mtt__cpu_eight(op)) continue;
+        if (mtt__cpu_wing(op)) continue;
         switch (op->kind) {
 #define MTT__CPU_RUN(name, inputs, operands, flops, bytes, scratch)                     \
         case MTT_OP_##name: mtt__cpu_##name(op, MTT_OPERANDS_OF(name, op)); break;
@@ -9473,29 +8763,6 @@ static float mtt__first_loss_scale(const mtt_trainer *t)
     return mtt__power_of_two(t->optim.loss_scale * (float)(tokens / 16384));
 }
 
-/* Moves scales of 8-bit tensors, from entry `at` up, between host and device. */
-static mtt_status mtt__move_scales(mtt_trainer *t, int way, int64_t at, int64_t count, float *values)
-{
-    mtt_scale *device = (mtt_scale *)t->schedule->programs[MTT__TRAIN].scales->data + at;
-    mtt_scale scale = {0, 0, 0, 0};
-    mtt_status status = MTT_OK;
-    int64_t i;
-    for (i = 0; i < count && !status; i++) {
-        if (way == MTT__PUT) scale.scale = values[i], scale.inverse = 1.0f / values[i];
-        status = mtt__copy(t, way, device + i, &scale, sizeof(scale));
-        if (way == MTT__GET) values[i] = t->measured ? scale.scale : 0.0f;
-    }
-    return status;
-}
-
-/* Scales for the pass that measures them: 14 is then the largest value. */
-static mtt_status mtt__fill_scales(mtt_trainer *t)
-{
-    int64_t count = t->schedule->programs[MTT__TRAIN].scales->shape[0], i;
-    for (i = 0; i < count; i++) t->values[i] = 1.0f / 32;
-    return mtt__move_scales(t, MTT__PUT, 0, count, t->values);
-}
-
 /* Fills the state that training and generation have in common: tables of positions, and zeros elsewhere. */
 static mtt_status mtt__fill_tables(mtt_trainer *t)
 {
@@ -9738,45 +9005,19 @@ static mtt_status mtt__send(mtt_trainer *t, const mtt__program *p, const int32_t
     return mtt__told(t, status);
 }
 
-/* Takes the scales of rank 0, whose micro-batch is the first. */
-static mtt_status mtt__take_scales(mtt_trainer *t)
-{
-    const mtt_tensor *scales = t->schedule->programs[MTT__TRAIN].scales;
-    mtt_status status = mtt__copy(t, MTT__GET, scales->data, t->staging, scales->bytes);
-    if (!status) status = mtt__spread(t, 0, t->staging, scales->bytes);
-    return status ? status : mtt__copy(t, MTT__PUT, scales->data, t->staging, scales->bytes);
-}
-
-/* Measures the scales of 8-bit tensors by the first step's forward pass. */
-static mtt_status mtt__measure_scales(mtt_trainer *t, const int32_t *tokens, const int32_t *targets,
-                                      int64_t counted)
-{
-    const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
-    int forward = 0;
-    mtt_status status;
-    if (!p->scales || t->measured) return MTT_OK;
-    while (p->ops[forward].phase == MTT_FORWARD) forward++;
-    status = mtt__fill_scales(t);
-    if (!status) status = mtt__send(t, p, tokens, targets, counted, 0);
-    if (!status) status = mtt__told(t, t->backend.run(t->context, p->ops, forward));
-    if (!status) /* rescale, the last operation: FP8 has no early updates, so there is a step */
-        status = mtt__told(t, t->backend.run(t->context, p->ops + p->op_count - 1, 1));
-    if (!status && t->schedule->policy.ranks > 1) status = mtt__take_scales(t);
-    t->measured = !status;
-    return status;
-}
-
 /* Runs a program's forward and backward pass over micro-batches. */
 static mtt_status mtt__run_micro_batches(mtt_trainer *t, const mtt__program *p, const int32_t *tokens,
                                          const int32_t *targets, int micro_batches, int training)
 {
     int64_t rows = p->shape.rows, counted = 0, k;
+    mtt__wing_of *const *wing = mtt__wings;
     mtt_status status = mtt__check_ids(t, tokens, rows * micro_batches, 0, "token");
     int i;
     if (!status) status = mtt__check_ids(t, targets, rows * micro_batches, -1, "target");
     for (k = 0; k < rows * micro_batches && !status; k++) counted += targets[k] >= 0;
     if (training) status = mtt__all_agree(t, status, &counted);
-    if (training && !status) status = mtt__measure_scales(t, tokens, targets, counted);
+    for (; *wing && training && !status; wing++)
+        if ((*wing)()->begin) status = (*wing)()->begin(t, tokens, targets, counted);
     for (i = 0; i < micro_batches && !status; i++) {
         status = mtt__send(t, p, tokens + i * rows, targets + i * rows, counted, 0);
         if (!status)
@@ -10194,6 +9435,954 @@ MTTDEF void mtt_schedule_json(const mtt_schedule *s, mtt_write_fn write, void *u
     }
     write(user, "\n]}\n", 4);
 }
+
+#ifndef MTT_NO_ADAPTERS
+/* -----------------------------------------------------------------------------------------------------------
+   >>adapters
+   -------------------------------------------------------------------------------------------------------- */
+
+/* LoRA (Hu et al. 2021, arXiv 2106.09685): a linear layer's weight W stays, and W + (alpha / rank) A B takes
+   its place, of which A and B are trained. */
+
+static int mtt__has_adapters(const mtt__builder *b)
+{
+    return b->policy->lora_rank > 0;
+}
+
+static void mtt__resolve_adapters(mtt_policy *p)
+{
+    if (p->lora_rank && p->lora_alpha == 0) p->lora_alpha = (float)p->lora_rank;
+    if (p->lora_rank && !p->lora_targets) p->lora_targets = "attn.c_attn";
+}
+
+static void mtt__check_adapters(mtt__faults *faults, const mtt_model_desc *model, const mtt_policy *p)
+{
+    (void)model;
+    mtt__require(faults, p->lora_rank % 8 == 0, "lora_rank is %d, it must be a multiple of 8", p->lora_rank);
+}
+
+/* 1 = a linear layer has an adapter, which `name` is a part of, as h.0.attn.c_attn.lora_A. */
+static int mtt__is_target(const char *targets, const char *name)
+{
+    size_t size = strlen(name) - strlen(".lora_A");
+    char layer[40] = "";
+    memcpy(layer, name, size);
+    return mtt__matches(targets, layer) || mtt__matches(targets, strchr(layer + 2, '.') + 1);
+}
+
+/* Adapters alone are trained, those of the targets. */
+static void mtt__adapts(const mtt_policy *policy, int kind, const char *name, int *fate)
+{
+    if (policy->lora_rank && !mtt__is_added(kind)) *fate = MTT__FROZEN;
+    if (mtt__is_added(kind) && !mtt__is_target(policy->lora_targets, name)) *fate = MTT__LEFT_OUT;
+}
+
+static int mtt__is_adapted(const mtt__parameter *q, const char *pattern)
+{
+    return mtt__is_added(q->kind) && mtt__is_target(pattern, q->weight->name);
+}
+
+static void mtt__check_targets(mtt__builder *b)
+{
+    if (mtt__has_adapters(b))
+        mtt__check_patterns(b, b->policy->lora_targets, "lora_targets", mtt__is_adapted,
+                            "none of attn.c_attn, attn.c_proj, mlp.c_fc and mlp.c_proj is");
+}
+
+/* An adapter's part in a product: alpha / rank. */
+static float mtt__lora_scale(const mtt_policy *policy)
+{
+    return policy->lora_alpha / (float)policy->lora_rank;
+}
+
+/* y = x W + b becomes xa = scale x A, y = x W + b + xa B. */
+static int mtt__rule_adapters(mtt__builder *b, mtt_op *op, const mtt_op *end)
+{
+    int which = op == end ? -1 : mtt__linear_number(b, op), kind = MTT__QKV_A + 2 * which;
+    mtt_tensor *lora_a = which < 0 ? NULL : mtt__weight(b, kind, op->layer), *xa;
+    const mtt_op_linear *f;
+    if (!lora_a) return 0;
+    f = MTT_OPERANDS_OF(linear, op);
+    xa = mtt__make(b, MTT__A_QKV_XA + which, op->layer);
+    MTT__EMIT(b, op->layer, 0, linear, f->x, lora_a, NULL, xa);
+    b->op->scale = mtt__lora_scale(b->policy);
+    MTT__EMIT(b, op->layer, 0, linear_adapted, f->x, f->weight, f->bias, xa,
+              mtt__weight(b, kind + 1, op->layer), f->y);
+    return 1;
+}
+
+/* The gradients of B and of x A, then those of the layer itself. */
+static void mtt__adjoint_linear_adapted(mtt__builder *b, const mtt_op *op)
+{
+    const mtt_op_linear_adapted *f = MTT_OPERANDS_OF(linear_adapted, op);
+    mtt_op_linear linear = {f->x, f->weight, f->bias, f->y};
+    mtt_tensor *dy = *mtt__gradient(b, f->y), *d_b = mtt__parameter_gradient(b, f->lora_b);
+    mtt_op base = *op;
+    if (d_b) {
+        mtt_tensor *xa = mtt__need(b, f->xa);
+        MTT__EMIT(b, op->layer, 0, linear_backward_weight, xa, dy, d_b, NULL);
+    }
+    if (mtt__trains(b, f->xa)) {
+        MTT__EMIT(b, op->layer, 0, linear_backward_input, dy, f->lora_b, mtt__make_gradient(b, f->xa));
+        b->op->scale = mtt__lora_scale(b->policy);
+    }
+    base.operands = (mtt_tensor **)(void *)&linear;
+    mtt__adjoint_linear(b, &base);
+}
+
+/* y = x W + b, rounded; y += xa B */
+static void mtt__cpu_linear_adapted(const mtt_op *op, const mtt_op_linear_adapted *o)
+{
+    mtt_op_linear linear = {o->x, o->weight, o->bias, o->y};
+    mtt__cpu_linear(op, &linear);
+    mtt__gemm(op, mtt__matrix(o->xa, 0), mtt__matrix(o->lora_b, 0), mtt__matrix(o->y, 0), NULL, 1, 1);
+}
+
+/* Returns the adapter of a weight, A or B; NULL: none. */
+static const mtt__parameter *mtt__adapter(const mtt_trainer *t, const mtt__parameter *q, int of_b)
+{
+    const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
+    int i, k = 0;
+    while (k < (int)MTT__LENGTH(mtt__linears) && mtt__linears[k] != q->kind) k++;
+    for (i = 0; i < p->parameter_count; i++)
+        if (p->parameters[i].layer == q->layer && p->parameters[i].kind == MTT__QKV_A + 2 * k + of_b)
+            return &p->parameters[i];
+    return NULL;
+}
+
+/* Returns all values of a parameter, in memory of the caller's; NULL after a failure. */
+static float *mtt__all_values(mtt_trainer *t, const mtt__parameter *q, mtt_status *status)
+{
+    int64_t count = mtt__parameter_elements(q);
+    float *values = *status ? NULL : (float *)mtt__alloc(t->env, (size_t)count, sizeof(float));
+    if (!values && !*status) *status = MTT_E_MEMORY;
+    if (values) *status = mtt__move_optim(t, MTT__GET, q, MTT__MASTER, 0, count, values);
+    return values;
+}
+
+/* Adds scale A B to elements of a weight. */
+static mtt_status mtt__add_adapter(mtt_trainer *t, const mtt__parameter *q, int64_t at, int64_t count,
+                                   float *values)
+{
+    const mtt__parameter *a = mtt__adapter(t, q, 0), *b = mtt__adapter(t, q, 1);
+    mtt_status status = MTT_OK;
+    float *as, *bs;
+    int64_t i, k;
+    if (!a) return MTT_OK;
+    as = mtt__all_values(t, a, &status);
+    bs = mtt__all_values(t, b, &status);
+    for (i = 0; i < count && !status; i++) {
+        int64_t row = (at + i) / q->shape[1], column = (at + i) % q->shape[1];
+        double sum = 0;
+        for (k = 0; k < a->shape[1]; k++)
+            sum += (double)as[row * a->shape[1] + k] * (double)bs[k * q->shape[1] + column];
+        values[i] += (float)((double)mtt__lora_scale(&t->schedule->policy) * sum);
+    }
+    mtt__free(t->env, as);
+    mtt__free(t->env, bs);
+    return status;
+}
+
+static const mtt__wing *mtt__wing_adapters(void)
+{
+    static const mtt__wing wing = {mtt__resolve_adapters, mtt__check_adapters, mtt__adapts,
+                                   mtt__check_targets, NULL, NULL, NULL, NULL};
+    return &wing;
+}
+#endif /* MTT_NO_ADAPTERS */
+
+#ifndef MTT_NO_FP8
+/* -----------------------------------------------------------------------------------------------------------
+   >>eight
+   -------------------------------------------------------------------------------------------------------- */
+
+/* A product of FP8 takes x and W in e4m3, each times a scale of its own, and the gradient dy in e5m2, at
+   scale 1. It sums along the rows of both, so y = x W needs W transposed, and dW = x^T dy needs both
+   transposed. So the weights of a layer are rounded twice, transposed before its forward pass and as they are
+   before its backward pass, and dy at once in both orders. x is not kept: from what was kept its transpose is
+   made again. What makes a tensor rounds it on its way where it can, `absorb`; else quantize does, an
+   operation of its own. The comment at MTT_EIGHT_OPS has the operands. */
+
+/* ---- checks ---- */
+
+static void mtt__resolve_eight(mtt_policy *p)
+{
+    if (p->precision != MTT_FP8) return;
+    if (p->fp8_products == MTT_FP8_ALL) p->loss = MTT_LOSS_CHUNKED;
+    if (p->loss_chunk_rows > 0) p->loss_chunk_rows = (int)mtt__round_up(p->loss_chunk_rows, 16);
+}
+
+static void mtt__check_eight(mtt__faults *faults, const mtt_model_desc *model, const mtt_policy *p)
+{
+    int kv = model->heads_kv * model->d_head;
+    if (p->precision != MTT_FP8) return;
+    mtt__require(faults, model->d_model % 16 == 0 && model->d_ff % 16 == 0,
+                 "precision is fp8: d_model %d and d_ff %d must be multiples of 16", model->d_model,
+                 model->d_ff);
+    mtt__require(faults, kv % 16 == 0,
+                 "precision is fp8: heads_kv * d_head is %d, it must be a multiple of 16", kv);
+    mtt__require(faults, !p->lora_rank,
+                 "precision is fp8, which has no adapters: set it to bf16, or lora_rank to 0");
+}
+
+/* ---- the forward and the backward pass ---- */
+
+/* 1 = products are in 8 bits: of the layers, of the head (`least` is MTT_FP8_ALL). Evaluations and generation
+   have theirs in 16, for the weights as they are saved. */
+static int mtt__in_eight(const mtt__builder *b, mtt_fp8_products least)
+{
+    return b->trains && b->policy->precision == MTT_FP8 && b->policy->fp8_products <= least;
+}
+
+/* Entries of the table of scales: those of each layer, in the order of its roles, then the model's. */
+enum { MTT__LAYER_SCALES = 8, MTT__SCALE_LN_F = 0, MTT__SCALE_HEAD, MTT__SCALE_LOGITS, MTT__MODEL_SCALES };
+
+/* The entry of an activation or a transposed weight in the table of scales. */
+static int mtt__scale_entry(const mtt__builder *b, int role, int layer)
+{
+    static const int roles[MTT__LAYER_SCALES] = {MTT__A_LN_1, MTT__A_ATTENDED_EIGHT, MTT__A_LN_2, MTT__A_GELU,
+                                                 MTT__A_QKV_EIGHT, MTT__A_PROJ_EIGHT, MTT__A_FC_EIGHT,
+                                                 MTT__A_MLP_EIGHT};
+    int i = 0;
+    if (role == MTT__A_LN_F) return MTT__LAYER_SCALES * b->program->shape.layers + MTT__SCALE_LN_F;
+    while (i < MTT__LAYER_SCALES - 1 && roles[i] != role) i++;
+    return MTT__LAYER_SCALES * layer + i;
+}
+
+/* Makes an activation or a transposed weight that is in 8 bits. */
+static mtt_tensor *mtt__make_eight(mtt__builder *b, int role, int layer)
+{
+    mtt_tensor *t = mtt__make(b, role, layer);
+    if (b->status) return t;
+    t->entry = mtt__scale_entry(b, role, layer);
+    t->recorded = b->phase == MTT_FORWARD;
+    return t;
+}
+
+/* An 8-bit tensor for the values of another, or their transpose, whose rows are padded to 16 elements.
+   Without an entry it is a gradient in e5m2. */
+static mtt_tensor *mtt__add_eight(mtt__builder *b, const mtt_tensor *t, int entry, int transposed)
+{
+    mtt_dtype dtype = entry < 0 ? MTT_F8_E5M2 : MTT_F8_E4M3;
+    int64_t rows, width;
+    mtt_tensor *eight;
+    if (b->status) return &b->nothing;
+    rows = mtt__rows(t), width = mtt__width(t);
+    eight = mtt__add_tensor(b, dtype, t->category, -1, t->name, transposed ? ".t8" : ".8",
+                            transposed ? width : rows, transposed ? mtt__round_up(rows, 16) : width, 0);
+    eight->entry = entry;
+    return eight;
+}
+
+/* A product's input, made again from what was kept: in 8 bits and transposed. */
+static mtt_tensor *mtt__input_again(mtt__builder *b, int layer, const mtt_tensor *x)
+{
+    mtt_op maker = mtt__maker(b, x);
+    const mtt_op_norm *n = MTT_OPERANDS_OF(norm, &maker);
+    int attention = maker.kind == MTT_OP_flash; /* its output is there in 16 bits */
+    mtt_tensor *from, *stats = NULL, *gain = NULL, *shift = NULL, *again;
+    from = mtt__need(b, maker.operands[attention ? maker.inputs : 0]);
+    if (maker.kind == MTT_OP_norm) stats = mtt__need(b, n->stats), gain = n->gain, shift = n->shift;
+    if (mtt__is_activation(maker.kind)) { /* quantize can apply a norm on its way, but no activation */
+        mtt_op_activation row = {from, mtt__add_tensor(b, mtt__dtype(b), x->category, -1, x->name, ".16",
+                                                    mtt__rows(x), mtt__width(x), 0)};
+        mtt__emit(b, maker.kind, layer, 0, &row)->recomputed = 1;
+        from = row.y;
+    }
+    again = mtt__add_eight(b, x, x->entry, 1);
+    MTT__EMIT(b, layer, 0, quantize, from, stats, gain, shift, NULL, again);
+    return again;
+}
+
+/* From now on an activation is in 8 bits: what makes it rounds it. */
+static mtt_tensor *mtt__narrow(mtt__builder *b, mtt_tensor *t)
+{
+    if (b->status) return t;
+    t->dtype = MTT_F8_E4M3;
+    t->bytes = (size_t)mtt__elements(t);
+    t->entry = mtt__scale_entry(b, t->role, t->layer);
+    t->recorded = 1;
+    return t;
+}
+
+/* Returns the 8-bit input of a product: x itself, attention's output in 8 bits, or a copy as activation
+   `role`. */
+static mtt_tensor *mtt__eight_input(mtt__builder *b, int layer, mtt_tensor *x, int role)
+{
+    mtt_tensor *y;
+    if (b->status || x->dtype == MTT_F8_E4M3) return x;
+    if (x->role == MTT__A_ATTENDED)
+        return b->activations[mtt__slot(b, MTT__A_ATTENDED_EIGHT, x->layer)].current;
+    y = mtt__narrow(b, mtt__make(b, role, layer < 0 ? b->program->shape.layers : layer));
+    MTT__EMIT(b, layer, 0, quantize, x, NULL, NULL, NULL, y, NULL);
+    return y;
+}
+
+/* The weights of a layer in 8 bits, transposed or as they are. */
+static void mtt__emit_weights(mtt__builder *b, int layer, int transposed)
+{
+    mtt_tensor *operands[8];
+    int i;
+    for (i = 0; i < 4 && !b->status; i++) {
+        mtt_tensor *w = operands[i] = mtt__weight(b, mtt__linears[i], layer);
+        int role = MTT__A_QKV_EIGHT + i;
+        operands[4 + i] = transposed ? mtt__make_eight(b, role, layer)
+                                     : mtt__add_eight(b, w, mtt__scale_entry(b, role, layer), 0);
+        operands[4 + i]->parameter = w->parameter;
+    }
+    if (!b->status) mtt__emit(b, MTT_OP_quantize_weights, layer, 0, operands)->transposed = transposed;
+}
+
+/* y = x W + b with x and W in 8 bits, and W transposed. A layer's weights are made before its first one. Only
+   what no norm has made needs a copy, the input of attention and of the MLP: as that norm's output. */
+static int mtt__eight_linear(mtt__builder *b, const mtt_op *op, int which)
+{
+    const mtt_op_linear *f = MTT_OPERANDS_OF(linear, op);
+    mtt_tensor *x = mtt__eight_input(b, op->layer, f->x, which == 0 ? MTT__A_LN_1 : MTT__A_LN_2), *w;
+    if (which == 0) mtt__emit_weights(b, op->layer, 1);
+    w = b->activations[mtt__slot(b, MTT__A_QKV_EIGHT + which, op->layer)].current;
+    MTT__EMIT(b, op->layer, 0, linear, x, w, f->bias, f->y);
+    b->op->transposed = 1;
+    return 1;
+}
+
+/* The head's products, with its weight as it is and transposed. */
+static int mtt__eight_loss(mtt__builder *b, const mtt_op *op)
+{
+    mtt_op_chunked_loss f = *MTT_OPERANDS_OF(chunked_loss, op);
+    mtt_tensor *x = mtt__eight_input(b, -1, f.x, MTT__A_LN_F), *w = f.weight;
+    int scales = MTT__LAYER_SCALES * b->program->shape.layers;
+    int64_t rows, vocab = b->program->shape.vocab_padded;
+    if (b->status) return 1;
+    if (x != f.x) { /* a copy has the gradient now */
+        *mtt__gradient(b, f.x) = NULL;
+        f.dx = mtt__make_gradient(b, x);
+    }
+    f.weight = mtt__add_eight(b, w, scales + MTT__SCALE_HEAD, 0);
+    f.weight_t = mtt__add_eight(b, w, scales + MTT__SCALE_HEAD, 1);
+    f.weight->recorded = 1;
+    MTT__EMIT(b, -1, 0, quantize, w, NULL, NULL, NULL, f.weight, f.weight_t);
+    if (f.d_weight) f.x_t = mtt__input_again(b, -1, x);
+    f.x = x;
+    if (b->status) return 1;
+    rows = f.logits->shape[0];
+    f.d_logits = mtt__add_tensor(b, MTT_F8_E5M2, MTT_LOGITS, -1, "", "d_logits.8", rows, vocab, 0);
+    f.d_logits_t = mtt__add_tensor(b, MTT_F8_E5M2, MTT_LOGITS, -1, "", "d_logits.t8", vocab,
+                                   mtt__round_up(rows, 16), 0);
+    f.d_logits->entry = f.d_logits_t->entry = scales + MTT__SCALE_LOGITS;
+    mtt__emit(b, MTT_OP_chunked_loss, -1, op->site, &f)->transposed = 1;
+    return 1;
+}
+
+/* Products of the forward pass take 8 bits. What only they read is narrowed: a norm before a branch or the
+   head, and an activation of the MLP. The backward pass reads attention's output in 16 bits, too: it gets a
+   copy. */
+static int mtt__rule_eight(mtt__builder *b, mtt_op *op, const mtt_op *end)
+{
+    int head = mtt__in_eight(b, MTT_FP8_ALL), pre = b->schedule->model.norm_place == MTT_NORM_PRE, which;
+    mtt_tensor *made, *copy;
+    if (op == end) return 0;
+    which = mtt__linear_number(b, op);
+    if (which >= 0) return mtt__eight_linear(b, op, which);
+    made = op->operands[op->inputs]; /* every operation of the forward pass makes something */
+    switch (op->kind) {
+    case MTT_OP_norm:
+        if (pre && (op->layer >= 0 || head)) mtt__narrow(b, made);
+        return 0;
+    case MTT_OP_gelu:
+    case MTT_OP_activation: mtt__narrow(b, made); return 0;
+    case MTT_OP_chunked_loss: return head && mtt__eight_loss(b, op);
+    case MTT_OP_flash:
+        ((mtt_op_flash *)(void *)op->operands)->out_8 = mtt__make_eight(b, MTT__A_ATTENDED_EIGHT, op->layer);
+        return 0;
+    case MTT_OP_attention_values:
+        mtt__append(b, op);
+        copy = mtt__make_eight(b, MTT__A_ATTENDED_EIGHT, op->layer);
+        MTT__EMIT(b, op->layer, 0, quantize, made, NULL, NULL, NULL, copy, NULL);
+        return 1;
+    default: return 0;
+    }
+}
+
+/* Makes an activation's gradient in 8 bits, as it is and transposed. */
+static void mtt__gradient_eight(mtt__builder *b, const mtt_op *op, const mtt_tensor *t, mtt_tensor *made[2])
+{
+    mtt_tensor *gradient = *mtt__gradient(b, t);
+    made[0] = mtt__add_eight(b, gradient, -1, 0);
+    made[1] = mtt__add_eight(b, gradient, -1, 1);
+    MTT__EMIT(b, op->layer, 0, quantize, gradient, NULL, NULL, NULL, made[0], made[1]);
+}
+
+/* The 8-bit copy of a weight for the backward products of its layer, which have theirs made together. */
+static mtt_tensor *mtt__weight_eight(mtt__builder *b, int layer, const mtt_tensor *weight)
+{
+    const mtt_op *op = NULL;
+    int i = b->program->op_count, k = 0;
+    while (i-- > 0) {
+        op = &b->program->ops[i];
+        if (op->kind == MTT_OP_quantize_weights && !op->transposed) break; /* of this layer or one above */
+    }
+    if (i < 0 || op->layer != layer) mtt__emit_weights(b, layer, 0), i = b->program->op_count - 1;
+    if (b->status) return NULL;
+    op = &b->program->ops[i];
+    while (op->operands[k] != weight) k++;
+    return op->operands[op->inputs + k];
+}
+
+/* The gradient of x. An activation's input is made again before it, so that its backward pass can follow. */
+static void mtt__input_gradient_eight(mtt__builder *b, const mtt_op *op, mtt_tensor *dy,
+                                      const mtt_tensor *weight)
+{
+    const mtt_tensor *x = MTT_OPERANDS_OF(linear, op)->x;
+    mtt_op maker = mtt__maker(b, x);
+    mtt_tensor *eight;
+    if (mtt__is_activation(maker.kind)) mtt__need(b, maker.operands[0]);
+    eight = mtt__weight_eight(b, op->layer, weight);
+    MTT__EMIT(b, op->layer, 0, linear_backward_input, dy, eight, mtt__make_gradient(b, x));
+}
+
+/* The weight's gradient comes first, but last where x is the result of a norm or of an activation, whose
+   backward pass follows and can make x_t on its way. */
+static void mtt__adjoint_linear_eight(mtt__builder *b, const mtt_op *op)
+{
+    const mtt_op_linear *f = MTT_OPERANDS_OF(linear, op);
+    mtt_tensor *weight = b->program->parameters[f->weight->parameter].weight, *x_t;
+    mtt_tensor *d_weight = mtt__parameter_gradient(b, weight), *d_bias = mtt__parameter_gradient(b, f->bias);
+    mtt_tensor *dy[2];
+    mtt_op_kind maker = mtt__maker(b, f->x).kind;
+    int trains = mtt__trains(b, f->x);
+    int last = trains && d_weight && (maker == MTT_OP_norm || mtt__is_activation(maker));
+    mtt__gradient_eight(b, op, f->y, dy);
+    if (last) mtt__input_gradient_eight(b, op, dy[0], weight);
+    x_t = d_weight ? mtt__input_again(b, op->layer, f->x) : NULL;
+    if (d_weight || d_bias)
+        MTT__EMIT(b, op->layer, 0, linear_backward_weight, x_t, dy[1], d_weight, d_bias);
+    if (trains && !last) mtt__input_gradient_eight(b, op, dy[0], weight);
+}
+
+/* Emits it not in place, since what it makes will be rounded. */
+static void mtt__adjoint_activation_eight(mtt__builder *b, const mtt_op *op)
+{
+    const mtt_op_activation *f = MTT_OPERANDS_OF(activation, op);
+    mtt_tensor *x = mtt__need(b, f->x);
+    mtt_op_activation_backward row = {*mtt__gradient(b, f->y), x, mtt__make_gradient(b, x), NULL, NULL};
+    mtt__emit(b, op->kind == MTT_OP_gelu ? MTT_OP_gelu_backward : MTT_OP_activation_backward, op->layer, 0,
+              &row);
+}
+
+/* The gradient passes through, and joins that of another use. Weights' are made by their products, and
+   transposes need none. */
+static void mtt__adjoint_quantize(mtt__builder *b, const mtt_op *op)
+{
+    const mtt_op_quantize *f = MTT_OPERANDS_OF(quantize, op);
+    mtt_tensor *other;
+    if (f->x->role < 0 || !f->y || f->y->role < 0) return;
+    other = *mtt__gradient(b, f->x);
+    *mtt__gradient(b, f->x) = *mtt__gradient(b, f->y);
+    mtt__join_gradient(b, op->layer, f->x, other);
+}
+
+/* Emits the adjoint of an operation on 8 bits. 0 = it is on none: its usual adjoint follows. */
+static int mtt__adjoint_eight(mtt__builder *b, const mtt_op *op)
+{
+    int narrow = op->operands[mtt__is_activation(op->kind) ? op->inputs : 0]->dtype == MTT_F8_E4M3;
+    const mtt_op_flash *f = MTT_OPERANDS_OF(flash, op);
+    if (op->kind == MTT_OP_flash && f->out_8) *mtt__gradient(b, f->out) = *mtt__gradient(b, f->out_8);
+    if (op->kind == MTT_OP_linear && narrow) mtt__adjoint_linear_eight(b, op);
+    else if (mtt__is_activation(op->kind) && narrow) mtt__adjoint_activation_eight(b, op);
+    else return 0;
+    return 1;
+}
+
+/* The last operation that writes a tensor. */
+static mtt_op *mtt__writer(const mtt__builder *b, const mtt_tensor *t)
+{
+    int i = b->program->op_count, k;
+    while (i-- > 0) {
+        mtt_op *op = &b->program->ops[i];
+        for (k = op->inputs; k < op->inputs + op->outputs; k++)
+            if (op->operands[k] == t) return op;
+    }
+    return NULL;
+}
+
+/* A gradient in 8 bits: by what makes it, if that can. Attention can with sequences of whole 16 tokens, and
+   rotary where q and k have no norms. */
+static int mtt__absorb_gradient(mtt__builder *b, const mtt_op_quantize *q)
+{
+    mtt_op *maker = mtt__writer(b, q->x);
+    mtt_op_norm_backward *n = (mtt_op_norm_backward *)(void *)maker->operands;
+    mtt_op_activation_backward *a = (mtt_op_activation_backward *)(void *)maker->operands;
+    mtt_op_flash_backward *f = (mtt_op_flash_backward *)(void *)maker->operands;
+    mtt_op_rotary_backward *r = (mtt_op_rotary_backward *)(void *)maker->operands;
+    switch (maker->kind) {
+    case MTT_OP_norm_backward: n->dx_8 = q->y, n->dx_t = q->y_t; return 1;
+    case MTT_OP_gelu_backward:
+    case MTT_OP_activation_backward: a->dx = q->y, a->dx_t = q->y_t; return 1;
+    case MTT_OP_flash_backward:
+        if (b->program->shape.seq_len % 16) return 0;
+        f->d_qkv = q->y, f->d_qkv_t = q->y_t;
+        return 1;
+    case MTT_OP_rotary_backward:
+        if (r->q_gain) return 0;
+        r->dx = q->y, r->dx_t = q->y_t;
+        return 1;
+    default: return 0;
+    }
+}
+
+/* [an activation again], x_t, the weight's gradient of it, and now the backward pass of what made x: that
+   makes x_t on its way, and goes before the weight's gradient. */
+static int mtt__absorb_input(mtt__builder *b, mtt_op *op)
+{
+    mtt__program *p = b->program;
+    mtt_op_norm_backward *n = (mtt_op_norm_backward *)(void *)op->operands;
+    mtt_op_activation_backward *a = (mtt_op_activation_backward *)(void *)op->operands;
+    int activation = op->kind != MTT_OP_norm_backward;
+    const mtt_op_quantize *q;
+    mtt_op weight;
+    if (p->op_count < 3 || p->ops[p->op_count - 2].kind != MTT_OP_quantize) return 0;
+    weight = p->ops[p->op_count - 1];
+    q = MTT_OPERANDS_OF(quantize, &p->ops[p->op_count - 2]);
+    if (weight.kind != MTT_OP_linear_backward_weight || q->y || q->y_t != weight.operands[0]) return 0;
+    if (activation ? p->ops[p->op_count - 3].operands[0] != a->x : q->x != n->x) return 0;
+    if (activation) a->y_t = q->y_t;
+    else n->y_t = q->y_t, n->shift = q->shift;
+    p->op_count -= 2 + activation;
+    mtt__append(b, op);
+    mtt__append(b, &weight);
+    return 1;
+}
+
+/* What quantize would do in a pass of its own, the backward passes of norms, activations, attention and
+   rotary do on their way. */
+static int mtt__rule_absorb(mtt__builder *b, mtt_op *op, const mtt_op *end)
+{
+    const mtt_op_quantize *q;
+    if (op == end || op->phase != MTT_BACKWARD) return 0;
+    q = MTT_OPERANDS_OF(quantize, op);
+    switch (op->kind) {
+    case MTT_OP_quantize: return q->y && q->y_t && mtt__absorb_gradient(b, q);
+    case MTT_OP_norm_backward:
+    case MTT_OP_gelu_backward:
+    case MTT_OP_activation_backward: return mtt__absorb_input(b, op);
+    default: return 0;
+    }
+}
+
+static int mtt__has_eight(const mtt__builder *b)
+{
+    return mtt__in_eight(b, MTT_FP8_LAYERS);
+}
+
+/* ---- state ---- */
+
+static void mtt__add_scales(mtt__builder *b)
+{
+    mtt__program *p = b->program;
+    if (b->policy->precision == MTT_FP8)
+        p->scales = mtt__add_state(b, MTT_U8, MTT_DATA, "scales",
+                                   MTT__LAYER_SCALES * p->shape.layers + MTT__MODEL_SCALES,
+                                   (int64_t)sizeof(mtt_scale));
+}
+
+/* The last pass: scales for the next step, of what all ranks have recorded. */
+static void mtt__emit_scales(mtt__builder *b)
+{
+    mtt__program *p = b->program;
+    int ranks = b->policy->ranks;
+    mtt_tensor *rows;
+    b->phase = MTT_STEP;
+    if (ranks > 1) {
+        rows = mtt__add_tensor(b, MTT_U8, MTT_DATA, -1, "", "records", ranks, (int64_t)p->scales->bytes, 0);
+        MTT__EMIT(b, -1, 0, all_gather, p->scales, rows);
+        MTT__EMIT(b, -1, 0, merge_records, rows, p->scales);
+    }
+    MTT__EMIT(b, -1, 0, rescale, p->scales, p->counters);
+}
+
+/* ---- numbers ---- */
+
+/* e5m2 is the upper half of a half: it becomes infinite from 61440 up. */
+MTT__INLINE uint8_t mtt__to_e5m2(float x)
+{
+    uint32_t bits = mtt__float_bits(x), magnitude = bits & 0x7fffffffu;
+    uint32_t normal = (magnitude - 0x38000000u + 0xfffffu + ((magnitude >> 21) & 1u)) >> 21;
+    uint32_t subnormal = mtt__float_bits(mtt__bits_float(magnitude) + 128.0f) - 0x43000000u;
+    uint32_t code = mtt__either(magnitude < 0x38800000u, subnormal, normal);
+    code = mtt__either(magnitude >= 0x47700000u, magnitude > 0x7f800000u ? 0x7fu : 0x7cu, code);
+    return (uint8_t)(code | (bits >> 24 & 0x80u));
+}
+
+/* Rounds to one of the two nearest e5m2. Over all bytes (0..255) the mean is x, rounded to a half. */
+MTT__INLINE uint8_t mtt__to_e5m2_by(float x, uint32_t byte)
+{
+    return (uint8_t)((mtt__to_fp16(x) + byte) >> 8);
+}
+
+MTT__INLINE float mtt__from_e5m2(uint8_t code) { return mtt__from_fp16((uint16_t)(code << 8)); }
+
+static void mtt__load_eight(const mtt_tensor *t, int64_t first, int64_t count, float *out)
+{
+    const uint8_t *eight = (const uint8_t *)t->data + first;
+    float inverse = t->scale ? t->scale->inverse : 1.0f;
+    int64_t i;
+    if (t->dtype == MTT_F8_E4M3)
+        for (i = 0; i < count; i++) out[i] = mtt__from_e4m3(eight[i]) * inverse;
+    else
+        for (i = 0; i < count; i++) out[i] = mtt__from_e5m2(eight[i]) * inverse;
+}
+
+/* Notes the largest absolute value and how many are clipped. The order of threads does not matter. */
+static void mtt__record(mtt_scale *scale, const float *values, int64_t count)
+{
+    float largest = mtt__largest_magnitude(values, count), limit = 448.0f * scale->inverse;
+    uint32_t clipped = 0, bits;
+    int64_t i;
+    for (i = 0; i < count && largest > limit; i++) clipped += fabsf(values[i]) > limit;
+    bits = mtt__float_bits(largest);
+#ifdef MTT__GNU
+    {
+        uint32_t seen = __atomic_load_n(&scale->largest, __ATOMIC_RELAXED);
+        while (bits > seen && !__atomic_compare_exchange_n(&scale->largest, &seen, bits, 1, __ATOMIC_RELAXED,
+                                                           __ATOMIC_RELAXED)) {}
+        if (clipped) __atomic_fetch_add(&scale->clipped, clipped, __ATOMIC_RELAXED);
+    }
+#else /* MSVC's own, and others in one thread */
+    MTT__OMP(omp critical(mtt__record))
+    {
+        if (bits > scale->largest) scale->largest = bits;
+        scale->clipped += clipped;
+    }
+#endif
+}
+
+/* Rounds values to the 8 bits of a tensor. */
+static void mtt__round_eight(const mtt_tensor *t, int64_t count, const float *values, uint8_t *out)
+{
+    float scale = t->scale ? t->scale->scale : 1.0f;
+    int64_t i;
+    if (t->dtype == MTT_F8_E4M3)
+        for (i = 0; i < count; i++) out[i] = mtt__to_e4m3(values[i] * scale);
+    else
+        for (i = 0; i < count; i++) out[i] = mtt__to_e5m2(values[i] * scale);
+    if (t->recorded) mtt__record(t->scale, values, count);
+}
+
+/* ---- operations ---- */
+
+/* Stores a row of values as a column of a transposed tensor in 8 bits. */
+static void mtt__store_column(const mtt_tensor *t, int64_t column, int64_t count, const float *values)
+{
+    uint8_t codes[MTT__BLOCK], *to = (uint8_t *)t->data + column;
+    int64_t at, n, i;
+    MTT__BLOCKS(at, n, 0, count) {
+        mtt__round_eight(t, n, values + at, codes);
+        for (i = 0; i < n; i++) to[(at + i) * mtt__width(t)] = codes[i];
+    }
+}
+
+/* y and y_t = x, or (x - mean) rstd gain + shift, in 8 bits; zeros where y_t has no row of x */
+static void mtt__cpu_quantize(const mtt_op *op, const mtt_op_quantize *o)
+{
+    int64_t n = mtt__width(o->x), rows = mtt__rows(o->x), row;
+    (void)op;
+    MTT__THREADS(rows * n)
+    for (row = 0; row < (o->y_t ? mtt__width(o->y_t) : rows); row++) {
+        float x[MTT__BLOCK], gain[MTT__BLOCK], shift[MTT__BLOCK];
+        const float *stats = o->stats ? (const float *)o->stats->data + 2 * row : NULL;
+        int64_t at, count, k;
+        MTT__BLOCKS(at, count, 0, n) {
+            memset(x, 0, sizeof(x));
+            if (row < rows) mtt__load(o->x, row * n + at, count, x);
+            if (row < rows && stats) {
+                mtt__load(o->gain, at, count, gain);
+                if (o->shift) mtt__load(o->shift, at, count, shift);
+                else memset(shift, 0, sizeof(shift));
+                for (k = 0; k < count; k++) x[k] = (x[k] - stats[0]) * stats[1] * gain[k] + shift[k];
+            }
+            if (row < rows && o->y) mtt__store(o->y, row * n + at, count, x);
+            if (o->y_t) {
+                mtt_tensor y_t = mtt__row_range(o->y_t, at, count);
+                mtt__store_column(&y_t, row, count, x);
+            }
+        }
+    }
+}
+
+static void mtt__cpu_quantize_weights(const mtt_op *op, const mtt_op_quantize_weights *o)
+{
+    int i;
+    (void)o;
+    for (i = 0; i < 4; i++) {
+        mtt_op_quantize q = {op->operands[i], NULL, NULL, NULL, NULL, NULL};
+        if (op->transposed) q.y_t = op->operands[4 + i];
+        else q.y = op->operands[4 + i];
+        mtt__cpu_quantize(op, &q);
+    }
+}
+
+/* Rounds what an operation has made to 8 bits: as it is, and transposed. Either may be absent. */
+static void mtt__round_also(const mtt_op *op, mtt_tensor *x, mtt_tensor *x_8, mtt_tensor *x_t)
+{
+    mtt_op_quantize row = {x, NULL, NULL, NULL, x_8, x_t};
+    if (x_8 || x_t) mtt__cpu_quantize(op, &row);
+}
+
+/* dx = dy in 8 bits, with q and k rotated back. Before 8 bits, they are rounded to 16. */
+static void mtt__rotary_backward_eight(const mtt_op *op, const mtt_op_rotary_backward *o)
+{
+    const mtt_shape *d = op->shape;
+    int64_t dim = d->d_head, turned = d->heads + d->heads_kv, row;
+    MTT__THREADS(mtt__elements(o->dx))
+    for (row = 0; row < d->rows; row++) {
+        const float *angles = (const float *)o->angles->data + row % d->seq_len * dim;
+        int64_t head, at = row * mtt__width(o->dx), k;
+        float g[MTT__MAX_HEAD];
+        for (head = 0; head < turned + d->heads_kv; head++, at += dim) {
+            mtt__load(o->dy, at, dim, g);
+            if (head < turned) mtt__rotate(g, angles, dim, d->rotary_interleaved, 1);
+            for (k = 0; k < dim; k++) g[k] = mtt__from_bf16(mtt__to_bf16(g[k]));
+            mtt__store(o->dx, at, dim, g);
+        }
+    }
+}
+
+/* y_t = the activation of x, transposed, and zeros where it has no row of x */
+static void mtt__activation_transposed(mtt_mlp mlp, const mtt_tensor *x, const mtt_tensor *y_t)
+{
+    int64_t n = mtt__rows(y_t), pitch = mtt__width(x), rows = mtt__rows(x), row;
+    MTT__THREADS(rows * n)
+    for (row = 0; row < mtt__width(y_t); row++) {
+        float values[MTT__BLOCK], up[MTT__BLOCK], y[MTT__BLOCK] = {0};
+        int64_t at, count;
+        MTT__BLOCKS(at, count, 0, n) {
+            mtt_tensor columns = mtt__row_range(y_t, at, count);
+            if (row < rows) {
+                mtt__load(x, row * pitch + at, count, values);
+                if (pitch > n) mtt__load(x, row * pitch + n + at, count, up);
+                mtt__activation_block(mlp, values, up, y, count);
+            }
+            mtt__store_column(&columns, row, count, y);
+        }
+    }
+}
+
+/* sums (+)= the sums of the rows of dy_t */
+static void mtt__sum_columns(const mtt_tensor *dy_t, const mtt_tensor *sums, int add)
+{
+    int64_t n = mtt__width(dy_t), rows = mtt__rows(dy_t), row;
+    MTT__THREADS(rows * n)
+    for (row = 0; row < rows; row++) {
+        float buffer[MTT__BLOCK], *out = (float *)sums->data + row, sum = add ? *out : 0.0f;
+        int64_t at, count;
+        MTT__BLOCKS(at, count, 0, n) sum += mtt__sum(mtt__read(dy_t, row * n + at, count, buffer), count);
+        *out = sum;
+    }
+}
+
+/* d_weight (+)= x_t dy_t^T, or dy_t x_t^T for a transposed weight; d_bias (+)= sums of the rows of dy_t */
+static void mtt__weight_gradients_eight(const mtt_op *op, const mtt_op_linear_backward_weight *o)
+{
+    const mtt_tensor *left = op->transposed ? o->dy : o->x, *right = op->transposed ? o->x : o->dy;
+    if (o->d_weight)
+        mtt__gemm(op, mtt__matrix(left, 0), mtt__matrix(right, 1), mtt__matrix(o->d_weight, 0), NULL,
+                  op->adds, 1);
+    if (o->d_bias) mtt__sum_columns(o->dy, o->d_bias, op->adds);
+}
+
+/* Stores columns of a row of d_logits in e5m2. `row` counts from the micro-batch's first one. Rounded to
+   nearest, a target's gradient would stay the same while its probability moves by up to 1/8. That raised a
+   small model's perplexity by 1.4 % in 10,000 steps, random bytes by 0.2 to 0.5 % (tools/performance.md). */
+static void mtt__store_logits_eight(const mtt_op *op, const mtt_op_cross_entropy_backward *o, int64_t row,
+                                    int64_t column, int64_t n, const float *values, uint8_t *out)
+{
+    const mtt_control *c = mtt__control(o->control);
+    uint64_t stream = mtt__op_stream(op) | mtt__stream_step(c->micro_batch);
+    float scale = o->d_logits->scale->scale;
+    int64_t i, k;
+    for (i = 0; i < n; i += 8) {
+        mtt_draw draw = mtt__logits_draw(c->seed, stream, row, column + i, mtt__width(o->d_logits));
+        for (k = 0; k < 8; k++)
+            out[i + k] = mtt__to_e5m2_by(values[i + k] * scale,
+                                         mtt__dropout_number(draw.word, (int)(row % 2 * 8 + k), 8));
+    }
+}
+
+/* Makes the same by gradients of logits in 8 bits, which lie beside the logits. */
+static void mtt__chunk_gradients_eight(const mtt_op *op, const mtt_op_chunked_loss *o, mtt__loss_chunk *c)
+{
+    mtt_tensor d_logits = mtt__row_range(o->d_logits, 0, mtt__rows(&c->logits));
+    mtt_op_cross_entropy_backward d_loss = {&c->logits, &c->losses,  &c->targets,
+                                            o->control, o->counters, &d_logits};
+    mtt_op_linear_backward_input d_input = {&d_logits, o->weight_t, &c->dx};
+    float factor = mtt__loss_factor(mtt__control(o->control), mtt__counters(o->counters));
+    int64_t rows = mtt__rows(&d_logits), width = mtt__width(&d_logits), row;
+    mtt_op plain = *op;
+    plain.transposed = 0; /* weight_t is [in, out] */
+    MTT__THREADS(rows * width)
+    for (row = 0; row < rows; row++) {
+        float x[MTT__BLOCK];
+        int64_t j, n;
+        MTT__BLOCKS(j, n, 0, width) {
+            mtt__logit_block(op, &d_loss, factor, row, j, n, x);
+            mtt__store_logits_eight(op, &d_loss, c->first + row, j, n, x,
+                                    (uint8_t *)d_logits.data + row * width + j);
+        }
+    }
+    mtt__round_also(op, &d_logits, NULL, o->d_logits_t);
+    mtt__cpu_linear_backward_input(&plain, &d_input);
+    if (o->d_weight) {
+        mtt__view left = mtt__matrix(o->d_logits_t, 0), right = mtt__matrix(o->x_t, 1);
+        left.n = right.m = mtt__round_up(rows, 16);
+        right.first += c->first;
+        mtt__gemm(op, left, right, mtt__matrix(o->d_weight, 0), NULL, op->adds, 1);
+    }
+    if (o->d_bias) mtt__sum_columns(o->d_logits_t, o->d_bias, op->adds);
+}
+
+static void mtt__loss_eight(const mtt_op *op, const mtt_op_chunked_loss *o)
+{
+    mtt__scale_logits(o->d_logits->scale, mtt__control(o->control), mtt__counters(o->counters));
+    mtt__loss_by_chunks(op, o, mtt__chunk_gradients_eight);
+}
+
+static void mtt__cpu_merge_records(const mtt_op *op, const mtt_op_merge_records *o)
+{
+    const mtt_scale *rows = (const mtt_scale *)o->rows->data;
+    mtt_scale *scales = (mtt_scale *)o->scales->data;
+    int64_t count = o->scales->shape[0], i;
+    for (i = 0; i < op->shape->ranks * count; i++)
+        if (i / count != op->shape->rank) mtt__merge_record(&scales[i % count], &rows[i]);
+}
+
+/* Scales of the next step, and what this one clipped */
+static void mtt__cpu_rescale(const mtt_op *op, const mtt_op_rescale *o)
+{
+    mtt_scale *scales = (mtt_scale *)o->scales->data;
+    mtt_counters *counters = mtt__counters(o->counters);
+    int64_t i;
+    (void)op;
+    for (i = counters->clipped = 0; i < o->scales->shape[0]; i++)
+        counters->clipped += mtt__rescale(&scales[i], counters->skipped);
+}
+
+/* Runs an operation that takes or makes tensors in 8 bits beside what it does without; 0 = it has none. */
+static int mtt__cpu_eight(const mtt_op *op)
+{
+    const mtt_op_flash *f = MTT_OPERANDS_OF(flash, op);
+    const mtt_op_flash_backward *df = MTT_OPERANDS_OF(flash_backward, op);
+    const mtt_op_rotary_backward *r = MTT_OPERANDS_OF(rotary_backward, op);
+    const mtt_op_norm_backward *n = MTT_OPERANDS_OF(norm_backward, op);
+    const mtt_op_activation_backward *a = MTT_OPERANDS_OF(activation_backward, op); /* gelu_backward, too */
+    const mtt_op_linear_backward_weight *w = MTT_OPERANDS_OF(linear_backward_weight, op);
+    const mtt_op_chunked_loss *loss = MTT_OPERANDS_OF(chunked_loss, op);
+    mtt_mlp mlp = MTT_MLP_GELU;
+    switch (op->kind) {
+    case MTT_OP_flash:
+        if (!f->out_8) return 0;
+        mtt__cpu_flash(op, f);
+        mtt__round_also(op, f->out, f->out_8, NULL);
+        return 1;
+    case MTT_OP_flash_backward:
+        if (!df->d_qkv_t) return 0;
+        mtt__cpu_flash_backward(op, df);
+        mtt__round_also(op, df->d_qkv, NULL, df->d_qkv_t);
+        return 1;
+    case MTT_OP_rotary_backward:
+        if (!r->dx_t) return 0;
+        mtt__rotary_backward_eight(op, r);
+        mtt__round_also(op, r->dx, NULL, r->dx_t);
+        return 1;
+    case MTT_OP_norm_backward:
+        if (!n->dx_t && !n->y_t) return 0;
+        mtt__cpu_norm_backward(op, n);
+        mtt__round_also(op, n->dx, n->dx_8, n->dx_t);
+        if (n->y_t) {
+            mtt_op_quantize y = {n->x, n->stats, n->gain, n->shift, NULL, n->y_t};
+            mtt__cpu_quantize(op, &y);
+        }
+        return 1;
+    case MTT_OP_gelu_backward:
+    case MTT_OP_activation_backward:
+        if (!a->dx_t && !a->y_t) return 0;
+        if (op->kind == MTT_OP_activation_backward) mlp = op->shape->mlp;
+        if (a->y_t) mtt__activation_transposed(mlp, a->x, a->y_t);
+        mtt__slope_rows(mlp, a);
+        mtt__round_also(op, a->dx, NULL, a->dx_t);
+        return 1;
+    case MTT_OP_linear_backward_weight:
+        if (w->dy->dtype != MTT_F8_E5M2) return 0;
+        mtt__weight_gradients_eight(op, w);
+        return 1;
+    case MTT_OP_chunked_loss:
+        if (!loss->d_logits) return 0;
+        mtt__loss_eight(op, loss);
+        return 1;
+    default: return 0;
+    }
+}
+
+/* ---- a trainer's scales ---- */
+
+/* Moves scales of 8-bit tensors, from entry `at` up, between host and device. */
+static mtt_status mtt__move_scales(mtt_trainer *t, int way, int64_t at, int64_t count, float *values)
+{
+    mtt_scale *device = (mtt_scale *)t->schedule->programs[MTT__TRAIN].scales->data + at;
+    mtt_scale scale = {0, 0, 0, 0};
+    mtt_status status = MTT_OK;
+    int64_t i;
+    for (i = 0; i < count && !status; i++) {
+        if (way == MTT__PUT) scale.scale = values[i], scale.inverse = 1.0f / values[i];
+        status = mtt__copy(t, way, device + i, &scale, sizeof(scale));
+        if (way == MTT__GET) values[i] = t->measured ? scale.scale : 0.0f;
+    }
+    return status;
+}
+
+/* Scales for the pass that measures them: 14 is then the largest value. */
+static mtt_status mtt__fill_scales(mtt_trainer *t)
+{
+    int64_t count = t->schedule->programs[MTT__TRAIN].scales->shape[0], i;
+    for (i = 0; i < count; i++) t->values[i] = 1.0f / 32;
+    return mtt__move_scales(t, MTT__PUT, 0, count, t->values);
+}
+
+/* Takes the scales of rank 0, whose micro-batch is the first. */
+static mtt_status mtt__take_scales(mtt_trainer *t)
+{
+    const mtt_tensor *scales = t->schedule->programs[MTT__TRAIN].scales;
+    mtt_status status = mtt__copy(t, MTT__GET, scales->data, t->staging, scales->bytes);
+    if (!status) status = mtt__spread(t, 0, t->staging, scales->bytes);
+    return status ? status : mtt__copy(t, MTT__PUT, scales->data, t->staging, scales->bytes);
+}
+
+/* Measures the scales of 8-bit tensors by the first step's forward pass. */
+static mtt_status mtt__measure_scales(mtt_trainer *t, const int32_t *tokens, const int32_t *targets,
+                                      int64_t counted)
+{
+    const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
+    int forward = 0;
+    mtt_status status;
+    if (!p->scales || t->measured) return MTT_OK;
+    while (p->ops[forward].phase == MTT_FORWARD) forward++;
+    status = mtt__fill_scales(t);
+    if (!status) status = mtt__send(t, p, tokens, targets, counted, 0);
+    if (!status) status = mtt__told(t, t->backend.run(t->context, p->ops, forward));
+    if (!status) /* rescale, the last operation: FP8 has no early updates, so there is a step */
+        status = mtt__told(t, t->backend.run(t->context, p->ops + p->op_count - 1, 1));
+    if (!status && t->schedule->policy.ranks > 1) status = mtt__take_scales(t);
+    t->measured = !status;
+    return status;
+}
+
+static const mtt__wing *mtt__wing_eight(void)
+{
+    static const mtt__wing wing = {mtt__resolve_eight, mtt__check_eight, NULL, NULL, mtt__add_scales,
+                                   mtt__adjoint_eight, mtt__cpu_eight, mtt__measure_scales};
+    return &wing;
+}
+#endif /* MTT_NO_FP8 */
 
 /* -----------------------------------------------------------------------------------------------------------
    >>json
@@ -14152,7 +14341,7 @@ static mtt_status mtt__checkpoint_init(mtt__checkpoint *c, mtt_trainer *t, const
     for (i = 0; i < most - 1; i++) { /* of a frozen one the weight alone, and what exists of the others */
         const mtt__parameter *q = &p->parameters[i / MTT__OPTIM_KINDS];
         const int kind = (int)(i % MTT__OPTIM_KINDS);
-        if (merged ? kind == MTT__MASTER && !mtt__is_adapter(q->kind)
+        if (merged ? kind == MTT__MASTER && !mtt__is_added(q->kind)
                    : kind == MTT__MASTER || (!q->frozen && p->optim[kind]))
             c->kinds[c->kept++] = (int)i;
     }
@@ -14313,52 +14502,6 @@ static mtt_status mtt__checkpoint_numbers(mtt__checkpoint *c)
     return c->status;
 }
 
-/* Returns the adapter of a weight, A or B; NULL: none. */
-static const mtt__parameter *mtt__adapter(const mtt_trainer *t, const mtt__parameter *q, int of_b)
-{
-    static const int kinds[] = {MTT__QKV_WEIGHT, MTT__PROJ_WEIGHT, MTT__FC_WEIGHT, MTT__MLP_WEIGHT};
-    const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
-    int i, k = 0;
-    while (k < 4 && kinds[k] != q->kind) k++;
-    for (i = 0; i < p->parameter_count && k < 4; i++)
-        if (p->parameters[i].layer == q->layer && p->parameters[i].kind == MTT__QKV_A + 2 * k + of_b)
-            return &p->parameters[i];
-    return NULL;
-}
-
-/* Returns all values of a parameter, in memory of the caller's; NULL after a failure. */
-static float *mtt__all_values(mtt_trainer *t, const mtt__parameter *q, mtt_status *status)
-{
-    int64_t count = mtt__parameter_elements(q);
-    float *values = *status ? NULL : (float *)mtt__alloc(t->env, (size_t)count, sizeof(float));
-    if (!values && !*status) *status = MTT_E_MEMORY;
-    if (values) *status = mtt__move_optim(t, MTT__GET, q, MTT__MASTER, 0, count, values);
-    return values;
-}
-
-/* Adds scale A B to elements of a weight. */
-static mtt_status mtt__add_adapter(mtt_trainer *t, const mtt__parameter *q, int64_t at, int64_t count,
-                                   float *values)
-{
-    const mtt__parameter *a = mtt__adapter(t, q, 0), *b = mtt__adapter(t, q, 1);
-    mtt_status status = MTT_OK;
-    float *as, *bs;
-    int64_t i, k;
-    if (!a) return MTT_OK;
-    as = mtt__all_values(t, a, &status);
-    bs = mtt__all_values(t, b, &status);
-    for (i = 0; i < count && !status; i++) {
-        int64_t row = (at + i) / q->shape[1], column = (at + i) % q->shape[1];
-        double sum = 0;
-        for (k = 0; k < a->shape[1]; k++)
-            sum += (double)as[row * a->shape[1] + k] * (double)bs[k * q->shape[1] + column];
-        values[i] += (float)((double)mtt__lora_scale(&t->schedule->policy) * sum);
-    }
-    mtt__free(t->env, as);
-    mtt__free(t->env, bs);
-    return status;
-}
-
 /* Reads a piece of a tensor. Ranks that have a share of it send it to the others, so all must read it. */
 static mtt_status mtt__checkpoint_read(void *user, size_t index, size_t offset, void *buffer, size_t bytes)
 {
@@ -14370,9 +14513,9 @@ static mtt_status mtt__checkpoint_read(void *user, size_t index, size_t offset, 
     mtt_status status;
     c->read_tensors = index;
     c->read_bytes = offset + bytes;
-    if (index == c->kept) return mtt__move_scales(t, MTT__GET, at, count, (float *)buffer);
+    MTT_IF_EIGHT(if (index == c->kept) return mtt__move_scales(t, MTT__GET, at, count, (float *)buffer);)
     status = mtt__move_optim(t, MTT__GET, q, c->kinds[index] % MTT__OPTIM_KINDS, at, count, (float *)buffer);
-    if (!status && c->merged) status = mtt__add_adapter(t, q, at, count, (float *)buffer);
+    MTT_IF_ADAPTERS(if (!status && c->merged) status = mtt__add_adapter(t, q, at, count, (float *)buffer);)
     if (!status && !t->schedule->policy.rank)
         status = mtt__stay_busy(t); /* it may take long before it reads on */
     return status;
@@ -14663,7 +14806,7 @@ MTTDEF int mtt_form_next(const mtt_model_desc *m, mtt_form form, int64_t *cursor
         if (mtt__parameter_row[kind].place != place ||
             strncmp(mtt__parameter_row[kind].name, begin, strlen(begin)) != 0 ||
             (part != MTT__WHOLE && (part == MTT__JOINED) != (form == MTT_FORM_MTT || !rotary)) ||
-            !mtt__parameter_shape(m, kind, 0, m->vocab, shape))
+            !mtt__parameter_shape(m, NULL, kind, m->vocab, shape))
             continue;
         mtt__form_fill(m, form, kind, layer, row, shape, t);
         return 1;
@@ -15264,7 +15407,7 @@ MTTDEF mtt_status mtt_trainer_load(mtt_trainer *t, mtt_model *m)
     if (!values) status = MTT_E_MEMORY;
     for (setting = 0; setting < 2; setting++) {
         for (q = p->parameters; q < end && !status; q++) {
-            if (mtt__is_adapter(q->kind)) continue;
+            if (mtt__is_added(q->kind)) continue;
             status = mtt_model_read(m, q->weight->name, values);
             if (!status && setting) status = mtt_parameter_set(t, (int)(q - p->parameters), values);
             if (!status && !setting && t->schedule->policy.ranks > 1)
@@ -15355,7 +15498,7 @@ static int mtt__rule_generate(mtt__builder *b, mtt_op *op, const mtt_op *end)
 
 static const mtt__wing *mtt__wing_generator(void)
 {
-    static const mtt__wing wing = {mtt__add_cache};
+    static const mtt__wing wing = {NULL, NULL, NULL, NULL, mtt__add_cache, NULL, NULL, NULL};
     return &wing;
 }
 
