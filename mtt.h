@@ -14702,11 +14702,13 @@ MTTDEF mtt_status mtt_resume(mtt_trainer *t, const char *path, mtt_batches *batc
                                 c.kinds[i] % MTT__OPTIM_KINDS, 0,
                                 (int64_t)(c.tensors[i].bytes / sizeof(float)),
                                 (float *)(uintptr_t)c.tensors[i].data);
+#ifndef MTT_NO_FP8
     if (!status && p->scales) {
         const float *scales = c.count > c.kept ? (const float *)(uintptr_t)c.tensors[c.kept].data : NULL;
         t->measured = scales && scales[0] > 0;
         if (t->measured) status = mtt__move_scales(t, MTT__PUT, 0, p->scales->shape[0], (float *)scales);
     }
+#endif /* MTT_NO_FP8 */
     if (!status) {
         const mtt__st_entry *from = mtt__st_find(&st.metadata, "precision");
         int scaled = from && (!strcmp(from->value, "fp16") || !strcmp(from->value, "fp8"));
