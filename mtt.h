@@ -1609,16 +1609,16 @@ typedef struct mtt_chosen {
       2 * mtt__count(o->y) * (mtt__columns(o->x) + mtt__columns(o->xa)), moved + 2 * (double)o->y->bytes, 0)
 #define MTT__ADAPTERS_ADJOINTS(X) X(linear_adapted, linear_adapted)
 /* A and B of each linear layer, in the order of mtt__linears, and x A. */
-#define MTT__LORA_RANK (policy ? policy->lora_rank : 0)
+#define MTT__LORA (policy ? policy->lora_rank : 0)
 #define MTT__ADAPTERS_PARAMETERS(X)                                                                          \
-    X(QKV_A, "h.%d.attn.c_attn.lora_A", LAYER, m->d_model, MTT__LORA_RANK, UNIFORM, MTT__LORA_RANK)          \
-    X(QKV_B, "h.%d.attn.c_attn.lora_B", LAYER, MTT__LORA_RANK, qkv_width, ZEROS, MTT__LORA_RANK)             \
-    X(PROJ_A, "h.%d.attn.c_proj.lora_A", LAYER, m->heads * m->d_head, MTT__LORA_RANK, UNIFORM, MTT__LORA_RANK)\
-    X(PROJ_B, "h.%d.attn.c_proj.lora_B", LAYER, MTT__LORA_RANK, m->d_model, ZEROS, MTT__LORA_RANK)           \
-    X(FC_A, "h.%d.mlp.c_fc.lora_A", LAYER, m->d_model, MTT__LORA_RANK, UNIFORM, MTT__LORA_RANK)              \
-    X(FC_B, "h.%d.mlp.c_fc.lora_B", LAYER, MTT__LORA_RANK, mtt__fc_width(m), ZEROS, MTT__LORA_RANK)          \
-    X(MLP_A, "h.%d.mlp.c_proj.lora_A", LAYER, m->d_ff, MTT__LORA_RANK, UNIFORM, MTT__LORA_RANK)              \
-    X(MLP_B, "h.%d.mlp.c_proj.lora_B", LAYER, MTT__LORA_RANK, m->d_model, ZEROS, MTT__LORA_RANK)
+    X(QKV_A, "h.%d.attn.c_attn.lora_A", LAYER, m->d_model, MTT__LORA, UNIFORM, MTT__LORA)                    \
+    X(QKV_B, "h.%d.attn.c_attn.lora_B", LAYER, MTT__LORA, qkv_width, ZEROS, MTT__LORA)                       \
+    X(PROJ_A, "h.%d.attn.c_proj.lora_A", LAYER, m->heads * m->d_head, MTT__LORA, UNIFORM, MTT__LORA)         \
+    X(PROJ_B, "h.%d.attn.c_proj.lora_B", LAYER, MTT__LORA, m->d_model, ZEROS, MTT__LORA)                     \
+    X(FC_A, "h.%d.mlp.c_fc.lora_A", LAYER, m->d_model, MTT__LORA, UNIFORM, MTT__LORA)                        \
+    X(FC_B, "h.%d.mlp.c_fc.lora_B", LAYER, MTT__LORA, mtt__fc_width(m), ZEROS, MTT__LORA)                    \
+    X(MLP_A, "h.%d.mlp.c_proj.lora_A", LAYER, m->d_ff, MTT__LORA, UNIFORM, MTT__LORA)                        \
+    X(MLP_B, "h.%d.mlp.c_proj.lora_B", LAYER, MTT__LORA, m->d_model, ZEROS, MTT__LORA)
 #define MTT__ADAPTERS_ACTIVATIONS(X)                                                                         \
     X(QKV_XA, "attn.c_attn.xa", d->rows, b->policy->lora_rank, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)    \
     X(PROJ_XA, "attn.c_proj.xa", d->rows, b->policy->lora_rank, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)   \
@@ -3789,8 +3789,8 @@ MTTDEF mtt_status mtt_policy_resolve(mtt_env *env, const mtt_policy *policy, con
     if (!p.workspace_bytes) p.workspace_bytes = (size_t)32 << 20;
     if (p.window >= seq_len) p.window = 0;
 #ifdef MTT_NO_FP8
-    mtt__require(&faults, p.precision != MTT_FP8, "precision is fp8, which MTT_NO_FP8 left out of this build: "
-                 "take bf16");
+    mtt__require(&faults, p.precision != MTT_FP8,
+                 "precision is fp8, which MTT_NO_FP8 left out of this build: take bf16");
 #endif
 #ifdef MTT_NO_ADAPTERS
     mtt__require(&faults, !p.lora_rank, "lora_rank is %d, but MTT_NO_ADAPTERS left adapters out of this "
@@ -3983,8 +3983,8 @@ MTTDEF size_t mtt_policy_name(const mtt_policy *policy, char *text, size_t capac
 /* The tables that define the model: precisions, parameters, the optimizer's state and activations. The rooms
    below work through these rows. A new parameter or activation is a new row here. */
 
-/* Of each precision: name, type of activations and weights in use, whether the loss is scaled, and FLOP/s of
-   products on an H200, to compare policies by. With 16 bits 500e12 are measured (779e12 in a product of 8192
+/* Of each precision: name, type of activations and weights in use, whether the loss is scaled (2: in proportion
+   to the tokens of a step), and FLOP/s of products on an H200, to compare policies by. With 16 bits 500e12 are measured (779e12 in a product of 8192
    x 8192 x 8192, less at a model's widths); the others are estimates. */
 static const struct {
     const char *name;
@@ -3996,7 +3996,7 @@ static const struct {
     {"tf32", MTT_F32, 0, 250e12},
     {"bf16", MTT_BF16_BITS, 0, 500e12},
     {"fp16", MTT_F16_BITS, 1, 500e12},
-    {"fp8", MTT_BF16_BITS, 1, 900e12},
+    {"fp8", MTT_BF16_BITS, 2, 900e12},
 };
 
 enum { MTT__BEFORE, MTT__LAYER, MTT__AFTER }; /* place of a parameter in the model */
@@ -4242,7 +4242,7 @@ struct mtt__builder {
     mtt__parameter **parameters;     /* [kind][layer]; NULL = the model has none */
     size_t tensor_capacity, op_capacity;
     int64_t head_rows;               /* rows that reach the final norm and the head */
-    int one_row, logits;             /* 1 = one row of x reaches the head; its logits are wanted, and no loss */
+    int one_row, logits;             /* 1 = one row of x reaches the head; logits are made, and no loss */
     mtt_phase phase;
     int backward_at;                 /* the layer of the operation whose adjoint is being emitted */
     mtt_status status;
@@ -8752,14 +8752,14 @@ static mtt_status mtt__fill_zeros(mtt_trainer *t, const mtt_tensor *tensor)
     return status;
 }
 
-/* Gradients of a mean over n tokens are in proportion to 1 / n. e5m2 has fewer exponents below 1 than a half,
-   so under FP8 the scale grows with n. */
+/* Gradients of a mean over n tokens are in proportion to 1 / n. Where gradients have 8 bits, which reach less
+   far below 1 than a half, the scale grows with n. */
 static float mtt__first_loss_scale(const mtt_trainer *t)
 {
     const mtt_schedule *s = t->schedule;
     double tokens = (double)s->programs[MTT__TRAIN].shape.rows * s->policy.accumulate * s->policy.ranks;
     if (!mtt__precisions[s->policy.precision].scaled) return 1.0f;
-    if (s->policy.precision != MTT_FP8) return t->optim.loss_scale;
+    if (mtt__precisions[s->policy.precision].scaled == 1) return t->optim.loss_scale;
     return mtt__power_of_two(t->optim.loss_scale * (float)(tokens / 16384));
 }
 
@@ -8993,7 +8993,7 @@ static mtt_status mtt__send(mtt_trainer *t, const mtt__program *p, const int32_t
 {
     const mtt_optim_desc *o = &t->optim;
     size_t bytes = (size_t)p->shape.rows * sizeof(int32_t);
-    int scaling = mtt__precisions[t->schedule->policy.precision].scaled;
+    int scaling = mtt__precisions[t->schedule->policy.precision].scaled > 0;
     uint64_t micro_batch = (uint64_t)(t->micro_batch + t->schedule->policy.rank);
     mtt_control control = {o->seed, micro_batch, mtt__lr(t), o->beta1, o->beta2, o->eps, o->clip, counted,
                            scaling, row, {{0, 0}}};

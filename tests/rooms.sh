@@ -79,12 +79,11 @@ none "$(awk '/^#ifdef MTT_IMPLEMENTATION/ {inside = 1} !inside {next}
 none "$(grep -nE '^static [^={]*\);$' mtt.h)" "a static function is declared ahead"
 
 # No guests: words of a wing that no room of the hall, >>base to >>report, may have outside of its messages.
-# FP8 and adapters have wings inside the hall: sections of their own, and rows of tables.
-hall=$(awk '/^   >>base$/ {on = 1} /^   >>json$/ {on = 0}
-  /^#ifndef MTT_NO_FP8/ {wing = 1} /^#endif .* MTT_NO_FP8/ {wing = 0}
-  /^\/\* ---- / {adapters = /adapters: LoRA/}
-  !on || wing || adapters || /^ +(X|MTT__FIELD)\(/ {next}
-  {gsub(/"[^"]*"/, "\"\""); print FNR " " $0}' mtt.h)
+# Lists name the rows of wings, MTT_EIGHT_OPS(X), and MTT_IF_EIGHT(...) marks what only such a build has.
+hall=$(awk '/^   >>base$/ {on = 1} /^   >>adapters$/ {on = 0}
+  /^#ifdef MTT_NO_/ {refusal = 1} /^#endif/ {refusal = 0}
+  !on || refusal || /^ +(X|MTT__FIELD)\(/ {next}
+  {gsub(/"[^"]*"/, "\"\""); gsub(/MTT_IF_[A-Z]+\(.*|MTT__?[A-Z]+_[A-Z]+\(X\)/, ""); print FNR " " $0}' mtt.h)
 [ "$(wc -l <<< "$hall")" -gt 1000 ]; tell $? "mtt.h has no hall"
 while read -r wing words; do
   none "$(grep -E "$words" <<< "$hall")" "a guest of the wing $wing in the hall"
@@ -92,10 +91,10 @@ done << 'WORDS'
 ranks mtt_ranks_|socket|poll\(|fork\(|getaddrinfo|MPI|frame
 text [Tt]okenizer|mtt_encode|mtt_tokens|mtt__bpe|[Cc]orpus|mtt_batches
 models [Hh]ugging|safetensors|GGUF|gguf|mtt_model_open|mtt__st_
-generator mtt_sampl|mtt_generat(e|ion)|mtt__sequence
 files mtt_json_|mtt_writer|mtt__map_|mtt__crc
-FP8 quantiz|in_eight|narrow|(make|add|input|weight|gradient)_eight|scale_entry|store_column|round_also|dx_8
-adapters lora_scale|rule_adapters\(|linear_adapted,
+generator mtt_sampl|mtt_generat(e|ion)|mtt__sequence|__few_|FEW_[RQC]|cached_attention|choose_id|gather_rows
+FP8 quantiz|_eight\b|_EIGHT\b|narrow|[Ee]4[Mm]3|[Ee]5[Mm]2|merge_record|rescale_|scale_entry|round_also|dx_8
+adapters lora_(a|b|s|rank|alpha|targets)|_adapte|is_target|_XA\b|LORA
 WORDS
 
 # Of the operating system, only >>os and >>ranks ask.
