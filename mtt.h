@@ -3983,9 +3983,10 @@ MTTDEF size_t mtt_policy_name(const mtt_policy *policy, char *text, size_t capac
 /* The tables that define the model: precisions, parameters, the optimizer's state and activations. The rooms
    below work through these rows. A new parameter or activation is a new row here. */
 
-/* Of each precision: name, type of activations and weights in use, whether the loss is scaled (2: in proportion
-   to the tokens of a step), and FLOP/s of products on an H200, to compare policies by. With 16 bits 500e12 are measured (779e12 in a product of 8192
-   x 8192 x 8192, less at a model's widths); the others are estimates. */
+/* Of each precision: name, type of activations and weights in use, whether the loss is scaled (2: in
+   proportion to the tokens of a step), and FLOP/s of products on an H200, to compare policies by. With 16
+   bits 500e12 are measured (779e12 in a product of 8192 x 8192 x 8192, less at a model's widths); the others
+   are estimates. */
 static const struct {
     const char *name;
     mtt_dtype dtype;
