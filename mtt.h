@@ -106,7 +106,8 @@
       mtt_schedule_print shows the program, mtt_schedule_print_passes how it is made.
    3. The trainer: mtt_trainer_create, mtt_train_step, mtt_evaluate_tokens, mtt_generate, mtt_save,
       mtt_resume.
-   4. The generator: mtt_generator_plan, mtt_generator_create, mtt_generator_load, mtt_generator_run.
+   4. The generator: mtt_generator_plan, mtt_generator_create, mtt_generator_run; mtt_trainer_load of its
+      mtt_generator_trainer.
    Descriptors are structs in which zero means the default. mtt_*_resolve fills the defaults in. Calls copy
    descriptors, texts and arrays, so these may go afterwards, unless a comment says otherwise. Functions
    return a status; the environment's `error` then says what is wrong and how to fix it. examples/hello.c is
@@ -1170,17 +1171,10 @@ MTTDEF mtt_status mtt_generator_create(mtt_env *env, const mtt_model_desc *model
                                        const mtt_generator_desc *desc, const mtt_backend *backend,
                                        mtt_generator **out);
 MTTDEF void mtt_generator_destroy(mtt_generator *generator);
-/* Its schedule has the operations of a pass over a chunk. */
-MTTDEF const mtt_schedule *mtt_generator_schedule(const mtt_generator *generator);
-/* As mtt_trainer_device_bytes. */
-MTTDEF size_t mtt_generator_device_bytes(const mtt_generator *generator);
-/* Parameters by number, as mtt_parameter and mtt_parameter_set have them. */
-MTTDEF const char *mtt_generator_parameter(const mtt_generator *generator, int index, int64_t shape[2]);
-MTTDEF mtt_status mtt_generator_set(mtt_generator *generator, int index, const float *values);
-#ifndef MTT_NO_MODELS
-/* As mtt_trainer_load. */
-MTTDEF mtt_status mtt_generator_load(mtt_generator *generator, mtt_model *model);
-#endif
+/* A generator is a trainer that has weights alone. Take it for mtt_parameter, mtt_parameter_set,
+   mtt_trainer_load, mtt_trainer_schedule, whose operations are those of a pass over a chunk, and
+   mtt_trainer_device_bytes. Other calls refuse it. It belongs to the generator. */
+MTTDEF mtt_trainer *mtt_generator_trainer(mtt_generator *generator);
 
 /* Appends counts[i] tokens to sequence i of the cache, for each of the batch; 0 leaves it alone. `logits`, a
    row of `vocab` for each sequence, get those of the token after the last one; rows of sequences without new
@@ -8982,6 +8976,14 @@ static mtt_status mtt__check_ids(const mtt_trainer *t, const int32_t *ids, int64
     return MTT_OK;
 }
 
+/* Refuses the trainer of a generator, which has no gradients, targets and moments. */
+static mtt_status mtt__must_train(const mtt_trainer *t)
+{
+    if (!t->schedule->chunk) return MTT_OK;
+    return mtt__fail(t->env, MTT_E_ARGUMENT, "a generator's trainer has weights alone: make one that trains by "
+                     "mtt_trainer_create");
+}
+
 static float mtt__lr(const mtt_trainer *t)
 {
     return t->lr >= 0 ? t->lr : mtt_learning_rate(&t->optim, t->step);
@@ -9012,8 +9014,9 @@ static mtt_status mtt__run_micro_batches(mtt_trainer *t, const mtt__program *p, 
 {
     int64_t rows = p->shape.rows, counted = 0, k;
     mtt__wing_of *const *wing = mtt__wings;
-    mtt_status status = mtt__check_ids(t, tokens, rows * micro_batches, 0, "token");
+    mtt_status status = mtt__must_train(t);
     int i;
+    if (!status) status = mtt__check_ids(t, tokens, rows * micro_batches, 0, "token");
     if (!status) status = mtt__check_ids(t, targets, rows * micro_batches, -1, "target");
     for (k = 0; k < rows * micro_batches && !status; k++) counted += targets[k] >= 0;
     if (training) status = mtt__all_agree(t, status, &counted);
@@ -9108,11 +9111,11 @@ MTTDEF mtt_status mtt_next_logits(mtt_trainer *t, const int32_t *tokens, int cou
     const mtt__program *p = &t->schedule->programs[MTT__NEXT];
     int seen = (int)mtt__min(count, p->shape.seq_len);
     int32_t *padded;
-    mtt_status status;
-    if (count < 1)
+    mtt_status status = mtt__must_train(t);
+    if (!status && count < 1)
         return mtt__fail(t->env, MTT_E_ARGUMENT, "count is %d: the next token needs at least one before it",
                          count);
-    status = mtt__check_ids(t, tokens, count, 0, "token");
+    if (!status) status = mtt__check_ids(t, tokens, count, 0, "token");
     if (status) return status;
     padded = (int32_t *)mtt__alloc(t->env, (size_t)p->shape.seq_len, sizeof(*padded));
     if (!padded) return MTT_E_MEMORY;
@@ -14329,6 +14332,7 @@ static mtt_status mtt__checkpoint_init(mtt__checkpoint *c, mtt_trainer *t, const
     char *name;
     size_t i, most;
     memset(c, 0, sizeof(*c));
+    if (mtt__must_train(t)) return MTT_E_ARGUMENT;
     c->t = t;
     c->micro_batch = t->micro_batch;
     c->seed = t->optim.seed;
@@ -16470,32 +16474,10 @@ MTTDEF mtt_status mtt_generator_create(mtt_env *env, const mtt_model_desc *model
     return status;
 }
 
-MTTDEF const mtt_schedule *mtt_generator_schedule(const mtt_generator *g)
+MTTDEF mtt_trainer *mtt_generator_trainer(mtt_generator *g)
 {
-    return &g->schedule;
+    return &g->trainer;
 }
-
-MTTDEF size_t mtt_generator_device_bytes(const mtt_generator *g)
-{
-    return mtt_trainer_device_bytes(&g->trainer);
-}
-
-MTTDEF const char *mtt_generator_parameter(const mtt_generator *g, int index, int64_t shape[2])
-{
-    return mtt_parameter(&g->trainer, index, shape);
-}
-
-MTTDEF mtt_status mtt_generator_set(mtt_generator *g, int index, const float *values)
-{
-    return mtt_parameter_set(&g->trainer, index, values);
-}
-
-#ifndef MTT_NO_MODELS
-MTTDEF mtt_status mtt_generator_load(mtt_generator *g, mtt_model *model)
-{
-    return mtt_trainer_load(&g->trainer, model);
-}
-#endif
 
 MTTDEF mtt_status mtt_generator_cut(mtt_generator *g, int sequence, int length)
 {

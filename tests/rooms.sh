@@ -97,6 +97,17 @@ FP8 quantiz|_eight\b|_EIGHT\b|narrow|[Ee]4[Mm]3|[Ee]5[Mm]2|merge_record|rescale_
 adapters lora_(a|b|s|rank|alpha|targets)|_adapte|is_target|_XA\b|LORA
 WORDS
 
+# A switch leaves a wing out whole: its functions, operations, roles and passes. Options and refusals stay.
+without() { # SWITCH WORDS
+  code=$(${CC:-cc} -E -P -DMTT_IMPLEMENTATION -D$1 mtt.h | sed 's/"[^"]*"/""/g')
+  [ "$(wc -l <<< "$code")" -gt 5000 ]; tell $? "mtt.h without $1"
+  none "$(grep -oE "$2" <<< "$code" | sort -u)" "what $1 leaves out is compiled"
+}
+without MTT_NO_FP8 \
+  '\w*_(eight|EIGHT)\b|OP_(quantize|rescale|merge)\w*|mtt_\w*e[45]m[23]|mtt__(rule_absorb|record|merge_\w+)\b'
+without MTT_NO_ADAPTERS '\w*_adapt\w*|mtt__lora\w*|\w+_XA\b|MTT__(QKV|PROJ|FC|MLP)_[AB]\b'
+without MTT_NO_GENERATOR 'mtt__?generat\w*|mtt__few_\w+|OP_(gather|cached_attention|choose_id)\b|mtt_(choice|chosen)\b'
+
 # Of the operating system, only >>os and >>ranks ask.
 calls='open|stat|[fl]stat|mmap|munmap|unlink|rename|mkdir|access|flock|fsync|p(read|write)|execv|madvise'
 none "$(awk '/^   >>base$/ {on = 1} /^   >>ranks$/ {on = 0}

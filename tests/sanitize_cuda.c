@@ -236,8 +236,8 @@ static int generate(mtt_precision precision, mtt_sampling sampling)
     for (i = 0; i < WIDEST; i++) weights[i] = (float)(i * 37 % 101 - 50) * 0.002f;
     if (mtt_cuda_backend(&env, 0, &cuda)) return printf("%s\n", env.error), 2;
     if (mtt_generator_create(&env, &model, &desc, &cuda, &g)) return printf("%s\n", env.error), 1;
-    for (i = 0; mtt_generator_parameter(g, i, shape); i++)
-        if (mtt_generator_set(g, i, weights)) return printf("%s\n", env.error), 1;
+    for (i = 0; mtt_parameter(mtt_generator_trainer(g), i, shape); i++)
+        if (mtt_parameter_set(mtt_generator_trainer(g), i, weights)) return printf("%s\n", env.error), 1;
     if (mtt_generator_run(g, NULL, &job)) return printf("%s\n", env.error), 1;
     mtt_generator_destroy(g);
     return 0;

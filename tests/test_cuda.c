@@ -3836,12 +3836,13 @@ static void generators(int count)
         check(!status && !mtt_generator_plan(&env, &model, &desc, &plan), "generator %d: %s", number,
               env.error);
         if (status) return;
-        for (int k = 0; mtt_generator_parameter(g[0], k, shape); k++) {
+        for (int k = 0; mtt_parameter(mtt_generator_trainer(g[0]), k, shape); k++) {
             int64_t elements = shape[0] * (shape[1] ? shape[1] : 1), i;
             float *values = malloc((size_t)elements * sizeof(float));
             for (i = 0; i < elements; i++) values[i] = shape[1] ? 0.1f * noise() : 0.7f + 0.3f * noise();
             for (i = 0; i < 3; i++)
-                check(!mtt_generator_set(g[i], k, values), "generator %d: %s", number, env.error);
+                check(!mtt_parameter_set(mtt_generator_trainer(g[i]), k, values), "generator %d: %s", number,
+                      env.error);
             free(values);
         }
         for (int round = 0; round < 4; round++) { /* the CPU, the device, the device again, the truth */

@@ -88,9 +88,10 @@ static void make_pair(const mtt_model_desc *model, const mtt_generator_desc *des
         must(mtt_parameter_get(*trainer, k, values));
         for (i = 0; i < count; i++) values[i] = values[i] * 6 + (float)(below(2001) - 1000) * 2e-4f;
         must(mtt_parameter_set(*trainer, k, values));
-        check(!strcmp(mtt_generator_parameter(*generator, k, shape), mtt_parameter(*trainer, k, shape)),
+        check(!strcmp(mtt_parameter(mtt_generator_trainer(*generator), k, shape),
+                      mtt_parameter(*trainer, k, shape)),
               "parameter %d has two names", k);
-        must(mtt_generator_set(*generator, k, values));
+        must(mtt_parameter_set(mtt_generator_trainer(*generator), k, values));
         free(values);
     }
 }
@@ -175,7 +176,7 @@ static void test_plain(void)
             for (int64_t v = 0; v < size; v++)
                 values[v] = mtt__bits_float(mtt__float_bits(values[v] * 4) & 0xffff0000u);
             for (int r = 0; r < 2; r++) must(mtt_parameter_set(trainer[r], k, values));
-            must(mtt_generator_set(generator, k, values));
+            must(mtt_parameter_set(mtt_generator_trainer(generator), k, values));
             free(values);
         }
         for (int k = 0; k < CONTEXT; k++) ids[k] = below(model.vocab);
@@ -687,10 +688,10 @@ static void test_batch(int number)
     must(mtt_generator_run(one, NULL, &g));
     check(!memcmp(together, alone, sizeof(alone)) && alone[0].count == 40, "batch %d: other ids than alone",
           number);
-    mtt_generator_parameter(all, 0, shape);
+    mtt_parameter(mtt_generator_trainer(all), 0, shape);
     float *values = (float *)malloc((size_t)(shape[0] * (shape[1] ? shape[1] : 1)) * sizeof(float));
     for (int64_t i = 0; i < shape[0] * (shape[1] ? shape[1] : 1); i++) values[i] = NAN;
-    must(mtt_generator_set(all, 0, values));
+    must(mtt_parameter_set(mtt_generator_trainer(all), 0, values));
     check(mtt_generator_run(all, NULL, &g) == MTT_E_NUMBERS && strstr(env.error, "is NaN"),
           "batch %d: weights that are NaN: %s", number, env.error);
     free(values);
@@ -818,7 +819,16 @@ static void test_refusals(void)
     g.stop_count = 0;
     g.sampling.min_p = 1.5f;
     refused(mtt_generator_run(generator, NULL, &g), "min_p is 1.5");
-    refused(mtt_generator_set(generator, 1000, logits), "no parameter 1000");
+    mtt_trainer *trainer = mtt_generator_trainer(generator);
+    refused(mtt_parameter_set(trainer, 1000, logits), "no parameter 1000");
+    refused(mtt_train_step(trainer, ids, ids, NULL), "weights alone");
+    refused(mtt_evaluate(trainer, ids, ids, NULL), "weights alone");
+    refused(mtt_next_logits(trainer, ids, 1, logits), "weights alone");
+    refused(mtt_save(trainer, "build/none.safetensors", NULL), "weights alone");
+    refused(mtt_save_merged(trainer, "build/none.safetensors"), "weights alone");
+    refused(mtt_resume(trainer, "build/none.safetensors", NULL), "weights alone");
+    check(mtt_checkpoint_bytes(trainer) == 0, "a generator's checkpoint has bytes");
+    check(mtt_gradient_get(trainer, 0, logits) != MTT_OK, "a generator has a gradient");
     mtt_generator_destroy(generator);
 }
 

@@ -289,7 +289,7 @@ static void *on_a_small_stack(void *unused)
     must(mtt_model_open(&env, in("model.safetensors"), &model), "model");
     if (model) must(mtt_generator_create(&env, mtt_model_describe(model), &of, mtt_cpu_backend(), &generator),
                     "generator");
-    if (generator) must(mtt_generator_load(generator, model), "weights");
+    if (generator) must(mtt_trainer_load(mtt_generator_trainer(generator), model), "weights");
     if (generator) must(mtt_generator_run(generator, NULL, &g), "text");
     mtt_generator_destroy(generator);
     mtt_model_close(model);
