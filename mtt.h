@@ -38,13 +38,15 @@
                 activations
    >>schedule   the program of a step
 
-   The wings stand behind it. Most of them can be left out, see OPTIONS:
+   The wings stand behind it. Most of them can be left out, see OPTIONS. A wing that is a technique adds rows
+   to tables of the hall, which stand with the operations in the interface:
 
-   >>json       a pull reader, UTF-8              >>checkpoint safetensors, save and resume
-   >>files      atomic writing, CRC-32            >>models     files of other programs
-   >>tokenizer  Unicode classes, BPE              >>generator  sampling, a cache, prompts
-   >>data       corpora, splits, datasets         >>ranks      processes that train together
-   >>batches    shuffled sequences, evaluation
+   >>adapters   LoRA                              >>batches    shuffled sequences, evaluation
+   >>eight      FP8                               >>checkpoint safetensors, save and resume
+   >>json       a pull reader, UTF-8              >>models     files of other programs
+   >>files      atomic writing, CRC-32            >>generator  generation, sampling, prompts
+   >>tokenizer  Unicode classes, BPE              >>ranks      processes that train together
+   >>data       corpora, splits, datasets
 
    READING PATH
    How memory-efficient training works, in about 2,000 lines: rooms by tag, and the parts of them that have
@@ -178,8 +180,9 @@
       MTT_NO_RANKS          everywhere  leave out ranks, and with them sockets;
       MTT_NO_TEXT           everywhere  tokenizers, datasets and batches, and with them the generator;
       MTT_NO_MODELS         everywhere  models in folders, and adapters' files;
-      MTT_NO_GENERATOR      everywhere  sampling and generation
-      MTT_NO_FP8            here        FP8's passes, and its operations on the CPU
+      MTT_NO_GENERATOR      everywhere  sampling and generation;
+      MTT_NO_ADAPTERS       everywhere  LoRA;
+      MTT_NO_FP8            everywhere  FP8
       MTT_BACKEND_API       everywhere  declare operations and tensors, for backends and for programs that
                                         look into a schedule; MTT_IMPLEMENTATION does, too
       MTT_DOCUMENT_BYTES    here        least bytes of a document cut from plain text, default 4096
@@ -4179,19 +4182,19 @@ static int64_t mtt__parameter_elements(const mtt__parameter *q)
    >>schedule
    -------------------------------------------------------------------------------------------------------- */
 
-/* The program of a step is a list of operations over named tensors. Passes write it, one after the other.
-   FP8 and LoRA have passes that write the list again; the backward pass of such a product is one more
-   adjoint. They run in this order. In the file the adjoints come first, since a function stands before its
-   use:
-      forward    the model, a page of operations, and the loss
-      adapters   LoRA: linear layers get a second product
-      eight      FP8: products take operands in 8 bits
-      adjoints   the forward list in reverse; each operation's adjoint emits its backward operations, and
-                 mtt__need emits again the forward operations whose results were dropped
-      absorb     FP8: what makes a tensor also rounds it
-      gradients  after each layer they are summed, exchanged between ranks, or used at once
-      fusions    neighbours that one kernel can do are joined
-      step       the gradient's norm and the update
+/* The program of a step is a list of operations over named tensors. Passes write it, one after the other, in
+   this order. Those in brackets are of wings, and write the list again where their technique is on:
+      forward     the model, a page of operations, and the loss
+      [generate]  rows of any sequences read a cache of keys and values
+      [adapters]  LoRA: linear layers get a second product
+      [eight]     FP8: products take operands in 8 bits
+      adjoints    the forward list in reverse; each operation's adjoint emits its backward operations, and
+                  mtt__need emits again the forward operations whose results were dropped
+      [absorb]    FP8: what makes a tensor also rounds it
+      gradients   after each layer they are summed, exchanged between ranks, or used at once
+      fusions     neighbours that one kernel can do are joined
+      step        the gradient's norm and the update
+      [scales]    FP8: the scales of the next step
    mtt_schedule_print_passes shows the list between them. Offsets are not a concern here: mtt__close_program
    finds the first and the last use of every tensor, and the plan its place. */
 
