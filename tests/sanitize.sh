@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # sanitize.sh BUILD_DIR [JOB...] - test programs, and calls of every program, under sanitizers. Jobs:
-#   address     all calls of tests/sanitize.txt: also undefined behaviour, by gcc, and leaks
+#   address     all calls of tests/platforms/sanitize.txt: also undefined behaviour, by gcc, and leaks
 #   memory      a part of them: unset values; undefined behaviour, by clang, which also knows NULL + 1
 #   thread      a part of them, with three threads and LLVM's archer, which knows the barriers of OpenMP
 #   valgrind    a part of them
@@ -18,8 +18,8 @@ programs=$(basename -s .c {examples,tools}/*.c | sed "s/^train$/tiny/; s/^traine
 address_tests="test_model test_together test_plan test_files test_structs test_ranks test_tokenizer \
   test_models"
 memory_tests=test_files
-wrapped=$(sed -n 's/^WRAP([^,]*, \([a-z_]*\),.*/-Wl,--wrap=\1/p' tests/sanitize.c)
-corpus=$PWD/tests/corpus calls=$PWD/tests/sanitize.txt work=$(mktemp -d)
+wrapped=$(sed -n 's/^WRAP([^,]*, \([a-z_]*\),.*/-Wl,--wrap=\1/p' tests/platforms/sanitize.c)
+corpus=$PWD/tests/corpus calls=$PWD/tests/platforms/sanitize.txt work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 sample_text | head -c 30000 | fold -w 600 | sed G > "$work/text"
 
@@ -51,11 +51,11 @@ compile_all() {
   for job in $jobs; do
     case $job in
       *_tests) for name in ${!job}; do
-          compile_beside $job $name tests/$name.c \
+          compile_beside $job $name tests/units/$name.c \
             $([ $name != test_model ] || echo -DMTT_SEPARATE_ALLOCS) -lm
         done;;
       *) compile_beside $job mtt.o -c "$build/mtt.c" -I. -DMTT_DOCUMENT_BYTES=512
-        compile_beside $job sanitize.o -c tests/sanitize.c;;
+        compile_beside $job sanitize.o -c tests/platforms/sanitize.c;;
     esac
   done
   wait

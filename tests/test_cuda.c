@@ -4723,7 +4723,7 @@ static void largest_batch(void)
 
 /* ---------------------------------------------------------------------------------- around a failure ---- */
 
-/* tests/emulate_host.h: a call fails once, after `after` successes. NULL on a device. */
+/* tests/platforms/emulate_host.h: a call fails once, after `after` successes. NULL on a device. */
 void emulate_fault(const char *call, int error, int after) __attribute__((weak));
 
 static setup failing_setup(void)

@@ -3,8 +3,8 @@
    adapter_files FOLDER      writes the checkpoint FOLDER/NAME.safetensors, FOLDER/NAME.merged.safetensors,
                              the adapter's folder FOLDER/NAME, and FOLDER/NAME.logits after 1, 2, ... ids */
 #define MTT_IMPLEMENTATION
-#include "../mtt.h"
-#include "../tools/peft.h"
+#include "../../mtt.h"
+#include "../../tools/peft.h"
 
 enum { LENGTH = 24, VOCAB = 96 };
 static mtt_env env;

@@ -9,7 +9,7 @@
    last one; then the gradient of each parameter, of the mean loss in predicting each id from those before.
    Prints the loss, and the name, rows and columns of each parameter. */
 #define MTT_IMPLEMENTATION
-#include "../mtt.h"
+#include "../../mtt.h"
 
 enum { MOST = 4096 };
 

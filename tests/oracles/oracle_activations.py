@@ -1,6 +1,6 @@
 """Compares the tensors that build/schedule --dump writes with those of transformers in double precision.
 
-usage: python tests/oracle_activations.py        in the repository root
+usage: python tests/oracles/oracle_activations.py        in the repository root
        pip install torch transformers safetensors
 
 GPT-2, Llama with grouped queries, and Qwen3, with random weights. Compared are activations, gradients of activations,

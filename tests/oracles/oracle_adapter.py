@@ -1,7 +1,7 @@
 """Loads adapters that tools/peft.h has written with PEFT, on the same weights in transformers.
 
-usage: python3 tests/oracle_adapter.py BUILD_DIR      in the repository root, after
-       cc -O2 tests/adapter_files.c -o BUILD_DIR/adapter_files -lm
+usage: python3 tests/oracles/oracle_adapter.py BUILD_DIR      in the repository root, after
+       cc -O2 tests/oracles/adapter_files.c -o BUILD_DIR/adapter_files -lm
        pip install torch transformers peft safetensors
 
 The logits must be mtt's within 1e-5, and not those without the adapter. A merged file must give the same.

@@ -1,6 +1,6 @@
 """Compares what mtt and transformers make of random configurations.
 
-usage: python tests/oracle_config.py [SEED [COUNT]]        in the repository root
+usage: python tests/oracles/oracle_config.py [SEED [COUNT]]        in the repository root
        pip install torch transformers
 
 Draws COUNT (300) configurations of each family: keys of config.json that transformers reads, right, missing,
@@ -268,7 +268,7 @@ def judge(family, number):
 if __name__ == "__main__":
     torch.manual_seed(seed)
     torch.set_num_threads(1)
-    subprocess.run(["cc", "-O2", "-fopenmp", "tests/model_values.c", "-o", f"{work}/values", "-lm"], check=True)
+    subprocess.run(["cc", "-O2", "-fopenmp", "tests/oracles/model_values.c", "-o", f"{work}/values", "-lm"], check=True)
     others = 0
     for family in FAMILIES:
         counts, alone = {"equal": 0, "refused by mtt alone": 0, "refused by both": 0, "other": 0}, {}

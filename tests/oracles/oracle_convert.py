@@ -1,6 +1,6 @@
 """Compares what convert writes with transformers, gguf and llama.cpp.
 
-usage: python3 tests/oracle_convert.py BUILD_DIR      in the repository root, after make build/train build/convert
+usage: python3 tests/oracles/oracle_convert.py BUILD_DIR      in the repository root, after make build/train build/convert
        pip install torch transformers gguf xllamacpp
 
 Trains small models of each family. Their folders must load in from_pretrained with all keys, and give mtt's logits. In
@@ -218,7 +218,7 @@ words = ["".join(rng.choices("aeiouklmnprst", k=rng.randrange(1, 8))) for _ in r
 weights = [1 / (k + 1) for k in range(300)]
 source = "\n\n".join(" ".join(rng.choices(words, weights, k=200)) for _ in range(60))
 open(os.path.join(work, "text"), "w", encoding="utf-8").write(source)
-run("cc", "-O2", "-fopenmp", os.path.realpath("tests/model_values.c"), "-o", "values", "-lm")
+run("cc", "-O2", "-fopenmp", os.path.realpath("tests/oracles/model_values.c"), "-o", "values", "-lm")
 failed = False
 for name, options in MODELS.items():
     common = f"--data text --dataset {name} --results-dir results --vocab-size 500 --seq-len {SEQ} --steps 60"

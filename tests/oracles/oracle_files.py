@@ -1,6 +1,6 @@
 """Compares test_files with Python's json and the packages safetensors and numpy.
 
-usage: python3 tests/oracle_files.py PATH/TO/test_files [FILES]      FILES is how many random files to try
+usage: python3 tests/oracles/oracle_files.py PATH/TO/test_files [FILES]      FILES is how many random files to try
 
 Our files must open in safetensors.numpy with equal values. Both must read random files alike, and accept or refuse the
 same damaged ones. JSONL documents must come out as json.loads gives them.

@@ -1,6 +1,6 @@
 """Compares models that mtt reads with transformers.
 
-usage: python tests/oracle_models.py        in the repository root
+usage: python tests/oracles/oracle_models.py        in the repository root
        pip install torch transformers
 
 Makes small models of each family with random weights, and saves them in each type and in shards. mtt must
@@ -68,7 +68,7 @@ def error(ours, theirs):
 
 if __name__ == "__main__":
     torch.manual_seed(3)
-    run("cc", "-O2", "-fopenmp", "tests/model_values.c", "-o", f"{work}/values", "-lm")
+    run("cc", "-O2", "-fopenmp", "tests/oracles/model_values.c", "-o", f"{work}/values", "-lm")
     ids = torch.randint(VOCAB, (1, COUNT))
     ids.numpy().astype(numpy.int32).tofile(f"{work}/ids")
     for name, model in MODELS.items():

@@ -1,4 +1,4 @@
-/* emulate.h - runs the kernels of mtt_kernels.cu on the CPU. tests/emulate.py makes C++ of that file;
+/* emulate.h - runs the kernels of mtt_kernels.cu on the CPU. emulate.py makes C++ of that file;
    tests/emulate.sh compiles it with this header in front. CUDA's own headers give the types. emulate_hopper.h
    has what only the room >>hopper needs.
 

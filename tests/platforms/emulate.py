@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""emulate.py mtt_kernels.cu OUTPUT COMPILER... - makes C++ of mtt_kernels.cu, for tests/emulate.h. The
+"""emulate.py mtt_kernels.cu OUTPUT COMPILER... - makes C++ of mtt_kernels.cu, for emulate.h. The
 compiler, with its flags, expands macros first. What C++ does not have is replaced:
 
     kernel<<<grid, block, bytes, stream>>>(...);    a call of emulate::launch

@@ -7,9 +7,9 @@
    frees, ends or destroys is made, and then says that it failed. */
 #define MTT_CUDA
 #define MTT_IMPLEMENTATION
-#include "../mtt.h"
-#include "techniques.h"
-#include "test.h"
+#include "../../mtt.h"
+#include "../techniques.h"
+#include "../test.h"
 
 #include <cublasLt.h>
 #include <cuda_runtime_api.h>

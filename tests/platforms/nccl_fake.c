@@ -5,7 +5,7 @@
    the environment nobody is connected: what works then works without NCCL. NCCL's communicators end only
    after all graphs that captured their transfers, and wait for these for ever; here for 10 seconds.
 
-      gcc -O2 -shared -fPIC -I/usr/local/cuda/include tests/nccl_fake.c -o libnccl.so.2 \
+      gcc -O2 -shared -fPIC -I/usr/local/cuda/include tests/platforms/nccl_fake.c -o libnccl.so.2 \
           -L/usr/local/cuda/lib64 -lcudart_static -ldl -lrt -lpthread -lm */
 #define _GNU_SOURCE
 #include <cuda_runtime_api.h>

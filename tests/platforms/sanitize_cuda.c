@@ -11,8 +11,8 @@
 #define MTT_CUDA
 #define MTT_SEPARATE_ALLOCS
 #define MTT_IMPLEMENTATION
-#include "../mtt.h"
-#include "techniques.h"
+#include "../../mtt.h"
+#include "../techniques.h"
 
 #include <cublasLt.h>
 #include <cuda_runtime_api.h>

@@ -1,8 +1,8 @@
 /* test_windows.c - what differs on Windows: paths in UTF-8 with both separators and drives, files that are
    replaced while others read them, locks. tests/windows.sh runs it. */
 #define MTT_IMPLEMENTATION
-#include "../mtt.h"
-#include "test.h"
+#include "../../mtt.h"
+#include "../test.h"
 
 static mtt_env env;
 static char place[400]; /* the folder, with names that no code page has */

@@ -61,7 +61,7 @@ offset() { # FILE NAME: where a tensor's data begins
 }
 
 sample_text > text
-cc -O1 -shared -fPIC "$OLDPWD/tests/faults.c" -o faults.so -ldl || fail "faults.c does not compile"
+cc -O1 -shared -fPIC "$OLDPWD/tests/platforms/faults.c" -o faults.so -ldl || fail "faults.c does not compile"
 plain="--no-head-bias"
 train run $plain --positions learned --max-seq 48 --technique bf16_flash
 train tied $plain --head tied

@@ -3,7 +3,7 @@
 # plan's, and the page must work in a browser (Chromium, where it is installed). Runs in the repository root.
 set -u
 . tests/lib.sh
-schedule=$(realpath "$1")/schedule tests=$(realpath tests) root=$(pwd)
+schedule=$(realpath "$1")/schedule oracles=$(realpath tests/oracles) root=$(pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work" || exit 1
@@ -23,7 +23,7 @@ page() { # TECHNIQUE OPTION...
   expect 0 '' --technique "$technique" --json "$@"
   mv out json
   expect 0 ' frees ' --technique "$technique" "$@"
-  if python3 "$tests/page.py" numbers page.html 0 json out > why 2>&1; then pass
+  if python3 "$oracles/page.py" numbers page.html 0 json out > why 2>&1; then pass
   else fail "the page of $technique $*: $(tail -n 1 why)"; fi
 }
 if command -v python3 > /dev/null; then
@@ -38,12 +38,12 @@ if command -v python3 > /dev/null; then
   for which in "0 fp32 4" "1 bf16_flash 2"; do
     read -r index technique batch <<< "$which"
     expect 0 '' --technique "$technique" --json --layers 3 --batch-size "$batch"
-    check "plan $index of two is $technique" python3 "$tests/page.py" numbers page.html "$index" out
+    check "plan $index of two is $technique" python3 "$oracles/page.py" numbers page.html "$index" out
   done
   while read -r one other options; do
     expect 0 'wrote one.html' --technique $one --html one.html --compare $other $options
     expect 0 '' --technique $other --json $options
-    check "--compare $other beside $one" python3 "$tests/page.py" numbers one.html 1 out
+    check "--compare $other beside $one" python3 "$oracles/page.py" numbers one.html 1 out
   done << TECHNIQUES
 fp16_flash_window16_checkpointing_chunked_compact fp32
 bf16_flash_window16 bf16_flash
@@ -85,9 +85,9 @@ if command -v python3 > /dev/null; then
     expect 0 'wrote one.safetensors' $options --dump one.safetensors --memory-viz one.pickle
     expect 0 '' $options --json
     mv out json
-    if python3 "$tests/schedule_files.py" dump one.safetensors $other > why 2>&1; then pass
+    if python3 "$oracles/schedule_files.py" dump one.safetensors $other > why 2>&1; then pass
     else fail "the dump of $options: $(tail -n 1 why)"; fi
-    check "the snapshot of $options" python3 "$tests/schedule_files.py" viz one.pickle json
+    check "the snapshot of $options" python3 "$oracles/schedule_files.py" viz one.pickle json
     mv one.safetensors kept.safetensors
   done << TECHNIQUES
 fp32_checkpointing
@@ -111,11 +111,11 @@ TECHNIQUES
   expect 0 'wrote one.safetensors' $split --dump one.safetensors
   expect 0 'wrote two.safetensors' --technique fp32 --batch-size $((16 / ${parts:-1})) \
     --accumulate "${parts:-1}" --dump two.safetensors
-  check "the dump of a split batch" python3 "$tests/schedule_files.py" step one.safetensors two.safetensors
+  check "the dump of a split batch" python3 "$oracles/schedule_files.py" step one.safetensors two.safetensors
   expect 0 '' --device cuda --technique bf16_flash_checkpointing --json
   mv out json
   expect 0 'pytorch.org/memory_viz' --device cuda --technique bf16_flash_checkpointing --memory-viz one.pickle
-  check "the snapshot of a plan for a GPU" python3 "$tests/schedule_files.py" viz one.pickle json
+  check "the snapshot of a plan for a GPU" python3 "$oracles/schedule_files.py" viz one.pickle json
 fi
 expect 0 '^  layers 0 to 3, each 0.02: x 0.02$' --kept --layers 5 --checkpointing
 expect 0 '^  layers 0 to 1, each 0.28: x 0.02, ln_1 0.02, ln_1.stats 0.00, attn.qkv' --kept
@@ -132,8 +132,8 @@ options=$small small="--batch-size 2 --seq-len 16"
 expect 0 'wrote one.safetensors' --init $trained --dump one.safetensors
 expect 2 '^schedule: --layers has another value than the model in' --init $trained --layers 3 --dump two
 expect 0 '' --init $trained --layers 2 --flash --dump two
-check "a dump begins with the weights of --init" python3 "$tests/schedule_files.py" weights one.safetensors \
-  $trained
+check "a dump begins with the weights of --init" \
+  python3 "$oracles/schedule_files.py" weights one.safetensors $trained
 rm one.safetensors
 small=$options
 expect 2 'leave out the other outputs' --after adjoints --kept
@@ -190,7 +190,7 @@ random_options() { # COUNT; @ is nothing, # a blank
 }
 if command -v node > /dev/null; then
   random_options 200 > lines
-  node "$tests/planner.mjs" "$planner" < lines > theirs
+  node "$oracles/planner.mjs" "$planner" < lines > theirs
   while read -r line; do
     if "$schedule" --json $line > one 2> err; then
       python3 -c 'import json; print(json.dumps(json.load(open("one"))["plan"], separators=(",", ":")))'
@@ -206,7 +206,7 @@ mkdir -p examples/learn
 cp "$planner" examples/learn
 expect 0 'wrote own.html' --technique bf16_flash --layers 3 --html own.html --compare fp32
 expect 0 '' --technique fp32 --layers 3 --json
-check "the plans in that page" python3 "$tests/page.py" numbers own.html 1 out
+check "the plans in that page" python3 "$oracles/page.py" numbers own.html 1 out
 # It begins with all options of the command line: those of a preset, of a long list, of a model from a file.
 expect 2 'expected tiny' --html evil.html --preset '</script><script>document.title=1</script>' --preset tiny
 check "what is refused makes no page" [ ! -e evil.html ]
@@ -303,14 +303,14 @@ elif ! command -v python3 > /dev/null; then
   skip "python3 is missing: apt-get install python3"
 else
   expect 0 'wrote page.html' --technique fp32 --compare fp32_checkpointing --html page.html --layers 3
-  python3 "$tests/page.py" drive page.html > driven.html
+  python3 "$oracles/page.py" drive page.html > driven.html
   browse driven --virtual-time-budget=5000 --dump-dom "file://$work/driven.html"
   steps driven
-  python3 "$tests/page.py" plan own.html > planned.html
+  python3 "$oracles/page.py" plan own.html > planned.html
   browse planned --virtual-time-budget=20000 --dump-dom "file://$work/planned.html"
   steps planned
   # What a link makes Copy copy is a command of mtt alone, and a shell reads its words as they are.
-  python3 "$tests/page.py" links own.html > linked.html
+  python3 "$oracles/page.py" links own.html > linked.html
   browse linked --disable-ipc-flooding-protection --virtual-time-budget=60000 --dump-dom \
     "file://$work/linked.html"
   steps linked
@@ -325,7 +325,7 @@ else
   check "six commands: $(wc -l < copied)" [ "$(wc -l < copied)" = 6 ]
   check "some have patterns" [ "$(grep -c "'.*\*.*'" copied)" = 4 ]
   while read -r number words; do
-    python3 "$tests/page.py" begin begin$number.html $words > begun.html
+    python3 "$oracles/page.py" begin begin$number.html $words > begun.html
     browse begun --virtual-time-budget=5000 --dump-dom "file://$work/begun.html"
     steps begun
   done << BEGINNINGS

@@ -152,7 +152,7 @@ both 'bf16_flash_bs16: perplexity [0-9]+\.[0-9]+, [1-9] MiB' \
 check "a line of demo's sample may be cut, but not a letter" iconv -f utf-8 -t utf-8 made.C/out
 check "the sample is there" says made.C/out '^  \| zażółć łłł'
 for name in $(grep -oE 'test_[a-z_]+\.sh' "$root/tests/run.sh"); do
-  stub tests/$name <<< 'echo 3 passed, 0 failed, 0 skipped'
+  stub tests/programs/$name <<< 'echo 3 passed, 0 failed, 0 skipped'
 done
 stub ../stubs/nproc <<< 'echo 1'
 both 'test_train.sh +3 passed, 0 failed, 0 skipped, 1\.8 s' tests/run.sh made

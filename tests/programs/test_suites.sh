@@ -362,16 +362,16 @@ if command -v python3 > /dev/null && command -v git > /dev/null; then
     git init -q && git add -A &&
     git -c user.name=mtt -c user.email=mtt@localhost commit -qm notebook) > out 2>&1
   mkdir open
-  (cd open && CFLAGS=-O1 PATH=$work/stubs:$PATH python3 "$root/tests/notebook.py" \
-    "$root/examples/colab.ipynb" REPOSITORY="$work/notebook" \
+  cells() { python3 "$root/tests/oracles/notebook.py" "$root/examples/colab.ipynb" "$@"; }
+  (cd open && CFLAGS=-O1 PATH=$work/stubs:$PATH cells REPOSITORY="$work/notebook" \
     OPTIONS="--steps 4 --batch-size 2 --only fp32,bf16_flash") > out 2>&1
   code=$?
   check "the notebook's cells end with $code, not 0: $(tail -n 1 out)" [ $code = 0 ]
   check "it says what the plan is" says out '^parameters 28941393, arena [0-9]+ bytes'
   check "it shows the table" says out '^\| bf16_flash +\|'
-  mkdir closed; (cd closed && python3 "$root/tests/notebook.py" "$root/examples/colab.ipynb") > out 2>&1
+  mkdir closed; (cd closed && cells) > out 2>&1
   check "the notebook as it is asks for REPOSITORY" says out '^set REPOSITORY in the first cell'
-  (cd closed && python3 "$root/tests/notebook.py" "$root/examples/colab.ipynb" REPOSITORY=/nowhere) > out 2>&1
+  (cd closed && cells REPOSITORY=/nowhere) > out 2>&1
   check "and where it cannot be cloned" says out '^cannot clone /nowhere: check REPOSITORY'
   command=$(grep -o 'build/train --dry-run[^"]*' "$root/examples/colab.ipynb")
   arena() { grep -oE 'arena [0-9]+ bytes' out; }

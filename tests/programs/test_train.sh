@@ -746,7 +746,7 @@ check "log after kill -9 and --resume is that of an uninterrupted run" \
   same_log results/killed_fp32.jsonl results/whole_fp32.jsonl
 
 # disks without locks: a run trains, with one note; other failures of a lock end it
-cc -O1 -shared -fPIC "$root/tests/faults.c" -o faults.so -ldl || fail "faults.c does not compile"
+cc -O1 -shared -fPIC "$root/tests/platforms/faults.c" -o faults.so -ldl || fail "faults.c does not compile"
 lockless() { # ERRNO LOCKED CODE PATTERN ARGUMENT...: LOCKED locks do not fail
   export FAULT_LOCK=$1 FAULT_LOCKED=$2 FAULT_FOLDER=$work/results/ LD_PRELOAD=$work/faults.so
   expect "${@:3}"

@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #define MTT_DOCUMENT_BYTES 64 /* small inputs have several documents */
 #define MTT_IMPLEMENTATION
-#include "../mtt.h"
+#include "../../mtt.h"
 
 #define MUST(holds) ((holds) ? (void)0 : broken(#holds, __LINE__))
 static void broken(const char *text, int line)
@@ -57,7 +57,7 @@ static MTT__UNUSED char *next_part(const char **at, const char *end, char mark, 
 #if defined(FUZZ_TRAIN)
 
 #define main train_main
-#include "../tools/trainer.c"
+#include "../../tools/trainer.c"
 #undef main
 
 /* An argument on each line. Names of files get harmless letters. A plan of many layers takes seconds. */
@@ -109,7 +109,7 @@ static void leave(int code)
 #define main report_main
 #define exit leave
 #define free(block) (free(block), (block) = NULL)
-#include "../tools/report.c"
+#include "../../tools/report.c"
 #undef main
 #undef exit
 #undef free
@@ -146,7 +146,7 @@ static void fuzz_report(const char *data, size_t size)
 
 #else
 
-#include "../tools/wordpiece.h"
+#include "../../tools/wordpiece.h"
 
 static mtt_env env;
 

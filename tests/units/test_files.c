@@ -7,7 +7,7 @@
 #include <signal.h>
 #include <sys/types.h>
 #include <sys/wait.h>
-#include "test.h"
+#include "../test.h"
 
 enum { ON_OPEN, ON_READ, ON_PREAD, ON_PWRITE, ON_FSYNC, ON_CLOSE, ON_RENAME, ON_COUNT };
 static const char *const on_name[] = {"open", "read", "pread", "pwrite", "fsync", "close", "rename"};
@@ -85,8 +85,8 @@ static int sys_unlink(const char *path)
 #define MTT__SYS_RENAME sys_rename
 #define unlink sys_unlink
 #define MTT_IMPLEMENTATION
-#include "../mtt.h"
-#include "../tools/wordpiece.h"
+#include "../../mtt.h"
+#include "../../tools/wordpiece.h"
 #undef unlink
 
 static mtt_env env;

@@ -2,8 +2,8 @@
    passes with flash attention: for all options of the model, and however rows meet in a pass. Sampling, stop
    strings, failures. */
 #define MTT_IMPLEMENTATION
-#include "../mtt.h"
-#include "test.h"
+#include "../../mtt.h"
+#include "../test.h"
 
 /* The environment counts blocks, and fails the one that `fails_at` says. The backend counts its bytes. */
 static int live_blocks, allocations, fails_at = -1;

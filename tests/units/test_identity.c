@@ -11,10 +11,10 @@
    why. */
 #define MTT_IMPLEMENTATION
 #ifndef MTT_H
-#define MTT_H "../mtt.h"
+#define MTT_H "../../mtt.h"
 #endif
 #include MTT_H
-#include "test.h"
+#include "../test.h"
 
 enum { CONFIGURATIONS = 10000, SCHEDULES = 8000, GROUP = 100 };
 typedef enum mode { COMPARE, RECORD, HASHES, SHOW } mode;

@@ -16,8 +16,8 @@
       build/test_memory bf16_flash_chunked      one, with its figures
       build/test_memory stack                   threads with stacks of 128 KB, the default of musl */
 #define MTT_IMPLEMENTATION
-#include "../mtt.h"
-#include "test.h"
+#include "../../mtt.h"
+#include "../test.h"
 #include <pthread.h>
 #include <sys/wait.h>
 #ifdef _OPENMP

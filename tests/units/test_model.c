@@ -2,8 +2,8 @@
    library: a naive forward pass in double precision and central differences of its loss. The promises of the
    manual follow. `test_model speed [B T steps]` times a step of a small GPT instead. */
 #define MTT_IMPLEMENTATION
-#include "../mtt.h"
-#include "test.h"
+#include "../../mtt.h"
+#include "../test.h"
 
 #ifdef _OPENMP
 #include <omp.h>

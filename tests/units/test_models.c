@@ -4,8 +4,8 @@
 
       test_models [quick] */
 #define MTT_IMPLEMENTATION
-#include "../mtt.h"
-#include "test.h"
+#include "../../mtt.h"
+#include "../test.h"
 
 enum { VOCAB = 19, MOST = 1 << 15, BATCH = 2, LENGTH = 8 };
 static mtt_env env;

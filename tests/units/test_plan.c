@@ -1,8 +1,8 @@
 /* test_plan.c - the plan: the bytes of known models, planned = allocated, no overlap in the arena, the
    searches for a batch and a policy, and the messages of refusals. Needs no device and no file. */
 #define MTT_IMPLEMENTATION
-#include "../mtt.h"
-#include "test.h"
+#include "../../mtt.h"
+#include "../test.h"
 
 #ifdef _OPENMP
 #include <omp.h>

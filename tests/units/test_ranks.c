@@ -14,7 +14,7 @@
 #include <sys/types.h>
 #include <sys/wait.h>
 #include <time.h>
-#include "test.h"
+#include "../test.h"
 
 /* Call number fault_at of fork or socketpair fails. With `rough` set, sends and receives are interrupted and
    cut short. The first receive of a frame waits for `first_receive` ms. The next poll takes `sleep_in_poll`
@@ -75,14 +75,14 @@ static int noted_listen(int fd, int backlog);
 #define poll(fds, count, ms) sleepy_poll(fds, count, ms)
 #define listen(fd, backlog) noted_listen(fd, backlog)
 #define MTT_IMPLEMENTATION
-#include "../mtt.h"
+#include "../../mtt.h"
 #undef listen
 #undef fork
 #undef socketpair
 #undef send
 #undef recv
 #undef poll
-#include "../tools/launch.h"
+#include "../../tools/launch.h"
 
 enum { MOST = 5 };
 static mtt_env env;

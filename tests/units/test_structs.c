@@ -2,8 +2,8 @@
    huge, NaN or infinite is refused by name or taken, and nothing crashes. The table below has each member of
    each such struct in mtt.h, and mtt_sizeof knows each struct. */
 #define MTT_IMPLEMENTATION
-#include "../mtt.h"
-#include "test.h"
+#include "../../mtt.h"
+#include "../test.h"
 #include <ctype.h>
 
 static mtt_env env, used; /* `used` is the one that is filled in */

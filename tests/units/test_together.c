@@ -7,17 +7,17 @@
    Compiled with MTT_CUDA the ranks are on GPUs, RANKS of them at most (default: the number of GPUs). */
 #define _GNU_SOURCE
 #define MTT_IMPLEMENTATION
-#include "../mtt.h"
+#include "../../mtt.h"
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
-#include "test.h"
+#include "../test.h"
 
 enum { MOST = 8, BATCH = 2, LENGTH = 32, STEPS = 5, MICRO_BATCHES = 24, TIMEOUT = 20 /* s */ };
 static mtt_env env;
 static int most_ranks = MOST, emulated;
 
-/* tests/emulate_host.h: a call fails once, after `after` successes. NULL on a device, and on a CPU. */
+/* emulate_host.h: a call fails once, after `after` successes. NULL on a device, and on a CPU. */
 void emulate_fault(const char *call, int error, int after) __attribute__((weak));
 
 /* A model and how it is trained. `ranks` * policy.accumulate is the number of micro-batches in a step. */
@@ -260,7 +260,7 @@ static void run(const job *j)
     if (pid == 0) {
         mtt_backend backend;
         mtt_ranks *ranks = NULL;
-        if (!j->policy.nccl) setenv("NCCL_FAKE_REFUSES", "1", 1); /* tests/nccl_fake.c: they must copy */
+        if (!j->policy.nccl) setenv("NCCL_FAKE_REFUSES", "1", 1); /* nccl_fake.c: they must copy */
         if (j->fate == OTHER_CHECKPOINT || j->fate == OTHER_WEIGHTS || j->fate == DIES ||
             j->fate >= GIVES_UP) /* after these no rank waits for others before it frees: emulate_host.h */
             setenv("EMULATE_LOST_RANK", "1", 1);

@@ -6,10 +6,10 @@
    OPTIONS are letters: "lacjw" for WordPiece, as in word_options; for BPE a digit is a pattern of vocab.bpe
    and .tiktoken files, p encodes as mtt_encode_prompt does, and S prints a tokenizer.json instead of ids. */
 #define MTT_IMPLEMENTATION
-#include "../mtt.h"
-#include "../tools/wordpiece.h"
+#include "../../mtt.h"
+#include "../../tools/wordpiece.h"
 
-#include "test.h"
+#include "../test.h"
 #include <time.h>
 
 /* ---- helpers */
@@ -1351,7 +1351,7 @@ static const char small_vocab[] = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\nb\nz\n
                                   "##c\n\xe0\xa7\x87\n##\xe0\xa6\xbe\n;\nAb\ne\n##e\n\xe8\xb1\x88\n";
 
 /* Ids of Hugging Face's tokenizers 0.23.3 with the same vocabulary and options, by
- * tests/oracle_tokenizer.py's bert(). */
+ * tests/oracles/oracle_tokenizer.py's bert(). */
 static const struct word_case {
     const char *options, *text;
     size_t size;
