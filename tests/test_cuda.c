@@ -63,13 +63,6 @@ static float noise(void)
     return ((float)(z >> 40) + (float)(z >> 16 & 0xffffff) - 16777215.0f) * (2.449490f / 16777216.0f);
 }
 
-typedef struct setup {
-    mtt_model_desc model;
-    mtt_policy policy;
-    mtt_optim_desc optim;
-    int batch, seq_len;
-} setup;
-
 /* 1 = the device multiplies in 8 bits: FP8 is tested. */
 static int eight = 1;
 

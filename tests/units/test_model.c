@@ -571,15 +571,7 @@ static void central_differences(const reference *r, const double *weights, const
 
 /* ------------------------------------------------------------------------------- driving the library ---- */
 
-/* What most tests share: a small model in a policy, its batch, and a place for everything that is read from
-   it. */
-typedef struct setup {
-    mtt_model_desc model;
-    mtt_policy policy;
-    mtt_optim_desc optim;
-    int batch, seq_len;
-} setup;
-
+/* What most tests share: a small model in a policy, and its batch. */
 static setup small_setup(void)
 {
     setup s = {.model = {.layers = 2, .heads = 2, .d_model = 16, .d_ff = 32, .vocab = 32, .max_seq = 11},
@@ -864,6 +856,23 @@ static void check_execution(const setup *s, const reference *r, const float *w, 
     free(g);
 }
 
+/* Draws two micro-batches. Returns their gradient by central differences, to be freed, and their loss. */
+static double *reference_gradient(const setup *s, const reference *r, const float *w, int ignored,
+                                  int32_t *tokens, int32_t *targets, double *loss)
+{
+    double *wide = malloc(r->weights * sizeof(double)), *gradient = malloc(r->weights * sizeof(double));
+    for (size_t i = 0; i < r->weights; i++) wide[i] = w[i];
+    random_tokens(s, 2, ignored, tokens, targets);
+    micro_batch mb[2] = {{tokens, targets, make_masks(r, s->model.dropout, s->optim.seed, 0)},
+                         {tokens + 16, targets + 16, make_masks(r, s->model.dropout, s->optim.seed, 1)}};
+    *loss = reference_loss(r, wide, mb, 2);
+    central_differences(r, wide, mb, 2, NULL, gradient);
+    free(wide);
+    free(mb[0].masks);
+    free(mb[1].masks);
+    return gradient;
+}
+
 static void gradients(void)
 {
     static const struct { int window, tied, no_bias, learned, ignored, vocab; float dropout; } FUNCTIONS[] = {
@@ -882,19 +891,13 @@ static void gradients(void)
         int32_t tokens[32], targets[32];
         reference r = reference_of(&s);
         float *w = random_weights(&r);
-        double *wide = malloc(r.weights * sizeof(double)), *gradient = malloc(r.weights * sizeof(double));
         if (s.model.dropout > 0) s.optim.seed = seed_at_the_edge(&r, s.model.dropout);
         /* embeddings so small that the norm's epsilon counts, and gradients too large for 65,536 */
         if (f == 2) {
             for (size_t i = 0; i < r.parameter[2].first; i++) w[i] /= 16;
             s.optim.loss_scale = 1024;
         }
-        for (size_t i = 0; i < r.weights; i++) wide[i] = w[i];
-        random_tokens(&s, 2, FUNCTIONS[f].ignored, tokens, targets);
-        micro_batch mb[2] = {{tokens, targets, make_masks(&r, s.model.dropout, s.optim.seed, 0)},
-                             {tokens + 16, targets + 16, make_masks(&r, s.model.dropout, s.optim.seed, 1)}};
-        double loss = reference_loss(&r, wide, mb, 2);
-        central_differences(&r, wide, mb, 2, NULL, gradient);
+        double loss, *gradient = reference_gradient(&s, &r, w, FUNCTIONS[f].ignored, tokens, targets, &loss);
 
         for (int i = 0; i < 6 * 2 * 2 * WAYS; i += quick ? 5 : 1) { /* the last two: products of FP8 */
             int way = i % WAYS, kind = i / WAYS / 4;
@@ -911,10 +914,7 @@ static void gradients(void)
             check_execution(&s, &r, w, tokens, targets, loss, gradient, what);
         }
         free(w);
-        free(wide);
         free(gradient);
-        free(mb[0].masks);
-        free(mb[1].masks);
     }
     printf("gradients: largest error %.3f of the tolerance in FP32, %.1e, %.1e and %.1e of the whole in "
            "BF16, FP16 and FP8; loss %.1e\n",
@@ -1004,24 +1004,15 @@ static void model_options(void)
         check_parameters(&s);
         reference r = reference_of(&s);
         float *w = random_weights(&r);
-        double *wide = malloc(r.weights * sizeof(double)), *gradient = malloc(r.weights * sizeof(double));
         if (s.model.norm_place == MTT_NORM_NONE) { /* activations grow from layer to layer */
             for (int i = r.layer_first; i < r.head_first; i++)
                 for (size_t e = 0; e < r.parameter[i].count; e++) w[r.parameter[i].first + e] /= 2;
             s.optim.loss_scale = 1024;
         }
-        for (size_t i = 0; i < r.weights; i++) wide[i] = w[i];
-        random_tokens(&s, 2, below(4), tokens, targets);
-        micro_batch mb[2] = {{tokens, targets, make_masks(&r, s.model.dropout, s.optim.seed, 0)},
-                             {tokens + 16, targets + 16, make_masks(&r, s.model.dropout, s.optim.seed, 1)}};
-        double loss = reference_loss(&r, wide, mb, 2);
-        central_differences(&r, wide, mb, 2, NULL, gradient);
+        double loss, *gradient = reference_gradient(&s, &r, w, below(4), tokens, targets, &loss);
         check_options(&s, &r, w, tokens, targets, loss, gradient, what);
         free(w);
-        free(wide);
         free(gradient);
-        free(mb[0].masks);
-        free(mb[1].masks);
     }
 }
 
@@ -1605,13 +1596,7 @@ static void attention_options(void)
         reference r = reference_of(&s);
         float *w = random_weights(&r), *first = malloc(r.weights * sizeof(float));
         float *g = malloc(r.weights * sizeof(float));
-        double *wide = malloc(r.weights * sizeof(double)), *gradient = malloc(r.weights * sizeof(double));
-        for (size_t i = 0; i < r.weights; i++) wide[i] = w[i];
-        random_tokens(&s, 2, n % 3, tokens, targets);
-        micro_batch mb[2] = {{tokens, targets, make_masks(&r, s.model.dropout, s.optim.seed, 0)},
-                             {tokens + 16, targets + 16, make_masks(&r, s.model.dropout, s.optim.seed, 1)}};
-        double loss = reference_loss(&r, wide, mb, 2);
-        central_differences(&r, wide, mb, 2, NULL, gradient);
+        double loss, *gradient = reference_gradient(&s, &r, w, n % 3, tokens, targets, &loss);
         for (int i = 0; i < 4 * 2; i++) {
             static const int KINDS[] = {MTT_FP32, MTT_BF16, MTT_FP16, MTT_FP8};
             char what[160];
@@ -1650,8 +1635,7 @@ static void attention_options(void)
                       report.arena_bytes, info.arena_bytes);
             }
         }
-        free(w), free(first), free(g), free(wide), free(gradient);
-        free(mb[0].masks), free(mb[1].masks);
+        free(w), free(first), free(g), free(gradient);
     }
 }
 
@@ -5031,94 +5015,82 @@ static void checkpoints(void)
     mtt_tokens_close(tokens);
 }
 
+/* The cheapest first, since a run may end at the first failure. Where they run: in a subset that the command
+   line names; not with a BLAS; not in quick mode. */
+enum { OPTIONS = 1, PRODUCTS = 2, NO_BLAS = 4, FULL = 8 };
+
+static const struct { const char *name; void (*test)(void); int where; } TESTS[] = {
+    {"conversions", conversions, 0},
+    {"8 bits", eight_conversions, 0},
+    {"8 bits at random", eight_by_bytes, 0},
+    {"8-bit operations", eight_operations, 0},
+    {"compact codes", compact_codes, 0},
+    {"formulas", formulas, 0},
+    {"forgotten activation", forgotten_activation, 0},
+    {"odd patterns", odd_patterns, OPTIONS},
+    {"products", products, PRODUCTS},
+    {"threads", product_threads, PRODUCTS},
+    {"learning rates", learning_rates, 0},
+    {"optimizer", optimizer, 0},
+    {"groups", groups, 0},
+    {"compact update", compact_update, 0},
+    {"uneven targets", uneven_targets, 0},
+    {"single key", single_key, 0},
+    {"accumulation", accumulation, 0},
+    {"next logits", next_logits, PRODUCTS},
+    {"misuse", misuse, 0},
+    {"least numbers", least_numbers, 0},
+    {"long parameters", long_parameters, 0},
+    {"times", times, 0},
+    {"profiled", profiled, 0},
+    {"sampling", sampling, 0},
+    {"nucleus", nucleus, 0},
+    {"evaluation", evaluation, 0},
+    {"quality, text", quality_and_text, 0},
+    {"full device", full_device, 0},
+    {"device bytes", device_bytes, 0},
+    {"large scores", large_scores, 0},
+    {"split", split_batches, 0},
+    {"overflow", overflow, 0},
+    {"not finite", not_finite, 0},
+    {"unread failure", unread_failure, 0},
+    {"overfit", overfit, 0},
+    {"allocations", failing_allocations, 0},
+    {"attention", attention_kinds, 0},
+    {"dropout probabilities", dropout_probabilities, 0},
+    {"angles", angles, PRODUCTS},
+    {"gradients", gradients, PRODUCTS},
+    {"model options", model_options, OPTIONS | NO_BLAS},
+    {"attention options", attention_options, NO_BLAS},
+    {"frozen", frozen_parameters, OPTIONS | NO_BLAS},
+    {"frozen misuse", frozen_misuse, OPTIONS | NO_BLAS},
+    {"frozen spaces", frozen_spaces, OPTIONS | NO_BLAS},
+    {"early updates", early_updates, OPTIONS | NO_BLAS},
+    {"early misuse", early_misuse, OPTIONS | NO_BLAS},
+    {"adapters", adapters, OPTIONS | NO_BLAS},
+    {"new adapters", new_adapters, OPTIONS | NO_BLAS},
+    {"checkpoints", checkpoints, 0},
+    {"FP8", eight_bits, 0},
+    {"repeatable", repeatable, 0},
+    {"recompute", recompute_bits, 0},
+    {"peaks", recompute_peaks, 0},
+    {"compact loss", compact_loss, FULL},
+};
+
 int main(int argc, char **argv)
 {
-    if (argc > 1 && strcmp(argv[1], "speed") == 0)
+    const char *mode = argc > 1 ? argv[1] : "";
+    int subset = !strcmp(mode, "options") ? OPTIONS : !strcmp(mode, "products") ? PRODUCTS : 0;
+    if (!strcmp(mode, "speed"))
         return speed(argc > 2 ? atoi(argv[2]) : 4, argc > 3 ? atoi(argv[3]) : 256,
                      argc > 4 ? atoi(argv[4]) : 5);
-    quick = BLAS || (argc > 1 && strcmp(argv[1], "quick") == 0);
+    quick = BLAS || !strcmp(mode, "quick");
     use_threads(1);
     if (!open_folder()) return finish();
-    if (argc > 1 && strcmp(argv[1], "options") == 0) {
-        timed("model options", model_options);
-        timed("frozen", frozen_parameters);
-        timed("frozen misuse", frozen_misuse);
-        timed("frozen spaces", frozen_spaces);
-        timed("odd patterns", odd_patterns);
-        timed("early updates", early_updates);
-        timed("early misuse", early_misuse);
-        timed("adapters", adapters);
-        timed("new adapters", new_adapters);
-        close_folder();
-        return finish();
+    for (size_t i = 0; i < MTT__LENGTH(TESTS); i++) {
+        int where = TESTS[i].where, left_out = (BLAS ? NO_BLAS : 0) | (quick ? FULL : 0);
+        if (subset ? where & subset : !(where & left_out)) timed(TESTS[i].name, TESTS[i].test);
     }
-    if (argc > 1 && strcmp(argv[1], "products") == 0) {
-        timed("products", products);
-        timed("threads", product_threads);
-        timed("next logits", next_logits);
-        timed("angles", angles);
-        timed("gradients", gradients);
-        close_folder();
-        return finish();
-    }
-    /* the cheapest first, since a run may end at the first failure */
-    timed("conversions", conversions);
-    timed("8 bits", eight_conversions);
-    timed("8 bits at random", eight_by_bytes);
-    timed("8-bit operations", eight_operations);
-    timed("compact codes", compact_codes);
-    timed("formulas", formulas);
-    timed("forgotten activation", forgotten_activation);
-    timed("odd patterns", odd_patterns);
-    timed("products", products);
-    timed("threads", product_threads);
-    timed("learning rates", learning_rates);
-    timed("optimizer", optimizer);
-    timed("groups", groups);
-    timed("compact update", compact_update);
-    timed("uneven targets", uneven_targets);
-    timed("single key", single_key);
-    timed("accumulation", accumulation);
-    timed("next logits", next_logits);
-    timed("misuse", misuse);
-    timed("least numbers", least_numbers);
-    timed("long parameters", long_parameters);
-    timed("times", times);
-    timed("profiled", profiled);
-    timed("sampling", sampling);
-    timed("nucleus", nucleus);
-    timed("evaluation", evaluation);
-    timed("quality, text", quality_and_text);
-    timed("full device", full_device);
-    timed("device bytes", device_bytes);
-    timed("large scores", large_scores);
-    timed("split", split_batches);
-    timed("overflow", overflow);
-    timed("not finite", not_finite);
-    timed("unread failure", unread_failure);
-    timed("overfit", overfit);
-    timed("allocations", failing_allocations);
-    timed("attention", attention_kinds);
-    timed("dropout probabilities", dropout_probabilities);
-    timed("angles", angles);
-    timed("gradients", gradients);
-    if (!BLAS) {
-        timed("model options", model_options);
-        timed("attention options", attention_options);
-        timed("frozen", frozen_parameters);
-        timed("frozen misuse", frozen_misuse);
-        timed("frozen spaces", frozen_spaces);
-        timed("early updates", early_updates);
-        timed("early misuse", early_misuse);
-        timed("adapters", adapters);
-        timed("new adapters", new_adapters);
-    }
-    timed("checkpoints", checkpoints);
-    timed("FP8", eight_bits);
-    timed("repeatable", repeatable);
-    timed("recompute", recompute_bits);
-    timed("peaks", recompute_peaks);
-    if (!quick) timed("compact loss", compact_loss);
     close_folder();
     return finish();
 }

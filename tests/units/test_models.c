@@ -206,6 +206,47 @@ static void list(mtt_trainer *t, const mtt_model_desc *m)
     }
 }
 
+/* Lists the tensors of a family's model, `untied` with a head of its own, and returns the model's fields. */
+static mtt_model_desc list_family(int family, int untied)
+{
+    mtt_model_desc m = model_of(family);
+    mtt_trainer *t;
+    if (untied) m.tied_head = 0;
+    t = make(&m, (mtt_policy){0}, 3);
+    mtt_model_resolve(&env, &m, &m);
+    list(t, &m);
+    mtt_trainer_destroy(t);
+    return m;
+}
+
+/* Makes the folder of a family's model, with `to` in place of `from` in its config.json. */
+static mtt_model_desc put_family(int family, const char *from, const char *to)
+{
+    char text[4096];
+    const char *config = CONFIGS[family], *at = strstr(config, from);
+    mtt_model_desc m = list_family(family, 0);
+    put_tensors(in("model.safetensors"), 0, 1);
+    snprintf(text, sizeof(text), "%.*s%s%s", (int)(at - config), config, to, at + strlen(from));
+    put_text(in("config.json"), text);
+    return m;
+}
+
+/* Lists the tensors of a model with a head of its own, which its config.json ties to the embedding. */
+static void list_tied(int family, tensor **head, tensor **table)
+{
+    char text[2048], *tied;
+    int i;
+    list_family(family, 1);
+    for (i = 0; i < tensor_count; i++) {
+        const char *name = tensors[i].name;
+        if (strstr(name, "lm_head")) *head = &tensors[i];
+        if (strstr(name, "wte.") || strstr(name, "embed_tokens.")) *table = &tensors[i];
+    }
+    snprintf(text, sizeof(text), "%s", CONFIGS[family]);
+    if ((tied = strstr(text, "embeddings': false")) != NULL) memcpy(tied, "embeddings': true ", 18);
+    put_text(in("config.json"), text);
+}
+
 /* ---- what is read ---- */
 
 /* All weights of a trainer are those of a model, rounded to `type`. */
@@ -416,20 +457,10 @@ static void refusals(void)
         {0, "{'model_type'", "[{'model_type'", "expected one object"},
         {2, "'tie_word_embeddings': true", "'tie_word_embeddings': false", "lm_head.weight is missing"},
     };
-    char text[4096];
     size_t i;
     for (i = 0; i < MTT__LENGTH(CASES); i++) {
-        const char *config = CONFIGS[CASES[i].family], *at = strstr(config, CASES[i].from);
-        mtt_model_desc m = model_of(CASES[i].family), resolved;
-        mtt_trainer *t = make(&m, (mtt_policy){0}, 3);
-        mtt_model_resolve(&env, &m, &resolved);
-        list(t, &resolved);
-        put_tensors(in("model.safetensors"), 0, 1);
-        snprintf(text, sizeof(text), "%.*s%s%s", (int)(at - config), config, CASES[i].to,
-                 at + strlen(CASES[i].from));
-        put_text(in("config.json"), text);
+        put_family(CASES[i].family, CASES[i].from, CASES[i].to);
         refused(CASES[i].family, folder, CASES[i].words);
-        mtt_trainer_destroy(t);
     }
 }
 
@@ -462,19 +493,12 @@ static void variants(void)
         {0, "'layer_norm_epsilon': 1e-05, ", "", ""},
         {0, "'n_layer': 2", "'num_hidden_layers': 2, 'n_layer': 5", ""},
     };
-    char text[4096], fields[200], *name, *value;
+    char fields[200], *name, *value;
     size_t i;
     for (i = 0; i < MTT__LENGTH(CASES); i++) {
-        const char *config = CONFIGS[CASES[i].family], *at = strstr(config, CASES[i].from);
         mtt_model_desc m = model_of(CASES[i].family), resolved;
-        mtt_trainer *t = make(&m, (mtt_policy){0}, 3);
         mtt_model *model = NULL;
-        mtt_model_resolve(&env, &m, &resolved);
-        list(t, &resolved);
-        put_tensors(in("model.safetensors"), 0, 1);
-        snprintf(text, sizeof(text), "%.*s%s%s", (int)(at - config), config, CASES[i].to,
-                 at + strlen(CASES[i].from));
-        put_text(in("config.json"), text);
+        put_family(CASES[i].family, CASES[i].from, CASES[i].to);
         snprintf(fields, sizeof(fields), "%s", CASES[i].fields);
         for (name = strtok(fields, " "); name && (value = strtok(NULL, " ")); name = strtok(NULL, " ")) {
             const mtt_field *f = mtt_model_fields();
@@ -487,7 +511,6 @@ static void variants(void)
               "%s: %s", CASES[i].to, env.error);
         check(!model || mtt_model_describe(model)->max_seq == resolved.max_seq, "max_seq of %s", CASES[i].to);
         mtt_model_close(model);
-        mtt_trainer_destroy(t);
         new_case();
     }
 }
@@ -498,28 +521,13 @@ static void heads(void)
     int family, k;
     for (family = 0; family < 3; family++)
         for (k = 0; k < 4; k++) {
-            mtt_model_desc m = model_of(family), resolved;
-            mtt_trainer *t;
             mtt_model *model = NULL;
             tensor *head = NULL, *table = NULL;
-            char text[2048], *tied;
             float values[MOST];
-            int i;
-            m.tied_head = 0;
-            mtt_model_resolve(&env, &m, &resolved);
-            t = make(&m, (mtt_policy){0}, 3);
-            list(t, &resolved);
-            for (i = 0; i < tensor_count; i++) {
-                const char *name = tensors[i].name;
-                if (strstr(name, "lm_head")) head = &tensors[i];
-                if (strstr(name, "wte.") || strstr(name, "embed_tokens.")) table = &tensors[i];
-            }
+            list_tied(family, &head, &table);
             if (k != 1) memcpy(head->values, table->values, size_of(table) * sizeof(float));
             if (k == 2) head->values[size_of(table) - 1] += 0.125f;
             if (k == 3) head->dtype = "I64", bits = 64;
-            snprintf(text, sizeof(text), "%s", CONFIGS[family]);
-            if ((tied = strstr(text, "embeddings': false")) != NULL) memcpy(tied, "embeddings': true ", 18);
-            put_text(in("config.json"), text);
             put_tensors(in("model.safetensors"), 0, 1);
             if (k == 3) refused(family, folder, "lm_head.weight has the type I64");
             else {
@@ -531,7 +539,6 @@ static void heads(void)
                 mtt_model_close(model);
             }
             bits = 32;
-            mtt_trainer_destroy(t);
             new_case();
         }
 }
@@ -547,22 +554,12 @@ static void tied_by_value(void)
     for (family = 0; family < 3; family++)
         for (k = 0; k < (int)MTT__LENGTH(TYPES); k++)
             for (other = 0; other < 3; other++) {
-                mtt_model_desc m = model_of(family), resolved;
                 mtt_model *model = NULL;
                 tensor *head = NULL, *table = NULL;
-                char text[2048], *tied, index[1000], name[40];
-                mtt_trainer *t;
+                char index[1000], name[40];
                 size_t i, count;
                 int n, wide = !strcmp(TYPES[k][1], "F64");
-                m.tied_head = 0;
-                mtt_model_resolve(&env, &m, &resolved);
-                t = make(&m, (mtt_policy){0}, 3);
-                list(t, &resolved);
-                for (n = 0; n < tensor_count; n++) {
-                    const char *of = tensors[n].name;
-                    if (strstr(of, "lm_head")) head = &tensors[n];
-                    if (strstr(of, "wte.") || strstr(of, "embed_tokens.")) table = &tensors[n];
-                }
+                list_tied(family, &head, &table);
                 count = size_of(table);
                 for (i = 0; i < count; i++) /* exact in all types */
                     head->values[i] = table->values[i] = (float)below(255) / 128 - 1;
@@ -571,10 +568,6 @@ static void tied_by_value(void)
                 table->dtype = TYPES[k][0], head->dtype = TYPES[k][1];
                 bits = wide ? 64 : 32;
                 for (shards = other < 2 ? 1 : 2; shards > 1 && (head - table) % shards == 0;) shards++;
-                snprintf(text, sizeof(text), "%s", CONFIGS[family]);
-                tied = strstr(text, "embeddings': false");
-                if (tied) memcpy(tied, "embeddings': true ", 18);
-                put_text(in("config.json"), text);
                 snprintf(index, sizeof(index), "{'weight_map': {");
                 for (n = 0; n < shards; n++) { /* one file, or the two tensors in different ones */
                     snprintf(name, sizeof(name), shards > 1 ? "shard%d.safetensors" : "model.safetensors", n);
@@ -591,7 +584,6 @@ static void tied_by_value(void)
                           env.error);
                 mtt_model_close(model);
                 bits = 32;
-                mtt_trainer_destroy(t);
                 new_case();
             }
 }
@@ -603,18 +595,15 @@ static void dtypes(void)
         {"BOOL", 8}, {"U8", 8}, {"I8", 8}, {"F8_E5M2", 8}, {"F8_E4M3", 8}, {"F8_E8M0", 8}, {"F8_E4M3FNUZ", 8},
         {"F8_E5M2FNUZ", 8}, {"I16", 16}, {"U16", 16}, {"I32", 32}, {"U32", 32}, {"C64", 64}, {"F64", 64},
         {"I64", 64}, {"U64", 64}, {"F4", 4}, {"F6_E2M3", 6}, {"F6_E3M2", 6}};
-    mtt_model_desc m = model_of(0), resolved;
-    mtt_trainer *t = make(&m, (mtt_policy){0}, 3);
     mtt_model *model = NULL;
     float mask[64] = {0};
     char words[80];
     size_t i;
     int wrong;
-    mtt_model_resolve(&env, &m, &resolved);
     put_text(in("config.json"), CONFIGS[0]);
     for (i = 0; i < MTT__LENGTH(DTYPES); i++)
         for (wrong = 0; wrong < 3; wrong++) {
-            list(t, &resolved);
+            list_family(0, 0);
             bits = DTYPES[i].bits;
             add("h.0.attn.bias", mask, 8, 8, 0, 8, 0);
             tensors[tensor_count - 1].dtype = DTYPES[i].name;
@@ -627,26 +616,23 @@ static void dtypes(void)
             else check(!mtt_model_open(&env, folder, &model), "%s: %s", DTYPES[i].name, env.error);
             if (!wrong) mtt_model_close(model);
         }
-    list(t, &resolved);
+    list_family(0, 0);
     add("rotary_emb.inv_freq", mask, 0, 8, 0, 8, 0); /* transformer.: of no layer */
     put_tensors(in("model.safetensors"), 0, 1);
     check(!mtt_model_open(&env, folder, &model), "frequencies of all layers: %s", env.error);
     mtt_model_close(model);
-    list(t, &resolved);
+    list_family(0, 0);
     metadata = "\"__metadata__\":null,";
     put_tensors(in("model.safetensors"), 0, 1);
     check(!mtt_model_open(&env, folder, &model), "metadata null: %s", env.error);
     mtt_model_close(model);
     metadata = "";
     bits = 32;
-    mtt_trainer_destroy(t);
 }
 
 /* Objects that no setting is in may be of any size, and as deep as the reader goes. */
 static void large_objects(void)
 {
-    mtt_model_desc m = model_of(0), resolved;
-    mtt_trainer *t = make(&m, (mtt_policy){0}, 3);
     mtt_model *model = NULL;
     char *text = (char *)malloc(1 << 20);
     size_t n = (size_t)sprintf(text, "{\"id2label\": {\"0\": \"a\""), i;
@@ -657,12 +643,10 @@ static void large_objects(void)
     for (i = 0; i < n; i++)
         if (text[i] == '\'') text[i] = '"';
     write_file(in("config.json"), text, n);
-    mtt_model_resolve(&env, &m, &resolved);
-    list(t, &resolved);
+    list_family(0, 0);
     put_tensors(in("model.safetensors"), 0, 1);
     check(!mtt_model_open(&env, folder, &model), "%s", env.error);
     mtt_model_close(model);
-    mtt_trainer_destroy(t);
     free(text);
     new_case();
 }
@@ -790,16 +774,12 @@ static void scaled(void)
 /* The folder of a sharded Llama that damage() changes. */
 static void leave_folder(void)
 {
-    mtt_model_desc m = model_of(1), resolved;
-    mtt_trainer *t = make(&m, (mtt_policy){0}, 3);
-    mtt_model_resolve(&env, &m, &resolved);
-    list(t, &resolved);
+    list_family(1, 0);
     put_text(in("config.json"), CONFIGS[1]);
     put_tensors(in("shard0.safetensors"), 0, 2);
     put_tensors(in("shard1.safetensors"), 1, 2);
     put_text(in("model.safetensors.index.json"),
              "{'weight_map': {'a': 'shard0.safetensors', 'b': 'shard1.safetensors'}}");
-    mtt_trainer_destroy(t);
 }
 
 int main(int argc, char **argv)
