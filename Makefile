@@ -10,7 +10,7 @@ CC     ?= cc
 CFLAGS ?= -O3 -march=native
 override CFLAGS += -std=gnu99 -Wall -Wextra $(shell tools/openmp.sh $(CC))
 B      := build
-VPATH  := examples tools tests tests/units
+VPATH  := examples examples/assignment tools tests tests/units
 export OMP_WAIT_POLICY ?= passive# threads that spin slow each other down on a busy machine
 # OpenBLAS if it is there. It must be the build for OpenMP: threads of its own would wait for OpenMP's.
 BLAS_DIR := $(firstword $(wildcard /usr/lib/$(shell $(CC) -print-multiarch 2>/dev/null)/openblas-openmp))

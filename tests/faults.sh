@@ -17,7 +17,8 @@ cc -O1 -Wall -Wextra -shared -fPIC tests/platforms/faults.c -o "$build/faults.so
 cc -std=gnu99 -O1 -DMTT_IMPLEMENTATION -DMTT_DOCUMENT_BYTES=512 -include mtt.h -x c -c tools/wordpiece.h \
   -o "$build/mtt.o" || exit 1
 for program in train prepare report; do
-  case $program in train) source=tools/trainer.c;; *) source=tools/$program.c;; esac
+  case $program in train) source=tools/trainer.c;; report) source=examples/assignment/report.c;;
+    *) source=tools/$program.c;; esac
   cc -std=gnu99 -O1 -DMTT_IMPLEMENTATION_DONE -DMTT_WORDPIECE_DONE $source "$build/mtt.o" \
     -o "$build/$program" -lm || exit 1
 done

@@ -14,7 +14,8 @@ jobs=${*:-address_tests address memory_tests memory thread valgrind} # the longe
 export ASAN_OPTIONS=allocator_may_return_null=1:exitcode=99 LSAN_OPTIONS=exitcode=99
 export MSAN_OPTIONS=allocator_may_return_null=1:exitcode=99 UBSAN_OPTIONS=print_stacktrace=1
 export TSAN_OPTIONS=ignore_noninstrumented_modules=1:exitcode=99 OMP_WAIT_POLICY=passive OMP_NUM_THREADS=3
-programs=$(basename -s .c {examples,tools}/*.c | sed "s/^train$/tiny/; s/^trainer$/train/") # as make says
+programs=$(basename -s .c {examples{,/assignment},tools}/*.c | # as make says
+  sed "s/^train$/tiny/; s/^trainer$/train/")
 address_tests="test_model test_together test_plan test_files test_structs test_ranks test_tokenizer \
   test_models"
 memory_tests=test_files
@@ -45,8 +46,8 @@ compile_all() {
   printf '#define MTT_IMPLEMENTATION\n#include "mtt.h"\n#include "tools/wordpiece.h"\n' > "$build/mtt.c"
   for name in $programs; do # hello takes a minute; three steps call all that it has
     case $name in train) source=trainer;; tiny) source=train;; *) source=$name;; esac
-    sed 's/^#define MTT_IMPLEMENTATION$//; s/STEPS = 600/STEPS = 3/' {examples,tools}/$source.c \
-      2> /dev/null > "$build/$name.c"
+    sed 's/^#define MTT_IMPLEMENTATION$//; s/STEPS = 600/STEPS = 3/' \
+      {examples{,/assignment},tools}/$source.c 2> /dev/null > "$build/$name.c"
   done
   for job in $jobs; do
     case $job in
@@ -62,7 +63,8 @@ compile_all() {
   for job in $jobs; do
     [[ $job != *_tests ]] || continue
     for name in $programs; do
-      compile_beside $job $name -iquote examples -iquote tools "$build/$name.c" "$build/$job"/*.o $wrapped -lm
+      compile_beside $job $name -iquote examples/assignment -iquote tools "$build/$name.c" \
+        "$build/$job"/*.o $wrapped -lm
     done
   done
   wait

@@ -179,7 +179,7 @@ static const char *const explorer_page[] = {
 "<style>",
 ":root {",
 "  color-scheme: light dark;",
-"  /* The categories have the colours of tools/plots.sh. In the dark, black and white change places. */",
+"  /* The categories have the colours of the plots. In the dark, black and white change places. */",
 "  --page: #fff; --ink: #1b2330; --faint: #596273; --line: #d3d8e0; --panel: #f4f6f9; --again: #9f1239;",
 "  --c0: #202020; --c1: #56b4e9; --c2: #d55e00; --c3: #a4dccb; --c4: #7a4a9c; --c5: #e0ac00; --c6: #909090;",
 "  --c7: #fff;",

@@ -1,6 +1,6 @@
 /* schedule.c - shows the operations of a training step, and what a technique does to them and to memory.
 
-   cc examples/schedule.c -o schedule -lm
+   cc tools/schedule.c -o schedule -lm
    ./schedule                        the baseline: two layers, everything kept
    ./schedule --recompute layer      gradient checkpointing: `again` marks what is recomputed
    ./schedule --html memory.html --compare fp32_checkpointing      both as a page for a browser
@@ -15,12 +15,12 @@
 #define MTT_IMPLEMENTATION
 #define MTT_BACKEND_API /* its operations and tensors */
 #include "../mtt.h"
-#include "../tools/options.h"
-#include "../tools/dump.h"
-#include "../tools/explorer.h"
-#include "../tools/kept.h"
-#include "../tools/memory_viz.h"
-#include "../tools/quiz.h"
+#include "options.h"
+#include "dump.h"
+#include "explorer.h"
+#include "kept.h"
+#include "memory_viz.h"
+#include "quiz.h"
 
 static mtt_model_desc model = {.layers = 2, .heads = 4, .d_model = 128, .vocab = 1000};
 static mtt_policy policy;

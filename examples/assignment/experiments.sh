@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# experiments.sh - trains the experiments of a suite (tools/suites.sh) and compares them. The same command
+# experiments.sh - trains the experiments of a suite (suites.sh) and compares them. The same command
 # continues where it stopped.
 usage() {
   cat << 'TEXT'
@@ -29,7 +29,7 @@ export LC_ALL=C # decimals have a point
 [ "${BASH_VERSINFO[0]}" -ge 4 ] || { echo "experiments: needs bash 4: brew install bash" >&2; exit 2; }
 shopt -s extglob nullglob
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive} # threads that spin slow each other down on a busy machine
-root=$(cd "$(dirname "$0")/.." && pwd)
+root=$(cd "$(dirname "$0")/../.." && pwd) here=$(cd "$(dirname "$0")" && pwd)
 fail() { local said="experiments: $*"; echo "${said//[[:cntrl:]]/?}" >&2; exit 2; }
 
 # ---- options ----
@@ -90,7 +90,7 @@ need() { # PROGRAM: builds it
   [ -x "$root/build/$1" ] || make -s -C "$root" "build/$1" > /dev/null || fail "cannot build build/$1"
 }
 
-. "$root/tools/suites.sh"
+. "$here/suites.sh"
 
 # ---- data ----
 
@@ -362,7 +362,7 @@ for suite in "${suites[@]}"; do
   brief=
   [ $suite != demo ] || brief=--brief
   "$root/build/report" --results-dir "$dir" $brief || { failures=$((failures + 1)); continue; }
-  "$root/tools/plots.sh" "$dir" || [ $? = 3 ] || failures=$((failures + 1)) # 3: there is no gnuplot
+  "$here/plots.sh" "$dir" || [ $? = 3 ] || failures=$((failures + 1)) # 3: there is no gnuplot
 done
 [ $failures = 0 ] || echo "experiments: $failures failed or diverged: see experiment_summary.json" >&2
 [ $failures = 0 ]

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# plots.sh RESULTS_DIR... - draws results.csv and timeline.csv, which tools/report.c wrote, and the losses in
+# plots.sh RESULTS_DIR... - draws results.csv and timeline.csv, which report.c wrote, and the losses in
 # the logs. The plots go to RESULTS_DIR/plots, as PNG and SVG.
 #
 # Techniques and numbers become parts of commands and of file names. So a table may hold nothing but letters,

@@ -1,6 +1,6 @@
 /* report.c - compares the runs in a folder: tables, and an analysis made from their numbers.
 
-   cc -O2 tools/report.c -o report -lm && ./report --results-dir results/a
+   cc -O2 examples/assignment/report.c -o report -lm && ./report --results-dir results/a
 
    Reads what train and experiments.sh left: *_metrics.json, *_memory.json, the logs, and if there is one
    experiment_summary.json. A run that the summary does not name belongs to the group `batch`. Writes
@@ -15,9 +15,9 @@
    compared.
    Exit codes: 0; 2 wrong call; 3 no run, a damaged file, or no place to write. */
 #define MTT_IMPLEMENTATION
-#include "../mtt.h"
-#include "options.h"
-#include "results.h"
+#include "../../mtt.h"
+#include "../../tools/options.h"
+#include "../../tools/results.h"
 #include <ctype.h>
 #include <stdarg.h>
 

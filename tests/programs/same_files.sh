@@ -6,8 +6,9 @@ rm -rf "$build"/{here,there} && mkdir "$build"/{here,there}
 exact=(-std=gnu99 -O1 -ffp-contract=off -DMTT_PORTABLE) # bits depend on which products run, and are fused
 build_programs() { # COMPILER
   local program name
-  for program in examples/{hello,train,schedule,generate} tools/{prepare,convert,report,trainer,profile}; do
-    name=${program#*/}
+  for program in examples/{hello,train,generate,assignment/report} \
+    tools/{prepare,convert,schedule,trainer,profile}; do
+    name=${program##*/}
     gcc "${exact[@]}" $program.c -o "$build/$name" -lm &
     check "$name, no warning" $1 "${exact[@]}" -Wall -Wextra -Werror -I"$build" $program.c \
       -o "$build/$name$ending" -lm

@@ -122,14 +122,16 @@ both '\| tiny \| fp8_flash \| mean \| 5.1043 \| 164.73 \| \+1.84 \(' \
 
 # In a copy of the tools: experiments, plots and demo, with results that a trainer has left; and the scripts
 # that run the tests.
-mkdir -p copy/build copy/.ci copy/tests
-cp -r "$tools" copy; cp "$root/.ci/run" copy/.ci; cp "$root"/tests/{run,lib}.sh copy/tests
+mkdir -p copy/{build,.ci,tests,examples}
+suites=$root/examples/assignment
+cp -r "$tools" copy; cp -r "$suites" copy/examples; cp "$root/.ci/run" copy/.ci
+cp "$root"/tests/{run,lib}.sh copy/tests
 touch copy/mtt.h copy/mtt_kernels.cu
 ln -s "$build"/{report,prepare} copy/build
 sample_text | head -c 40000 > text.txt
 small=(--only fp32,bf16_flash,learning --steps 4)
 tiny=(-- --layers 1 --d-model 32 --heads 2 --d-ff 64 --seq-len 32)
-"$tools/experiments.sh" demo --small --data text.txt "${small[@]}" --trainer "$build/train" \
+"$suites/experiments.sh" demo --small --data text.txt "${small[@]}" --trainer "$build/train" \
   --results-dir "$work/known" "${tiny[@]}" > log 2>&1
 check "there are results: $(tail -n 1 log)" [ -s known/cpu/results.csv ]
 stub copy/build/train << SH
@@ -141,11 +143,11 @@ cp "$work/known/cpu/\${__dataset}_\$__technique"*.json* "\$__results_dir"
 printf '\nzażółć %s\n' "\$(printf 'ł%.0s' {1..60})"
 SH
 for name in copy/tools/deps.sh stubs/{make,nvcc,git,apt-get,python3}; do stub $name <<< '#!/bin/sh'; done
-suite() { both "$1" copy/tools/experiments.sh demo --small --data text.txt "${small[@]}" \
+suite() { both "$1" copy/examples/assignment/experiments.sh demo --small --data text.txt "${small[@]}" \
   --trainer copy/build/train "${@:2}" "${tiny[@]}"; }
 suite 'bf16_flash_bs16: [1-9] MiB planned' --dry-run
 suite 'bf16_flash_bs16: perplexity [0-9]+\.[0-9]+, [1-9] MiB' --results-dir made
-both 'set yrange \[[0-9]\.[0-9]' sh -c "cp known/cpu/*.csv known/cpu/*.json* made; '$tools/plots.sh' made"
+both 'set yrange \[[0-9]\.[0-9]' sh -c "cp known/cpu/*.csv known/cpu/*.json* made; '$suites/plots.sh' made"
 cd copy || exit 1
 both 'bf16_flash_bs16: perplexity [0-9]+\.[0-9]+, [1-9] MiB' \
   sh -c "rm -rf results; tools/demo.sh '$work/text.txt' ${small[*]} ${tiny[*]}"

@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
-# test_suites.sh BUILD_DIR - what tools/experiments.sh, BUILD_DIR/report and tools/plots.sh promise. On the
+# test_suites.sh BUILD_DIR - what experiments.sh, BUILD_DIR/report and plots.sh promise. On the
 # CPU, at a size of seconds.
 set -u
 . tests/lib.sh
-root=$(pwd) train=$(realpath "$1")/train report=$(realpath "$1")/report work=$(mktemp -d)
+root=$(pwd) assignment=$PWD/examples/assignment train=$(realpath "$1")/train
+report=$(realpath "$1")/report work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work" || exit 1
 export OMP_WAIT_POLICY=passive OMP_NUM_THREADS=1
 mkdir stubs; ln -s "$(command -v true)" stubs/gnuplot # plots are drawn once, at the end
 suite() {
-  PATH=$work/stubs:$PATH "$root/tools/experiments.sh" --trainer "$trainer" "$@" > out 2> err < /dev/null
+  PATH=$work/stubs:$PATH "$assignment/experiments.sh" --trainer "$trainer" "$@" > out 2> err < /dev/null
   code=$?
 }
 counts() { # WANTED ARGUMENT...: experiments that a dry run lists
@@ -64,7 +65,7 @@ suite $some --results-dir whole --batch-size 2 --only fp32 -- $tiny
 check "a part of it again leaves all 18 in the report" [ "$(grep -c . whole/a/results.csv)" = 19 ]
 check "with their names" says whole/a/results.csv '_bs4,batch,bf16_flash_chunked_budget,'
 PATH=$work/stubs:$PATH \
-  setsid "$root/tools/experiments.sh" --trainer "$train" $some --results-dir cut -- $tiny \
+  setsid "$assignment/experiments.sh" --trainer "$train" $some --results-dir cut -- $tiny \
   > out 2> err < /dev/null & id=$!
 log=cut/a/text_bf16_window16_bs2.jsonl
 for _ in $(seq 500); do
@@ -377,7 +378,7 @@ if command -v python3 > /dev/null && command -v git > /dev/null; then
   arena() { grep -oE 'arena [0-9]+ bytes' out; }
   "$train" ${command#* } > out 2>&1; planned=$(arena)
   "$train" --dry-run --device cuda --preset a --batch-size 128 --vocab-size 50257 \
-    $(device=cuda; eval "$(sed -n '/^full()/,/^}/p' "$root/tools/suites.sh")"; full fp16_flash) \
+    $(device=cuda; eval "$(sed -n '/^full()/,/^}/p' "$assignment/suites.sh")"; full fp16_flash) \
     --technique fp16_flash > out 2>&1
   check "its plan is that of the suite's row: $planned" [ -n "$planned" -a "$planned" = "$(arena)" ]
 else skip "the notebook: no python3 or no git"; fi
@@ -604,7 +605,7 @@ for technique in "${hostile[@]}"; do
     eval '[ $code = 3 ] && says err "foreign/x_odd_bs8_metrics.json: .* is no technique"'
   check "$technique is not in the tables" \
     eval '[ "$(grep -c "^| [bf]" out)" = 2 ] && [ "$(wc -l < foreign/results.csv)" = 3 ]'
-  PATH=$work/stubs:$PATH "$root/tools/plots.sh" foreign > out 2> err; check "the others are drawn" [ $? = 0 ]
+  PATH=$work/stubs:$PATH "$assignment/plots.sh" foreign > out 2> err; check "the others are drawn" [ $? = 0 ]
 done
 rm foreign/x_odd*
 while IFS='>' read -r change fault; do # values that no run has
@@ -650,24 +651,24 @@ check "nothing ran in the report" no_canary
 if command -v gnuplot > /dev/null; then
   for name in "it's" -dash $'new\nline' 'a b' "\$(touch canary)" "x'; system('touch $PWD'); '" ż; do
     mkdir -p -- "$work/odd/$name"; cp foreign/*.json "$work/odd/$name"
-    (cd odd && "$report" --results-dir "$name" && "$root/tools/plots.sh" "$name") > out 2> err
+    (cd odd && "$report" --results-dir "$name" && "$assignment/plots.sh" "$name") > out 2> err
     check "plots in the folder $name" [ -s "odd/$name/plots/all_techniques.png" ]
   done
   for table in results timeline; do
     for technique in "${hostile[@]::3}" 'a/b' 'a b'; do
       "$report" --results-dir foreign > out 2>&1
       printf 'x,batch,%s,%s,8,8,8,8,8\n' "$technique" "$technique" >> foreign/$table.csv
-      "$root/tools/plots.sh" foreign > out 2> err; code=$?
+      "$assignment/plots.sh" foreign > out 2> err; code=$?
       check "plots.sh ends with $code, not 3, with $technique in $table.csv" \
         eval '[ $code = 3 ] && says err "foreign/$table.csv has more in it than names and numbers"'
     done
   done
   "$report" --results-dir foreign > out 2>&1
   sed -i 's/52428800/1e400/g' foreign/results.csv
-  timeout 20 "$root/tools/plots.sh" foreign > out 2> err
+  timeout 20 "$assignment/plots.sh" foreign > out 2> err
   check "an infinite number ends, too" [ $? != 124 ]
   mkdir elsewhere; touch elsewhere/mine.png; rm -rf foreign/plots; ln -s ../elsewhere foreign/plots
-  "$root/tools/plots.sh" foreign > out 2> err; check "a link in the place of plots/ is refused" [ $? = 3 ]
+  "$assignment/plots.sh" foreign > out 2> err; check "a link in the place of plots/ is refused" [ $? = 3 ]
   check "and not followed" [ "$(ls elsewhere)" = mine.png ]
 else skip "plots of foreign names, gnuplot is missing: apt-get install gnuplot-nox"; fi
 check "nothing ran in the plots" eval 'no_canary && [ ! -e odd/canary ]'
@@ -687,14 +688,14 @@ check "a report that cannot be written ends with $code, not 3, and leaves the ol
 "$report" --results-dir nowhere > out 2> err; check "an empty folder ends with 3" [ $? = 3 ]
 
 # plots
-PATH=nowhere "$BASH" "$root/tools/plots.sh" whole/a > out 2> err
+PATH=nowhere "$BASH" "$assignment/plots.sh" whole/a > out 2> err
 check "without gnuplot the package is named" says err 'gnuplot-nox'
 drawn() { # PLOT TEXT...: it is there in both formats, small, and says all texts
   local plot=$1 text; shift
   check "$plot.png is there, and small" [ "$(stat -c %s "$plot.png")" -lt 100000 ]
   for text; do check "$plot says $text" grep -qF ">$text<" "$plot.svg"; done
 }
-areas=$(sed -n 's/^array area\[8\] = \[\(.*\)\].*/\1/p' "$root/tools/plots.sh")
+areas=$(sed -n 's/^array area\[8\] = \[\(.*\)\].*/\1/p' "$assignment/plots.sh")
 check "areas that touch differ in brightness" awk -v areas="$areas" 'BEGIN {
   n = split(areas, area, ", ")
   for (i = 1; i <= n; i++) {
@@ -723,7 +724,7 @@ metrics x_bf16_bs8 bf16_bs8 8 101 104857600 20 20 21
   echo ']}'
 } > gpu/experiment_summary.json
 if command -v gnuplot > /dev/null; then
-  check "no plot fails" "$root/tools/plots.sh" whole/a
+  check "no plot fails" "$assignment/plots.sh" whole/a
   plots=whole/a/plots place='suite a, small, on a CPU, text text, 4 sequences of 32 tokens'
   drawn $plots/all_techniques "$place" 'memory, MiB' 'planned in 256M' bf16_flash
   check "without times" not says $plots/all_techniques.svg 'time of a step'
@@ -745,10 +746,10 @@ if command -v gnuplot > /dev/null; then
   done
   check "the page shows them" says whole/a/comparison.md '^!\[.*\]\(plots/loss_vs_steps.png\)$'
   check "with captions" says whole/a/comparison.md '^\*Figure 1\. What each technique takes\.\*$'
-  "$root/tools/plots.sh" whole/a 2> err
+  "$assignment/plots.sh" whole/a 2> err
   state=$(sum whole/a/comparison.md $plots/*)
   mkdir full; printf '#!/bin/sh\n[ $# != 2 ] || printf x > "$2"\nexit 1\n' > full/cp; chmod +x full/cp
-  PATH=$work/full:$PATH "$root/tools/plots.sh" whole/a 2> err; code=$?
+  PATH=$work/full:$PATH "$assignment/plots.sh" whole/a 2> err; code=$?
   check "plots that do not fit on the disk end with $code, not 3, and leave the old ones" \
     [ $code = 3 -a "$(sum whole/a/comparison.md $plots/*)" = "$state" ]
   check "drawn again, a plot is there once" \
@@ -757,7 +758,7 @@ if command -v gnuplot > /dev/null; then
     >> gpu/x_tf32_bs8.jsonl
   echo "'; system('touch $canary'); \`touch $canary\`" >> gpu/x_bf16_bs8.jsonl
   "$report" --results-dir gpu > out 2> err
-  check "odd logs, equal losses" "$root/tools/plots.sh" gpu
+  check "odd logs, equal losses" "$assignment/plots.sh" gpu
   check "nothing ran in them" no_canary
   drawn gpu/plots/loss_vs_steps tf32 bf16
   drawn gpu/plots/loss_vs_time 'seconds of training'
@@ -769,7 +770,7 @@ if command -v gnuplot > /dev/null; then
   metrics x_tf32_bs8 tf32_bs8 8 100 209715200 3400 3500 3600
   metrics x_${long}_bs8 ${long}_bs8 8 100 104857600 40 41 40
   "$report" --results-dir wide > out 2> err
-  check "techniques of long names are drawn" "$root/tools/plots.sh" wide
+  check "techniques of long names are drawn" "$assignment/plots.sh" wide
   at=$(grep -B1 ">$long<" wide/plots/all_techniques.svg | sed -n 's/.*translate(\([0-9]*\).*/\1/p')
   check "a name of ${#long} letters has $at pixels" [ "${at:-0}" -ge $((8 * ${#long})) ]
   drawn wide/plots/all_techniques 3500
@@ -780,13 +781,13 @@ if command -v gnuplot > /dev/null; then
   done
   rm few/x_${long}_bs8*
   "$report" --results-dir few > out 2> err
-  check "a technique with one batch is drawn beside one with two" "$root/tools/plots.sh" few
+  check "a technique with one batch is drawn beside one with two" "$assignment/plots.sh" few
   check "in a figure of its own" [ -s few/plots/memory_vs_batch.png ]
   check "a panel of equal bars is left out" not says gpu/plots/all_techniques.svg 'perplexity|planned'
   echo tf32,forward,1e400,0,0,0,0,0,0,0,0,0 >> gpu/timeline.csv
-  timeout 20 "$root/tools/plots.sh" gpu > out 2> err; check "endless memory ends" [ $? != 124 ]
+  timeout 20 "$assignment/plots.sh" gpu > out 2> err; check "endless memory ends" [ $? != 124 ]
   sed -i 's/,layer,recomputed$//' gpu/timeline.csv
-  "$root/tools/plots.sh" gpu > out 2> err; code=$?
+  "$assignment/plots.sh" gpu > out 2> err; code=$?
   check "an old timeline ends with $code, not 3" eval '[ $code = 3 ] && says err "build/report .* makes them"'
 else skip "plots, gnuplot is missing: apt-get install gnuplot-nox"; fi
 

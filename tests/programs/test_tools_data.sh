@@ -404,8 +404,8 @@ long=$(printf 'z%.0s' $(seq 5000))
 expect 1 '^get_data: there is no option --.\[31m[?]z*z \(--help lists all\)$' "$tools/get_data.sh" \
   --$'\033[31m\n'$long
 check "and the message is short" [ "$(wc -c < err)" -lt 200 ]
-expect 2 '^experiments: there is no suite or option --.\[31m[?]z*z \(--help' "$tools/experiments.sh" \
-  --$'\033[31m\n'$long
+expect 2 '^experiments: there is no suite or option --.\[31m[?]z*z \(--help' \
+  "$root/examples/assignment/experiments.sh" --$'\033[31m\n'$long
 check "and the message is short" [ "$(wc -c < err)" -lt 200 ]
 if ! command -v curl > /dev/null && ! command -v wget > /dev/null; then
   skip "curl is missing: apt-get install curl"

@@ -109,7 +109,7 @@ static void leave(int code)
 #define main report_main
 #define exit leave
 #define free(block) (free(block), (block) = NULL)
-#include "../../tools/report.c"
+#include "../../examples/assignment/report.c"
 #undef main
 #undef exit
 #undef free
