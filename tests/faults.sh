@@ -19,7 +19,7 @@ cc -std=gnu99 -O1 -DMTT_IMPLEMENTATION -DMTT_DOCUMENT_BYTES=512 -include mtt.h -
 for program in train prepare report; do
   case $program in train) source=tools/trainer.c;; report) source=examples/assignment/report.c;;
     *) source=tools/$program.c;; esac
-  cc -std=gnu99 -O1 -DMTT_IMPLEMENTATION_DONE -DMTT_WORDPIECE_DONE $source "$build/mtt.o" \
+  cc -std=gnu99 -O1 -DMTT_IMPLEMENTATION_DONE $source "$build/mtt.o" \
     -o "$build/$program" -lm || exit 1
 done
 mkdir "$room/here"
