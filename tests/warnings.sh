@@ -111,7 +111,7 @@ for cc in gcc clang; do
   symbols $cc
   programs $cc
 done
-headers=(tools/{curves,folder,launch,options,results,run,speak,explorer,quiz}.h)
+headers=(tools/{curves,failure,folder,launch,options,results,run,speak,explorer,quiz}.h)
 none "$(grep -nE '(mtt|MTT)__' examples/{,assignment/,learn/}*.c tools/*.c "${headers[@]}")" \
   "a program uses a private name"
 none "$(sed -n '/^#ifdef MTT_IMPLEMENTATION/,$p' mtt.h | sed 's/"[^"]*"//g; s,/\*.*\*/,,' |

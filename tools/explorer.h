@@ -14,6 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include "failure.h"
 
 typedef struct explorer_plan {
     char name[256];       /* of the technique */
@@ -21,12 +22,6 @@ typedef struct explorer_plan {
     mtt_model_desc model; /* with every default filled in */
     mtt_schedule *schedule;
 } explorer_plan;
-
-static mtt_status explorer_fail(mtt_env *env, const char *path)
-{
-    snprintf(env->error, sizeof(env->error), "cannot write %.500s: %s", path, strerror(errno));
-    return MTT_E_FILE;
-}
 
 /* Plans a step. explorer_close frees the plan; a failed one holds nothing. */
 static mtt_status explorer_open(mtt_env *env, const mtt_model_desc *model, const mtt_policy *policy,
@@ -658,7 +653,8 @@ static mtt_status explorer_save(mtt_env *env, const char *path, const char *plan
     if (from) failed |= ferror(from), fclose(from);
     if (f) failed |= ferror(f), failed |= fclose(f);
     size = page ? strlen(page) : 0; /* the size that Windows lacks */
-    status = failed ? explorer_fail(env, path) : mtt_writer_open(env, path, size, &w);
+    status = failed ? failure(env, MTT_E_FILE, "cannot write %.500s: %s", path, strerror(errno))
+                    : mtt_writer_open(env, path, size, &w);
     if (!status) {
         mtt_writer_put(w, page, size);
         status = mtt_writer_commit(w);

@@ -274,7 +274,7 @@ static mtt_status dump_step(mtt_env *env, const mtt_schedule *schedule, mtt_mode
     struct stat file;
     mtt_status status = MTT_OK;
     int64_t i;
-    if (!tokens) return dump_fail(env);
+    if (!tokens) return failure(env, MTT_E_MEMORY, "no memory for a list of all tensors");
     for (i = 0; i <= count; i++) {
         state = state * 6364136223846793005u + 1442695040888963407u; /* Knuth's generator */
         tokens[i] = (int32_t)((state >> 33) % (uint64_t)mtt_schedule_model(schedule)->vocab);

@@ -7,7 +7,7 @@
 set -eu -o pipefail
 cd "$(dirname "$0")/../.."
 . tests/lib.sh
-sources=$(cat mtt.h tools/{explorer,options,quiz}.h tools/planner/* | sha256sum | cut -c 1-16)
+sources=$(cat mtt.h tools/{explorer,failure,options,quiz}.h tools/planner/* | sha256sum | cut -c 1-16)
 [ "$1" != --sources ] || { echo "$sources"; exit; }
 page=$(realpath "$1") work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
