@@ -12,7 +12,8 @@ none() { # TEXT NAME: there must be no text
 }
 
 none "$(awk 'length > 110 {print FILENAME ":" FNR}' mtt.h mtt_kernels.cu \
-  {examples{,/learn},tools{,/planner},tests}/*.[ch] {tools{,/planner},tests}/*.sh .ci/run Makefile)" \
+  {examples{,/assignment,/learn},tools{,/planner},tests{,/units,/platforms}}/*.[ch] \
+  tests/oracles/*.c {examples/assignment,tools{,/planner},tests{,/programs}}/*.sh .ci/run Makefile)" \
   "wider than 110 columns"
 while read -r file most; do
   lines=$(cat $file | wc -l)
@@ -172,7 +173,8 @@ none "$(grep -noE '[0-9]{2,3},[0-9]{3} checks' {,tests/,tools/,examples/learn/}R
   grep -nwF "$record" {,tests/,tools/,examples/learn/}README.md)" "a page repeats the record of the GPU's run"
 
 none "$(tests/mutate.sh stale)" "a stale change in tests/mutate.sh"
-none "$(grep -nE 'op->(in|out)\[' mtt.h mtt_kernels.cu {examples,tools,tests}/*.[ch])" "an operand by number"
+none "$(grep -nE 'op->(in|out)\[' mtt.h mtt_kernels.cu {examples{,/*},tools{,/*},tests{,/*}}/*.[ch])" \
+  "an operand by number"
 
 echo "$passed passed, $failed failed, $skipped skipped"
 [ $failed = 0 ]

@@ -63,13 +63,6 @@ static float noise(void)
     return ((float)(z >> 40) + (float)(z >> 16 & 0xffffff) - 16777215.0f) * (2.449490f / 16777216.0f);
 }
 
-typedef struct setup {
-    mtt_model_desc model;
-    mtt_policy policy;
-    mtt_optim_desc optim;
-    int batch, seq_len;
-} setup;
-
 /* 1 = the device multiplies in 8 bits: FP8 is tested. */
 static int eight = 1;
 
@@ -4724,7 +4717,7 @@ static void largest_batch(void)
 
 /* ---------------------------------------------------------------------------------- around a failure ---- */
 
-/* tests/emulate_host.h: a call fails once, after `after` successes. NULL on a device. */
+/* tests/platforms/emulate_host.h: a call fails once, after `after` successes. NULL on a device. */
 void emulate_fault(const char *call, int error, int after) __attribute__((weak));
 
 static setup failing_setup(void)
