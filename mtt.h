@@ -6858,7 +6858,7 @@ static void mtt__cpu_activation_backward(const mtt_op *op, const mtt_op_activati
     mtt__slope_rows(op->shape->mlp, o);
 }
 
-/* ---- matrix products ---- */
+/* ---- products of blocks ---- */
 
 /* A vector register, and the rows of C whose sums, two vectors each, fit the registers. MTT__LOW and
    MTT__HIGH: the lanes of two vectors, halves of which alternate. */
@@ -6900,58 +6900,6 @@ enum { MTT__ROWS = 4 };
 #else
 #define MTT__UNROLL_ROWS
 #endif
-
-/* An m x n matrix inside a tensor: element (i, j) is at first + i * row + j * column. One step is 1. */
-typedef struct mtt__view {
-    const mtt_tensor *t;
-    int64_t first, m, n, row, column;
-} mtt__view;
-
-static mtt__view mtt__matrix_at(const mtt_tensor *t, int64_t first, int64_t m, int64_t n, int transposed)
-{
-    mtt__view plain = {t, first, m, n, mtt__width(t), 1}, swapped = {t, first, n, m, 1, mtt__width(t)};
-    return transposed ? swapped : plain;
-}
-
-static mtt__view mtt__matrix(const mtt_tensor *t, int transposed)
-{
-    return mtt__matrix_at(t, 0, mtt__rows(t), mtt__width(t), transposed);
-}
-
-static mtt__view mtt__transposed(mtt__view v)
-{
-    mtt__view swapped = {v.t, v.first, v.n, v.m, v.column, v.row};
-    return swapped;
-}
-
-/* Rows i0 up and columns j0 up of a view, as an m x n block of floats, padded with zeros to multiples of 8
-   rows and 32 columns. Where columns are contiguous in memory, 16 of them are read, then written side by
-   side, a cache line at a time: an FP32 step is 20 % faster than by single elements. */
-static void mtt__load_block(mtt__view v, int64_t i0, int64_t m, int64_t j0, int64_t n, float *out,
-                            int64_t stride)
-{
-    enum { wide = 16 };
-    float columns[wide][MTT__MAX_HEAD];
-    int64_t i, j, l, w;
-    for (i = 0; i < m && v.column == 1; i++)
-        mtt__load(v.t, v.first + (i0 + i) * v.row + j0, n, out + i * stride);
-    for (j = 0; j < n && v.column != 1; j += wide) {
-        w = mtt__min(wide, n - j);
-        for (l = 0; l < w; l++) mtt__load(v.t, v.first + i0 + (j0 + j + l) * v.column, m, columns[l]);
-        for (i = 0; i < m; i++)
-            for (l = 0; l < w; l++) out[i * stride + j + l] = columns[l][i];
-    }
-    for (i = 0; i < mtt__round_up(m, 8); i++)
-        for (j = i < m ? n : 0; j < mtt__round_up(n, MTT__STRIPE); j++) out[i * stride + j] = 0;
-}
-
-/* Stores an m x n block of floats as rows i0 up and columns j0 up of a view. */
-static void mtt__store_block(mtt__view v, int64_t i0, int64_t m, int64_t j0, int64_t n, const float *in,
-                             int64_t stride)
-{
-    int64_t i;
-    for (i = 0; i < m; i++) mtt__store(v.t, v.first + (i0 + i) * v.row + j0, n, in + i * stride);
-}
 
 /* Keeps x and y in registers: for Zen, GCC loads them again for each row, and AVX2 makes 75 GFLOP/s instead
    of 110. */
@@ -7045,6 +6993,325 @@ MTT__PAIRS_CODE MTT__MULTIPLY(mtt__multiply_pairs, mtt__pairs_vector, 8, MTT__PA
 #define mtt__multiply_pairs mtt__multiply_block
 static int mtt__has_pairs(void) { return 0; }
 #endif
+
+/* ---- views ---- */
+
+/* An m x n matrix inside a tensor: element (i, j) is at first + i * row + j * column. One step is 1. */
+typedef struct mtt__view {
+    const mtt_tensor *t;
+    int64_t first, m, n, row, column;
+} mtt__view;
+
+static mtt__view mtt__matrix_at(const mtt_tensor *t, int64_t first, int64_t m, int64_t n, int transposed)
+{
+    mtt__view plain = {t, first, m, n, mtt__width(t), 1}, swapped = {t, first, n, m, 1, mtt__width(t)};
+    return transposed ? swapped : plain;
+}
+
+static mtt__view mtt__matrix(const mtt_tensor *t, int transposed)
+{
+    return mtt__matrix_at(t, 0, mtt__rows(t), mtt__width(t), transposed);
+}
+
+static mtt__view mtt__transposed(mtt__view v)
+{
+    mtt__view swapped = {v.t, v.first, v.n, v.m, v.column, v.row};
+    return swapped;
+}
+
+/* Rows i0 up and columns j0 up of a view, as an m x n block of floats, padded with zeros to multiples of 8
+   rows and 32 columns. Where columns are contiguous in memory, 16 of them are read, then written side by
+   side, a cache line at a time: an FP32 step is 20 % faster than by single elements. */
+static void mtt__load_block(mtt__view v, int64_t i0, int64_t m, int64_t j0, int64_t n, float *out,
+                            int64_t stride)
+{
+    enum { wide = 16 };
+    float columns[wide][MTT__MAX_HEAD];
+    int64_t i, j, l, w;
+    for (i = 0; i < m && v.column == 1; i++)
+        mtt__load(v.t, v.first + (i0 + i) * v.row + j0, n, out + i * stride);
+    for (j = 0; j < n && v.column != 1; j += wide) {
+        w = mtt__min(wide, n - j);
+        for (l = 0; l < w; l++) mtt__load(v.t, v.first + i0 + (j0 + j + l) * v.column, m, columns[l]);
+        for (i = 0; i < m; i++)
+            for (l = 0; l < w; l++) out[i * stride + j + l] = columns[l][i];
+    }
+    for (i = 0; i < mtt__round_up(m, 8); i++)
+        for (j = i < m ? n : 0; j < mtt__round_up(n, MTT__STRIPE); j++) out[i * stride + j] = 0;
+}
+
+/* Stores an m x n block of floats as rows i0 up and columns j0 up of a view. */
+static void mtt__store_block(mtt__view v, int64_t i0, int64_t m, int64_t j0, int64_t n, const float *in,
+                             int64_t stride)
+{
+    int64_t i;
+    for (i = 0; i < m; i++) mtt__store(v.t, v.first + (i0 + i) * v.row + j0, n, in + i * stride);
+}
+
+/* Matrices of a head: T x d_head columns of qkv or of the output, or the T x T square of scores. */
+enum { MTT__Q, MTT__K, MTT__V, MTT__OUT, MTT__SQUARE, MTT__TRANSPOSED = 8 };
+
+static int64_t mtt__heads(const mtt_op *op) { return (int64_t)op->shape->batch * op->shape->heads; }
+
+/* Returns the view of such a matrix. `index` counts heads through the batch, sequence after sequence. */
+static mtt__view mtt__head(const mtt_op *op, const mtt_tensor *t, int part, int64_t index)
+{
+    const mtt_shape *d = op->shape;
+    mtt_qkv qkv = mtt_qkv_of(d);
+    int head = (int)(index % d->heads), transposed = part & MTT__TRANSPOSED, which = part & ~MTT__TRANSPOSED;
+    int64_t seq = d->seq_len, dim = d->d_head, first = index / d->heads * seq * mtt__width(t);
+    if (which == MTT__SQUARE) return mtt__matrix_at(t, index * seq * seq, seq, seq, transposed);
+    first += which == MTT__OUT ? head * dim : mtt_qkv_column(&qkv, which, head);
+    return mtt__matrix_at(t, first, seq, dim, transposed);
+}
+
+/* Scores are multiplied by this. */
+static float mtt__score_scale(const mtt_op *op)
+{
+    return 1.0f / sqrtf((float)op->shape->d_head);
+}
+
+/* ---- flash attention (Dao et al. 2022) ---- */
+
+/* Scores exist only for a tile of 64 queries by 64 keys at a time, so no T x T matrix is in memory. A tile of
+   q, k, v or the output has its tokens as rows, MTT__MAX_HEAD apart, or, transposed, as columns. */
+typedef float mtt__tile[MTT__TILE * MTT__MAX_HEAD];
+typedef float mtt__score_tile[MTT__TILE * MTT__TILE];
+
+/* Finds the keys [*low, *high) of a tile that a query attends, counted from the tile's first key j0. */
+static void mtt__attended(const mtt_shape *d, int64_t query, int64_t j0, int64_t *low, int64_t *high)
+{
+    int64_t first = mtt__first_key(d->window, query) - j0;
+    *high = mtt__min(MTT__TILE, query + 1 - j0);
+    *low = mtt__min(first > 0 ? first : 0, *high);
+}
+
+/* A tile of queries, for mtt__attend. */
+typedef struct mtt__attention_tile {
+    mtt__view q, k_t, v, out;
+    int64_t i0, m, place; /* rows of q from i0 up; the first one's place among the keys */
+    int64_t keys;
+    const mtt_tensor *control; /* for dropout; NULL: none */
+    int64_t element;           /* of the first row's scores */
+    float *lse;                /* of the first row, or NULL */
+} mtt__attention_tile;
+
+/* Tiles that a thread works on: queries, keys, values, the sums of the output, and scores, [query][key]. */
+typedef struct mtt__attention_tiles {
+    mtt__tile q, k, v, o;
+    mtt__score_tile s;
+} mtt__attention_tiles;
+
+/* The two products of a tile of queries and n keys from j0 up: s = q k^T, and o += s v. */
+typedef void mtt__tile_product(const mtt__attention_tile *t, int64_t dim, int64_t j0, int64_t n,
+                               mtt__attention_tiles *a);
+static void mtt__tile_scores(const mtt__attention_tile *t, int64_t dim, int64_t j0, int64_t n,
+                             mtt__attention_tiles *a)
+{
+    mtt__load_block(t->k_t, 0, dim, j0, n, a->k, MTT__TILE);
+    mtt__multiply_block(t->m, n, dim, a->q, MTT__MAX_HEAD, 1, a->k, MTT__TILE, a->s, MTT__TILE);
+}
+
+static void mtt__tile_values(const mtt__attention_tile *t, int64_t dim, int64_t j0, int64_t n,
+                             mtt__attention_tiles *a)
+{
+    mtt__load_block(t->v, j0, n, 0, dim, a->v, MTT__MAX_HEAD);
+    mtt__multiply_block(t->m, dim, n, a->s, MTT__TILE, 1, a->v, MTT__MAX_HEAD, a->o, MTT__MAX_HEAD);
+}
+
+/* The forward pass of a tile of queries (algorithm 1 with queries in the outer loop), an online softmax. Each
+   query has a running maximum m and a running sum l. Each tile of keys, with scores S = Q K^T / sqrt(D),
+   updates both and rescales the output, so O = softmax(S) V is exact:
+     m' = max(m, rowmax S)        P = e^(S - m')
+     l' = e^(m - m') l + rowsum P
+     O' = e^(m - m') O + mask P V
+   At the end O is divided by l. Keeps lse = m + log l, from which the backward pass recomputes P. */
+static void mtt__attend(const mtt_op *op, const mtt__attention_tile *t, mtt__tile_product *scores,
+                        mtt__tile_product *values)
+{
+    enum { side = MTT__TILE, stride = MTT__MAX_HEAD };
+    mtt__attention_tiles *a = (mtt__attention_tiles *)(void *)mtt__tiles(op);
+    float row_max[side], row_sum[side], scale = mtt__score_scale(op);
+    int64_t dim = op->shape->d_head, m = t->m, rows = mtt__round_up(m, 8), j0, i, j;
+    mtt__load_block(t->q, t->i0, m, 0, dim, a->q, stride);
+    memset(a->o, 0, (size_t)(rows * stride) * sizeof(float));
+    for (i = 0; i < side; i++) row_max[i] = -3.4e38f, row_sum[i] = 0;
+    for (j0 = mtt__first_key(op->shape->window, t->place) / side * side; j0 < t->place + m; j0 += side) {
+        int64_t n = mtt__min(side, t->keys - j0), low, high;
+        memset(a->s, 0, (size_t)(rows * side) * sizeof(float));
+        scores(t, dim, j0, n, a);
+        for (i = 0; i < m; i++) {
+            float *p = a->s + i * side, *out = a->o + i * stride, most, rescale;
+            mtt__attended(op->shape, t->place + i, j0, &low, &high);
+            for (j = 0; j < side; j++) p[j] = j < low || j >= high ? 0.0f : p[j] * scale;
+            most = fmaxf(row_max[i], mtt__largest(p + low, high - low));
+            rescale = mtt__exp(row_max[i] - most);
+            for (j = low; j < high; j++) p[j] = mtt__exp(p[j] - most);
+            row_sum[i] = row_sum[i] * rescale + mtt__sum(p + low, high - low);
+            for (j = 0; j < dim; j++) out[j] *= rescale;
+            row_max[i] = most;
+            if (t->control) mtt__drop(op, t->control, t->element + i * t->keys + j0, n, p);
+        }
+        values(t, dim, j0, n, a);
+    }
+    for (i = 0; i < m; i++) {
+        for (j = 0; j < dim; j++) a->o[i * stride + j] /= row_sum[i];
+        if (t->lse) t->lse[i] = row_max[i] + (float)log((double)row_sum[i]); /* systems' logf differ */
+    }
+    mtt__store_block(t->out, t->i0, m, 0, dim, a->o, stride);
+}
+
+static void mtt__flash_tile(const mtt_op *op, const mtt_op_flash *f, int64_t head, int64_t i0)
+{
+    int64_t seq = op->shape->seq_len, row = head * seq + i0;
+    mtt__attention_tile t = {mtt__head(op, f->qkv, MTT__Q, head),
+                             mtt__head(op, f->qkv, MTT__K | MTT__TRANSPOSED, head),
+                             mtt__head(op, f->qkv, MTT__V, head), mtt__head(op, f->out, MTT__OUT, head),
+                             i0, mtt__min(MTT__TILE, seq - i0), i0, seq,
+                             f->control, row * seq, (float *)f->lse->data + row};
+    mtt__attend(op, &t, mtt__tile_scores, mtt__tile_values);
+}
+
+static void mtt__cpu_flash(const mtt_op *op, const mtt_op_flash *f)
+{
+    int64_t tiles = mtt__ceil_div(op->shape->seq_len, MTT__TILE), jobs = tiles * mtt__heads(op), i;
+    MTT__OMP(omp parallel for schedule(dynamic, 1) if (jobs * MTT__TILE * MTT__TILE > MTT__ALONE))
+    for (i = 0; i < jobs; i++) mtt__flash_tile(op, f, i / tiles, i % tiles * MTT__TILE);
+}
+
+/* For the backward pass of a head: tiles of m queries from i0 up and n keys from j0 up, their P and dS. */
+typedef struct mtt__flash_pair {
+    int64_t head, i0, m, j0, n;
+    mtt__tile q, d_out, k, k_t, v_t, dk, dv; /* dq is in dk's place */
+    mtt__score_tile p, ds;
+    float delta[MTT__TILE]; /* rowsum(dO O) */
+} mtt__flash_pair;
+
+static void mtt__load_queries(const mtt_op *op, const mtt_op_flash_backward *f, int64_t i0,
+                              mtt__flash_pair *t)
+{
+    enum { stride = MTT__MAX_HEAD };
+    int64_t dim = op->shape->d_head, m = mtt__min(MTT__TILE, op->shape->seq_len - i0), i;
+    mtt__view o = mtt__head(op, f->out, MTT__OUT, t->head);
+    float out[MTT__MAX_HEAD];
+    t->i0 = i0;
+    t->m = m;
+    mtt__load_block(mtt__head(op, f->qkv, MTT__Q, t->head), i0, m, 0, dim, t->q, stride);
+    mtt__load_block(mtt__head(op, f->d_out, MTT__OUT, t->head), i0, m, 0, dim, t->d_out, stride);
+    for (i = 0; i < m; i++) {
+        mtt__load(o.t, o.first + (i0 + i) * o.row, dim, out);
+        t->delta[i] = mtt__dot(t->d_out + i * stride, out, dim);
+    }
+}
+
+static void mtt__load_keys(const mtt_op *op, const mtt_op_flash_backward *f, int64_t j0, mtt__flash_pair *t)
+{
+    enum { side = MTT__TILE };
+    int64_t dim = op->shape->d_head, n = mtt__min(side, op->shape->seq_len - j0);
+    t->j0 = j0;
+    t->n = n;
+    mtt__load_block(mtt__head(op, f->qkv, MTT__K, t->head), j0, n, 0, dim, t->k, MTT__MAX_HEAD);
+    mtt__load_block(mtt__head(op, f->qkv, MTT__K | MTT__TRANSPOSED, t->head), 0, dim, j0, n, t->k_t, side);
+    mtt__load_block(mtt__head(op, f->qkv, MTT__V | MTT__TRANSPOSED, t->head), 0, dim, j0, n, t->v_t, side);
+}
+
+/* P = mask e^(S - lse) and dS = e^(S - lse) (mask dP - delta) / sqrt(d_head) with dP = dO V^T. With
+   lse = m + log l, e^(S - lse) is divided by its row's sum already. */
+static void mtt__flash_gradients(const mtt_op *op, const mtt_op_flash_backward *f, mtt__flash_pair *t)
+{
+    enum { side = MTT__TILE, stride = MTT__MAX_HEAD };
+    const mtt_shape *d = op->shape;
+    int64_t first = t->head * d->seq_len + t->i0, dim = d->d_head, i, j, low, high;
+    float mask[side], scale = mtt__score_scale(op), d_scale = mtt__attends_one(d) ? 0.0f : scale;
+    memset(t->p, 0, sizeof(t->p));
+    memset(t->ds, 0, sizeof(t->ds));
+    mtt__multiply_block(t->m, t->n, dim, t->q, stride, 1, t->k_t, side, t->p, side);
+    mtt__multiply_block(t->m, t->n, dim, t->d_out, stride, 1, t->v_t, side, t->ds, side);
+    for (i = 0; i < t->m; i++) {
+        float *p = t->p + i * side, *ds = t->ds + i * side, lse = ((const float *)f->lse->data)[first + i];
+        for (j = 0; j < t->n; j++) mask[j] = 1.0f;
+        mtt__drop(op, f->control, (first + i) * d->seq_len + t->j0, t->n, mask);
+        mtt__attended(d, t->i0 + i, t->j0, &low, &high);
+        for (j = 0; j < side; j++)
+            if (j < low || j >= high) p[j] = ds[j] = 0;
+        for (j = low; j < high; j++) {
+            float e = mtt__exp(p[j] * scale - lse);
+            p[j] = e * mask[j];
+            ds[j] = e * (mask[j] * ds[j] - t->delta[i]) * d_scale;
+        }
+    }
+}
+
+/* m tokens of a part of d_qkv, from a tile. Before 8 bits, they are rounded to 16. */
+static void mtt__store_gradients(const mtt_op *op, const mtt_op_flash_backward *f, int part, int64_t head,
+                                 int64_t i0, int64_t m, float *tile)
+{
+    enum { stride = MTT__MAX_HEAD };
+    int64_t dim = op->shape->d_head, i, k;
+    for (i = 0; i < m && f->d_qkv_t; i++)
+        for (k = 0; k < dim; k++) tile[i * stride + k] = mtt__from_bf16(mtt__to_bf16(tile[i * stride + k]));
+    mtt__store_block(mtt__head(op, f->d_qkv, part, head), i0, m, 0, dim, tile, stride);
+}
+
+/* Computes one tile of keys: dV = P^T dO and dK = dS^T Q, summed over the heads of queries that share it,
+   from `head` up, and their tiles of queries that attend it. */
+static void mtt__flash_backward_keys(const mtt_op *op, const mtt_op_flash_backward *f, int64_t head,
+                                     int64_t j0)
+{
+    enum { side = MTT__TILE, stride = MTT__MAX_HEAD };
+    const mtt_shape *d = op->shape;
+    int64_t end = d->window ? mtt__min(d->seq_len, j0 + side - 1 + d->window) : d->seq_len, i0;
+    mtt__flash_pair *t = (mtt__flash_pair *)(void *)mtt__tiles(op);
+    t->head = head;
+    mtt__load_keys(op, f, j0, t);
+    memset(t->dk, 0, sizeof(t->dk));
+    memset(t->dv, 0, sizeof(t->dv));
+    for (; t->head < head + d->heads / d->heads_kv; t->head++)
+        for (i0 = j0; i0 < end; i0 += side) {
+            mtt__load_queries(op, f, i0, t);
+            mtt__flash_gradients(op, f, t);
+            mtt__multiply_block(t->n, d->d_head, t->m, t->p, 1, side, t->d_out, stride, t->dv, stride);
+            mtt__multiply_block(t->n, d->d_head, t->m, t->ds, 1, side, t->q, stride, t->dk, stride);
+        }
+    mtt__store_gradients(op, f, MTT__K, head, j0, t->n, t->dk);
+    mtt__store_gradients(op, f, MTT__V, head, j0, t->n, t->dv);
+}
+
+/* Computes one tile of queries: dQ = dS K, summed over the tiles of keys. It computes S and dP again: two
+   more products besides five, instead of an FP32 accumulator for dQ. */
+static void mtt__flash_backward_queries(const mtt_op *op, const mtt_op_flash_backward *f, int64_t head,
+                                        int64_t i0)
+{
+    enum { side = MTT__TILE, stride = MTT__MAX_HEAD };
+    mtt__flash_pair *t = (mtt__flash_pair *)(void *)mtt__tiles(op);
+    float *dq = t->dk;
+    int64_t j0;
+    t->head = head;
+    mtt__load_queries(op, f, i0, t);
+    memset(dq, 0, sizeof(t->dk));
+    for (j0 = mtt__first_key(op->shape->window, i0) / side * side; j0 < i0 + t->m; j0 += side) {
+        mtt__load_keys(op, f, j0, t);
+        mtt__flash_gradients(op, f, t);
+        mtt__multiply_block(t->m, op->shape->d_head, t->n, t->ds, side, 1, t->k, stride, dq, stride);
+    }
+    mtt__store_gradients(op, f, MTT__Q, head, i0, t->m, dq);
+}
+
+/* A tile of keys gets dK and dV in a job of its own, once for the heads that share it, and a tile of queries
+   dQ: so no two threads add to a sum. */
+static void mtt__cpu_flash_backward(const mtt_op *op, const mtt_op_flash_backward *f)
+{
+    int64_t tiles = mtt__ceil_div(op->shape->seq_len, MTT__TILE), jobs = tiles * mtt__heads(op), i;
+    int group = op->shape->heads / op->shape->heads_kv;
+    MTT__OMP(omp parallel for schedule(dynamic, 1) if (jobs * MTT__TILE * MTT__TILE > MTT__ALONE))
+    for (i = 0; i < 2 * jobs; i++) {
+        int64_t head = i / 2 / tiles, first = i / 2 % tiles * MTT__TILE;
+        if (i % 2) mtt__flash_backward_queries(op, f, head, first);
+        else if (head % group == 0) mtt__flash_backward_keys(op, f, head, first);
+    }
+}
+
+/* ---- matrix products ---- */
 
 /* C = scale A B, or A B + bias, or C + A B where `add` is set. Or scale times the sum of `members` products,
    whose operands are a_next and b_next elements apart. `a` is A transposed, so both operands are k
@@ -7506,29 +7773,6 @@ static void mtt__cpu_rotary_backward(const mtt_op *op, const mtt_op_rotary_backw
 
 /* ---- plain attention ---- */
 
-/* Matrices of a head: T x d_head columns of qkv or of the output, or the T x T square of scores. */
-enum { MTT__Q, MTT__K, MTT__V, MTT__OUT, MTT__SQUARE, MTT__TRANSPOSED = 8 };
-
-static int64_t mtt__heads(const mtt_op *op) { return (int64_t)op->shape->batch * op->shape->heads; }
-
-/* Returns the view of such a matrix. `index` counts heads through the batch, sequence after sequence. */
-static mtt__view mtt__head(const mtt_op *op, const mtt_tensor *t, int part, int64_t index)
-{
-    const mtt_shape *d = op->shape;
-    mtt_qkv qkv = mtt_qkv_of(d);
-    int head = (int)(index % d->heads), transposed = part & MTT__TRANSPOSED, which = part & ~MTT__TRANSPOSED;
-    int64_t seq = d->seq_len, dim = d->d_head, first = index / d->heads * seq * mtt__width(t);
-    if (which == MTT__SQUARE) return mtt__matrix_at(t, index * seq * seq, seq, seq, transposed);
-    first += which == MTT__OUT ? head * dim : mtt_qkv_column(&qkv, which, head);
-    return mtt__matrix_at(t, first, seq, dim, transposed);
-}
-
-/* Scores are multiplied by this. */
-static float mtt__score_scale(const mtt_op *op)
-{
-    return 1.0f / sqrtf((float)op->shape->d_head);
-}
-
 /* C = scale A B for every head; the sum over the query heads that share it for a head of K or V */
 static void mtt__heads_gemm(const mtt_op *op, float scale, const mtt_tensor *a, int a_part,
                             const mtt_tensor *b, int b_part, const mtt_tensor *c, int c_part)
@@ -7615,246 +7859,6 @@ static void mtt__cpu_attention_scores_backward(const mtt_op *op, const mtt_op_at
     float scale = mtt__score_scale(op);
     mtt__heads_gemm(op, scale, o->d_scores, MTT__SQUARE, o->qkv, MTT__K, o->d_qkv, MTT__Q);
     mtt__heads_gemm(op, scale, o->d_scores, MTT__SQUARE | MTT__TRANSPOSED, o->qkv, MTT__Q, o->d_qkv, MTT__K);
-}
-
-/* ---- flash attention (Dao et al. 2022) ---- */
-
-/* Scores exist only for a tile of 64 queries by 64 keys at a time, so no T x T matrix is in memory. A tile of
-   q, k, v or the output has its tokens as rows, MTT__MAX_HEAD apart, or, transposed, as columns. */
-typedef float mtt__tile[MTT__TILE * MTT__MAX_HEAD];
-typedef float mtt__score_tile[MTT__TILE * MTT__TILE];
-
-/* Finds the keys [*low, *high) of a tile that a query attends, counted from the tile's first key j0. */
-static void mtt__attended(const mtt_shape *d, int64_t query, int64_t j0, int64_t *low, int64_t *high)
-{
-    int64_t first = mtt__first_key(d->window, query) - j0;
-    *high = mtt__min(MTT__TILE, query + 1 - j0);
-    *low = mtt__min(first > 0 ? first : 0, *high);
-}
-
-/* A tile of queries, for mtt__attend. */
-typedef struct mtt__attention_tile {
-    mtt__view q, k_t, v, out;
-    int64_t i0, m, place; /* rows of q from i0 up; the first one's place among the keys */
-    int64_t keys;
-    const mtt_tensor *control; /* for dropout; NULL: none */
-    int64_t element;           /* of the first row's scores */
-    float *lse;                /* of the first row, or NULL */
-} mtt__attention_tile;
-
-/* Tiles that a thread works on: queries, keys, values, the sums of the output, and scores, [query][key]. */
-typedef struct mtt__attention_tiles {
-    mtt__tile q, k, v, o;
-    mtt__score_tile s;
-} mtt__attention_tiles;
-
-/* The two products of a tile of queries and n keys from j0 up: s = q k^T, and o += s v. */
-typedef void mtt__tile_product(const mtt__attention_tile *t, int64_t dim, int64_t j0, int64_t n,
-                               mtt__attention_tiles *a);
-static void mtt__tile_scores(const mtt__attention_tile *t, int64_t dim, int64_t j0, int64_t n,
-                             mtt__attention_tiles *a)
-{
-    mtt__load_block(t->k_t, 0, dim, j0, n, a->k, MTT__TILE);
-    mtt__multiply_block(t->m, n, dim, a->q, MTT__MAX_HEAD, 1, a->k, MTT__TILE, a->s, MTT__TILE);
-}
-
-static void mtt__tile_values(const mtt__attention_tile *t, int64_t dim, int64_t j0, int64_t n,
-                             mtt__attention_tiles *a)
-{
-    mtt__load_block(t->v, j0, n, 0, dim, a->v, MTT__MAX_HEAD);
-    mtt__multiply_block(t->m, dim, n, a->s, MTT__TILE, 1, a->v, MTT__MAX_HEAD, a->o, MTT__MAX_HEAD);
-}
-
-/* The forward pass of a tile of queries (algorithm 1 with queries in the outer loop), an online softmax. Each
-   query has a running maximum m and a running sum l. Each tile of keys, with scores S = Q K^T / sqrt(D),
-   updates both and rescales the output, so O = softmax(S) V is exact:
-     m' = max(m, rowmax S)        P = e^(S - m')
-     l' = e^(m - m') l + rowsum P
-     O' = e^(m - m') O + mask P V
-   At the end O is divided by l. Keeps lse = m + log l, from which the backward pass recomputes P. */
-static void mtt__attend(const mtt_op *op, const mtt__attention_tile *t, mtt__tile_product *scores,
-                        mtt__tile_product *values)
-{
-    enum { side = MTT__TILE, stride = MTT__MAX_HEAD };
-    mtt__attention_tiles *a = (mtt__attention_tiles *)(void *)mtt__tiles(op);
-    float row_max[side], row_sum[side], scale = mtt__score_scale(op);
-    int64_t dim = op->shape->d_head, m = t->m, rows = mtt__round_up(m, 8), j0, i, j;
-    mtt__load_block(t->q, t->i0, m, 0, dim, a->q, stride);
-    memset(a->o, 0, (size_t)(rows * stride) * sizeof(float));
-    for (i = 0; i < side; i++) row_max[i] = -3.4e38f, row_sum[i] = 0;
-    for (j0 = mtt__first_key(op->shape->window, t->place) / side * side; j0 < t->place + m; j0 += side) {
-        int64_t n = mtt__min(side, t->keys - j0), low, high;
-        memset(a->s, 0, (size_t)(rows * side) * sizeof(float));
-        scores(t, dim, j0, n, a);
-        for (i = 0; i < m; i++) {
-            float *p = a->s + i * side, *out = a->o + i * stride, most, rescale;
-            mtt__attended(op->shape, t->place + i, j0, &low, &high);
-            for (j = 0; j < side; j++) p[j] = j < low || j >= high ? 0.0f : p[j] * scale;
-            most = fmaxf(row_max[i], mtt__largest(p + low, high - low));
-            rescale = mtt__exp(row_max[i] - most);
-            for (j = low; j < high; j++) p[j] = mtt__exp(p[j] - most);
-            row_sum[i] = row_sum[i] * rescale + mtt__sum(p + low, high - low);
-            for (j = 0; j < dim; j++) out[j] *= rescale;
-            row_max[i] = most;
-            if (t->control) mtt__drop(op, t->control, t->element + i * t->keys + j0, n, p);
-        }
-        values(t, dim, j0, n, a);
-    }
-    for (i = 0; i < m; i++) {
-        for (j = 0; j < dim; j++) a->o[i * stride + j] /= row_sum[i];
-        if (t->lse) t->lse[i] = row_max[i] + (float)log((double)row_sum[i]); /* systems' logf differ */
-    }
-    mtt__store_block(t->out, t->i0, m, 0, dim, a->o, stride);
-}
-
-static void mtt__flash_tile(const mtt_op *op, const mtt_op_flash *f, int64_t head, int64_t i0)
-{
-    int64_t seq = op->shape->seq_len, row = head * seq + i0;
-    mtt__attention_tile t = {mtt__head(op, f->qkv, MTT__Q, head),
-                             mtt__head(op, f->qkv, MTT__K | MTT__TRANSPOSED, head),
-                             mtt__head(op, f->qkv, MTT__V, head), mtt__head(op, f->out, MTT__OUT, head),
-                             i0, mtt__min(MTT__TILE, seq - i0), i0, seq,
-                             f->control, row * seq, (float *)f->lse->data + row};
-    mtt__attend(op, &t, mtt__tile_scores, mtt__tile_values);
-}
-
-static void mtt__cpu_flash(const mtt_op *op, const mtt_op_flash *f)
-{
-    int64_t tiles = mtt__ceil_div(op->shape->seq_len, MTT__TILE), jobs = tiles * mtt__heads(op), i;
-    MTT__OMP(omp parallel for schedule(dynamic, 1) if (jobs * MTT__TILE * MTT__TILE > MTT__ALONE))
-    for (i = 0; i < jobs; i++) mtt__flash_tile(op, f, i / tiles, i % tiles * MTT__TILE);
-}
-
-/* For the backward pass of a head: tiles of m queries from i0 up and n keys from j0 up, their P and dS. */
-typedef struct mtt__flash_pair {
-    int64_t head, i0, m, j0, n;
-    mtt__tile q, d_out, k, k_t, v_t, dk, dv; /* dq is in dk's place */
-    mtt__score_tile p, ds;
-    float delta[MTT__TILE]; /* rowsum(dO O) */
-} mtt__flash_pair;
-
-static void mtt__load_queries(const mtt_op *op, const mtt_op_flash_backward *f, int64_t i0,
-                              mtt__flash_pair *t)
-{
-    enum { stride = MTT__MAX_HEAD };
-    int64_t dim = op->shape->d_head, m = mtt__min(MTT__TILE, op->shape->seq_len - i0), i;
-    mtt__view o = mtt__head(op, f->out, MTT__OUT, t->head);
-    float out[MTT__MAX_HEAD];
-    t->i0 = i0;
-    t->m = m;
-    mtt__load_block(mtt__head(op, f->qkv, MTT__Q, t->head), i0, m, 0, dim, t->q, stride);
-    mtt__load_block(mtt__head(op, f->d_out, MTT__OUT, t->head), i0, m, 0, dim, t->d_out, stride);
-    for (i = 0; i < m; i++) {
-        mtt__load(o.t, o.first + (i0 + i) * o.row, dim, out);
-        t->delta[i] = mtt__dot(t->d_out + i * stride, out, dim);
-    }
-}
-
-static void mtt__load_keys(const mtt_op *op, const mtt_op_flash_backward *f, int64_t j0, mtt__flash_pair *t)
-{
-    enum { side = MTT__TILE };
-    int64_t dim = op->shape->d_head, n = mtt__min(side, op->shape->seq_len - j0);
-    t->j0 = j0;
-    t->n = n;
-    mtt__load_block(mtt__head(op, f->qkv, MTT__K, t->head), j0, n, 0, dim, t->k, MTT__MAX_HEAD);
-    mtt__load_block(mtt__head(op, f->qkv, MTT__K | MTT__TRANSPOSED, t->head), 0, dim, j0, n, t->k_t, side);
-    mtt__load_block(mtt__head(op, f->qkv, MTT__V | MTT__TRANSPOSED, t->head), 0, dim, j0, n, t->v_t, side);
-}
-
-/* P = mask e^(S - lse) and dS = e^(S - lse) (mask dP - delta) / sqrt(d_head) with dP = dO V^T. With
-   lse = m + log l, e^(S - lse) is divided by its row's sum already. */
-static void mtt__flash_gradients(const mtt_op *op, const mtt_op_flash_backward *f, mtt__flash_pair *t)
-{
-    enum { side = MTT__TILE, stride = MTT__MAX_HEAD };
-    const mtt_shape *d = op->shape;
-    int64_t first = t->head * d->seq_len + t->i0, dim = d->d_head, i, j, low, high;
-    float mask[side], scale = mtt__score_scale(op), d_scale = mtt__attends_one(d) ? 0.0f : scale;
-    memset(t->p, 0, sizeof(t->p));
-    memset(t->ds, 0, sizeof(t->ds));
-    mtt__multiply_block(t->m, t->n, dim, t->q, stride, 1, t->k_t, side, t->p, side);
-    mtt__multiply_block(t->m, t->n, dim, t->d_out, stride, 1, t->v_t, side, t->ds, side);
-    for (i = 0; i < t->m; i++) {
-        float *p = t->p + i * side, *ds = t->ds + i * side, lse = ((const float *)f->lse->data)[first + i];
-        for (j = 0; j < t->n; j++) mask[j] = 1.0f;
-        mtt__drop(op, f->control, (first + i) * d->seq_len + t->j0, t->n, mask);
-        mtt__attended(d, t->i0 + i, t->j0, &low, &high);
-        for (j = 0; j < side; j++)
-            if (j < low || j >= high) p[j] = ds[j] = 0;
-        for (j = low; j < high; j++) {
-            float e = mtt__exp(p[j] * scale - lse);
-            p[j] = e * mask[j];
-            ds[j] = e * (mask[j] * ds[j] - t->delta[i]) * d_scale;
-        }
-    }
-}
-
-/* m tokens of a part of d_qkv, from a tile. Before 8 bits, they are rounded to 16. */
-static void mtt__store_gradients(const mtt_op *op, const mtt_op_flash_backward *f, int part, int64_t head,
-                                 int64_t i0, int64_t m, float *tile)
-{
-    enum { stride = MTT__MAX_HEAD };
-    int64_t dim = op->shape->d_head, i, k;
-    for (i = 0; i < m && f->d_qkv_t; i++)
-        for (k = 0; k < dim; k++) tile[i * stride + k] = mtt__from_bf16(mtt__to_bf16(tile[i * stride + k]));
-    mtt__store_block(mtt__head(op, f->d_qkv, part, head), i0, m, 0, dim, tile, stride);
-}
-
-/* Computes one tile of keys: dV = P^T dO and dK = dS^T Q, summed over the heads of queries that share it,
-   from `head` up, and their tiles of queries that attend it. */
-static void mtt__flash_backward_keys(const mtt_op *op, const mtt_op_flash_backward *f, int64_t head,
-                                     int64_t j0)
-{
-    enum { side = MTT__TILE, stride = MTT__MAX_HEAD };
-    const mtt_shape *d = op->shape;
-    int64_t end = d->window ? mtt__min(d->seq_len, j0 + side - 1 + d->window) : d->seq_len, i0;
-    mtt__flash_pair *t = (mtt__flash_pair *)(void *)mtt__tiles(op);
-    t->head = head;
-    mtt__load_keys(op, f, j0, t);
-    memset(t->dk, 0, sizeof(t->dk));
-    memset(t->dv, 0, sizeof(t->dv));
-    for (; t->head < head + d->heads / d->heads_kv; t->head++)
-        for (i0 = j0; i0 < end; i0 += side) {
-            mtt__load_queries(op, f, i0, t);
-            mtt__flash_gradients(op, f, t);
-            mtt__multiply_block(t->n, d->d_head, t->m, t->p, 1, side, t->d_out, stride, t->dv, stride);
-            mtt__multiply_block(t->n, d->d_head, t->m, t->ds, 1, side, t->q, stride, t->dk, stride);
-        }
-    mtt__store_gradients(op, f, MTT__K, head, j0, t->n, t->dk);
-    mtt__store_gradients(op, f, MTT__V, head, j0, t->n, t->dv);
-}
-
-/* Computes one tile of queries: dQ = dS K, summed over the tiles of keys. It computes S and dP again: two
-   more products besides five, instead of an FP32 accumulator for dQ. */
-static void mtt__flash_backward_queries(const mtt_op *op, const mtt_op_flash_backward *f, int64_t head,
-                                        int64_t i0)
-{
-    enum { side = MTT__TILE, stride = MTT__MAX_HEAD };
-    mtt__flash_pair *t = (mtt__flash_pair *)(void *)mtt__tiles(op);
-    float *dq = t->dk;
-    int64_t j0;
-    t->head = head;
-    mtt__load_queries(op, f, i0, t);
-    memset(dq, 0, sizeof(t->dk));
-    for (j0 = mtt__first_key(op->shape->window, i0) / side * side; j0 < i0 + t->m; j0 += side) {
-        mtt__load_keys(op, f, j0, t);
-        mtt__flash_gradients(op, f, t);
-        mtt__multiply_block(t->m, op->shape->d_head, t->n, t->ds, side, 1, t->k, stride, dq, stride);
-    }
-    mtt__store_gradients(op, f, MTT__Q, head, i0, t->m, dq);
-}
-
-/* A tile of keys gets dK and dV in a job of its own, once for the heads that share it, and a tile of queries
-   dQ: so no two threads add to a sum. */
-static void mtt__cpu_flash_backward(const mtt_op *op, const mtt_op_flash_backward *f)
-{
-    int64_t tiles = mtt__ceil_div(op->shape->seq_len, MTT__TILE), jobs = tiles * mtt__heads(op), i;
-    int group = op->shape->heads / op->shape->heads_kv;
-    MTT__OMP(omp parallel for schedule(dynamic, 1) if (jobs * MTT__TILE * MTT__TILE > MTT__ALONE))
-    for (i = 0; i < 2 * jobs; i++) {
-        int64_t head = i / 2 / tiles, first = i / 2 % tiles * MTT__TILE;
-        if (i % 2) mtt__flash_backward_queries(op, f, head, first);
-        else if (head % group == 0) mtt__flash_backward_keys(op, f, head, first);
-    }
 }
 
 /* ---- loss ---- */
@@ -8852,8 +8856,8 @@ static mtt_status mtt__check_ids(const mtt_trainer *t, const int32_t *ids, int64
 static mtt_status mtt__must_train(const mtt_trainer *t)
 {
     if (!t->schedule->chunk) return MTT_OK;
-    return mtt__fail(t->env, MTT_E_ARGUMENT, "a generator's trainer has weights alone: make one that trains by "
-                     "mtt_trainer_create");
+    return mtt__fail(t->env, MTT_E_ARGUMENT, "a generator's trainer has weights alone: make one that trains "
+                     "by mtt_trainer_create");
 }
 
 static float mtt__lr(const mtt_trainer *t)
