@@ -89,7 +89,8 @@
    backend       runs the operations: the CPU here, a CUDA device in mtt_kernels.cu
    rank          one of several processes that train one model together
    state         tensors that live from step to step: weights, moments, counters
-   pass          the forward or the backward pass; also one of the functions that write a schedule's list
+   pass          one of the functions that write a schedule's list. In "forward pass" and "backward pass": the
+                 part of a step
    product       a matrix product
    branch        attention or MLP of a layer, whose output is added to the residual stream x
    recompute     run a forward operation again in the backward pass instead of keeping its result;
@@ -377,10 +378,10 @@ typedef enum mtt_attention { MTT_ATTENTION_PLAIN, MTT_ATTENTION_FLASH } mtt_atte
 /* What the backward pass recomputes instead of keeping it (Chen et al. 2016; Korthikanti et al. 2022):
       none
       selective   norms of branches, GELU or its like, and plain attention's probabilities
-      layer       everything but each layer's input; with `segment`, of every `segment`th one. So many layers
-                  are recomputed at once
-      segments    everything but the input of every `segment`th layer. At most half a layer is recomputed at a
-                  time, much of it more than once: less memory, slower
+      layer       all but each layer's input is dropped, or with `segment` = n all but every n-th layer's; n
+                  layers are then recomputed at a time
+      segments    all but the input of every `segment`th layer is dropped. At most half a layer is recomputed
+                  at a time, much of it more than once: less memory, slower
       recursive   as segments, but the inputs that stay halve the layers that are left, again and again: about
                   log2(layers) of them. What lies between is recomputed about log2(layers) / 2 times: least
                   memory, slowest (Griewank 1992; Chen et al. 2016, section 4.4)
@@ -607,7 +608,8 @@ typedef struct mtt_plan_report {
 MTTDEF mtt_status mtt_plan(mtt_env *env, const mtt_model_desc *model, const mtt_policy *policy, int batch,
                            int seq_len, mtt_plan_report *report);
 /* The largest batch, not split, whose arena is at most `budget_bytes`, on every rank; at most 2^20, or 0
-   after a failure. It counts on an arena growing with the batch; gaps may hide one that is 1 % larger.
+   after a failure. It assumes that a larger batch takes a larger arena. Gaps between tensors break this
+   slightly, so the true maximum may be 1 % higher.
    MTT_E_BUDGET: not even one sequence fits; the error says what it needs. */
 MTTDEF mtt_status mtt_plan_max_batch(mtt_env *env, const mtt_model_desc *model, const mtt_policy *policy,
                                      int seq_len, size_t budget_bytes, int *batch);
@@ -1423,7 +1425,7 @@ typedef struct mtt_shape {
 } mtt_shape;
 
 /* Operations. A row: name; number of inputs; operands, inputs first; FLOPs; bytes moved; bytes of scratch on
-   CUDA. A row makes `struct mtt_<name>` with its operands as members. An operand that is both input and
+   CUDA. A row makes the struct mtt_op_<name>, whose members are the operands. An operand that is both input and
    output changes in place. Some operands may be absent (NULL): biases, positions and their gradients,
    `angles`, gains of q and k and what only these need, `joined`, the `y` of linear_gelu, `shift` of RMSNorm,
    `out_8`, `d_qkv_t`, the gradients of chunked_loss, `master`, and `ranges` on the CPU. grad_norm and adamw
@@ -2248,10 +2250,10 @@ MTT__BOTH int mtt__flash_width(int d_head)
     return width;
 }
 
-/* Flash attention's backward pass keeps for each head of a group: under 16 bits the running sums of dQ, in
-   tiles of 64 rows, and 64 bytes for each block of 32 keys or more; two statistics of each token. A header of
-   256 bytes comes first. Where heads share
-   keys, the room of one head more is for dK and dV, which their blocks may hand over. */
+/* Scratch of flash attention's backward pass: a header of 256 bytes; then for each head of a group two
+   statistics a token and, for 16-bit tensors, the running sums of dQ in tiles of 64 rows, with 64 bytes for
+   each block of 32 keys or more. Heads that share keys need room for one head more: their blocks may hand over
+   dK and dV. */
 MTT__BOTH size_t mtt__flash_sums(const mtt_shape *d, mtt_dtype dtype)
 {
     size_t tokens = (size_t)mtt__round_up(d->seq_len, 64);
@@ -4087,9 +4089,9 @@ enum { MTT__USUAL = -1, MTT__WIDE = MTT_F32 };
    normalized. In shapes, d is the mtt_shape, qkv.row the columns of q, k and v together, wide = heads *
    d_head, and heads = batch * heads: see mtt__make.
 
-   Frees, for segments alone, as PROJ names QKV: when the adjoint of the operation that makes PROJ is done,
-   what the layer made before QKV is dropped, but for x. The next layer's x names itself: all that this layer
-   made is dropped. */
+   Frees (segments only): once the adjoint of the row's maker is done, everything that the layer made before
+   the named activation is dropped, except x. PROJ names QKV: the MLP's half is then done. The next layer's x
+   names itself: all that this layer made is dropped. */
 #define MTT__ACTIVATIONS(X)                                                                              \
     X(RESIDUAL, "x", d->batch, d->seq_len, d->d_model, USUAL, MTT_ACTIVATIONS, BY_SEGMENT, RESIDUAL)     \
     X(LN_1, "ln_1", d->rows, d->d_model, 0, USUAL, MTT_ACTIVATIONS, BY_SELECTIVE, NONE)                  \
@@ -4346,7 +4348,7 @@ static int mtt__trains(const mtt__builder *b, const mtt_tensor *t)
     return t->role >= 0 && mtt__activation_of(b, t)->trains;
 }
 
-/* The same for some operand from number `k` up to `end`. */
+/* 1 = the gradient of any operand in [k, end) is wanted. */
 static int mtt__some_train(const mtt__builder *b, mtt_tensor **operands, int k, int end)
 {
     while (k < end && !mtt__trains(b, operands[k])) k++;
@@ -4665,7 +4667,7 @@ static mtt_tensor *mtt__norm(mtt__builder *b, int layer, int which, mtt_tensor *
     return y;
 }
 
-/* What the first product of a branch, or the head, reads: x, in a pre-norm model normalized. */
+/* The input of a branch's first product, or of the head: norm(x) in a pre-norm model, else x. */
 static mtt_tensor *mtt__product_input(mtt__builder *b, int layer, int which, mtt_tensor *x)
 {
     if (b->schedule->model.norm_place != MTT_NORM_PRE) return x;
@@ -4915,7 +4917,7 @@ static void mtt__adjoint_activation(mtt__builder *b, const mtt_op *op)
     mtt__activation_of(b, x)->current = NULL;
 }
 
-/* In place. */
+/* The gradient is rotated back in place. */
 static void mtt__adjoint_rotary(mtt__builder *b, const mtt_op *op)
 {
     const mtt_op_rotary *f = MTT_OPERANDS_OF(rotary, op);
@@ -5091,8 +5093,8 @@ static mtt_tensor *mtt__take_bias(const mtt_op *op, const mtt_op *end, const mtt
     return NULL;
 }
 
-/* linear_backward_input, gelu_backward: as above. The product's epilogue also sums the bias's gradient,
-   unless that is the sum of rows of dx_t. */
+/* Joins linear_backward_input and gelu_backward, for the reason given at mtt__fuse_linear_gelu. The product's
+   epilogue also sums the bias's gradient, unless that is the sum of rows of dx_t. */
 static void mtt__fuse_linear_backward_gelu(mtt__builder *b, mtt_op *op, const mtt_op *end)
 {
     const mtt_op_linear_backward_input *l = MTT_OPERANDS_OF(linear_backward_input, op);
@@ -5123,11 +5125,12 @@ static int *mtt__reads(mtt__builder *b, const mtt_op *op, const mtt_op *end)
     return reads;
 }
 
-/* Joins neighbours that one kernel can do. Products take GELU in 16 bits alone: in FP32 and in 8 bits a step
-   is no faster for it; backward a GPU does so in 8 bits, but a CPU has no place for what lies between the
-   two. Norms sum a bias's gradient in 16 bits alone, too. What is normalized before it is rotated, the
-   backward pass needs as it was, in its first pass and when it is made again: the same kernel must make
-   both. */
+/* Joins neighbours that one kernel can do.
+   - Products take GELU in 16 bits alone. In FP32 and in 8 bits a step is no faster for it. Backward, a GPU
+     joins them in 8 bits, too; a CPU has no place for what lies between the two.
+   - Norms sum a bias's gradient in 16 bits alone.
+   - With gains of q and k the backward pass needs the product before its norm. So linear and rotary stay
+     apart, in the forward pass as in recomputation: one kernel, the same bits. */
 static int mtt__rule_fusions(mtt__builder *b, mtt_op *op, const mtt_op *end)
 {
     int half = mtt__dtype(b) != MTT_F32, *reads = mtt__reads(b, op, end);
@@ -9693,7 +9696,8 @@ static void mtt__gradient_eight(mtt__builder *b, const mtt_op *op, const mtt_ten
     MTT__EMIT(b, op->layer, 0, quantize, gradient, NULL, NULL, NULL, made[0], made[1]);
 }
 
-/* The 8-bit copy of a weight for the backward products of its layer, which have theirs made together. */
+/* Returns a weight's 8-bit copy for the backward pass. The first call for a layer rounds all four of its
+   weights. */
 static mtt_tensor *mtt__weight_eight(mtt__builder *b, int layer, const mtt_tensor *weight)
 {
     const mtt_op *op = NULL;
@@ -9786,7 +9790,7 @@ static mtt_op *mtt__writer(const mtt__builder *b, const mtt_tensor *t)
     return NULL;
 }
 
-/* A gradient in 8 bits: by what makes it, if that can. Attention can with sequences of whole 16 tokens, and
+/* Lets the operation that makes a gradient round it, if it can. Attention can with sequences of whole 16 tokens, and
    rotary where q and k have no norms. */
 static int mtt__absorb_gradient(mtt__builder *b, const mtt_op_quantize *q)
 {
@@ -9811,8 +9815,8 @@ static int mtt__absorb_gradient(mtt__builder *b, const mtt_op_quantize *q)
     }
 }
 
-/* [an activation again], x_t, the weight's gradient of it, and now the backward pass of what made x: that
-   makes x_t on its way, and goes before the weight's gradient. */
+/* Matches [recomputed activation], quantize to x_t, linear_backward_weight, followed by `op`, the backward
+   pass of x's maker. `op` can make x_t itself: quantize goes, and `op` moves before the weight's gradient. */
 static int mtt__absorb_input(mtt__builder *b, mtt_op *op)
 {
     mtt__program *p = b->program;
