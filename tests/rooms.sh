@@ -107,7 +107,8 @@ without() { # SWITCH WORDS
 without MTT_NO_FP8 \
   '\w*_(eight|EIGHT)\b|OP_(quantize|rescale|merge)\w*|mtt_\w*e[45]m[23]|mtt__(rule_absorb|record|merge_\w+)\b'
 without MTT_NO_ADAPTERS '\w*_adapt\w*|mtt__lora\w*|\w+_XA\b|MTT__(QKV|PROJ|FC|MLP)_[AB]\b'
-without MTT_NO_GENERATOR 'mtt__?generat\w*|mtt__few_\w+|OP_(gather|cached_attention|choose_id)\b|mtt_(choice|chosen)\b'
+without MTT_NO_GENERATOR \
+  'mtt__?generat\w*|mtt__few_\w+|OP_(gather|cached_attention|choose_id)\b|mtt_(choice|chosen)\b'
 
 # Of the operating system, only >>os and >>ranks ask.
 calls='open|stat|[fl]stat|mmap|munmap|unlink|rename|mkdir|access|flock|fsync|p(read|write)|execv|madvise'
