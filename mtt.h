@@ -576,26 +576,38 @@ typedef enum mtt_phase { MTT_FORWARD, MTT_BACKWARD, MTT_STEP, MTT_PHASE_COUNT } 
 MTTDEF const char *mtt_category_name(mtt_category category);
 MTTDEF const char *mtt_phase_name(mtt_phase phase);
 
-/* Results of arithmetic on the schedule: no device, no allocation of the model's size. */
+/* Results of arithmetic on the schedule: no device, no allocation of the model's size. A row: type, member,
+   and 1 if mtt_plan_json has it, which may depend on the report r. */
+typedef size_t mtt_phase_bytes[MTT_PHASE_COUNT];
+typedef size_t mtt_category_bytes[MTT_CATEGORY_COUNT];
+typedef double mtt_ms;
+#define MTT_PLAN_FIELDS(X)                                                                                   \
+    X(int64_t, parameters, 1)                  /* without the padding of the vocabulary */                   \
+    X(size_t, arena_bytes, 1)                  /* the one allocation, exactly */                             \
+    X(size_t, peak_bytes, 1)                   /* most bytes live at once; packing makes the arena of it */  \
+    X(mtt_phase_bytes, phase_peak_bytes, 1)    /* as peak_forward_bytes, ... */                              \
+    X(size_t, state_bytes, 1)                  /* what lives from step to step */                            \
+    X(mtt_category_bytes, bytes, 1)            /* at the peak; they add up to peak_bytes */                  \
+    X(int, peak_op, 1)                         /* index of the operation at the peak */                      \
+    X(int, ops, 1)                                                                                           \
+    X(int, tensors, 1)                                                                                       \
+    X(int, recompute_layers, 1)                /* layers recomputed whole */                                 \
+    X(int, recompute_selective, 1)             /* layers recomputed in part */                               \
+    X(int, micro_batches, 1)                   /* parts of the batch: 1, or more with the policy's `split` */\
+    X(double, flops, 1)                        /* of one micro-batch and the step */                         \
+    X(double, recompute_flops, 1)              /* part of these */                                           \
+    X(double, traffic_bytes, 1)                /* read and written; in-place changes count twice */          \
+    X(double, token_flops, r->token_flops > 0) /* a generator's pass over a token of each sequence; else 0 */\
+    X(double, wire_bytes, r->wire_bytes > 0)   /* this rank sends in a step of all micro-batches */          \
+    X(double, exposed_bytes, r->wire_bytes > 0) /* those of them for which it can only wait */               \
+    X(mtt_ms, wire_ms, r->wire_ms > 0)         /* the time of both at the policy's bandwidth; */             \
+    X(mtt_ms, exposed_ms, r->wire_ms > 0)      /* 0 without one */                                           \
+    X(int, batch, 0)                           /* that was planned */                                        \
+    X(int, seq_len, 0)                         /* of a generator the tokens of a chunk */                    \
+    X(size_t, outside_bytes, 0) /* most that is outside the arena, with OpenMP's threads as now */
+#define MTT__PLAN_MEMBER(type, name, in_json) type name;
 typedef struct mtt_plan_report {
-    int64_t parameters;                /* without the padding of the vocabulary */
-    size_t arena_bytes;                /* the one allocation, exactly */
-    size_t peak_bytes;                 /* most bytes live at once; packing makes the arena of it */
-    size_t phase_peak_bytes[MTT_PHASE_COUNT];
-    size_t bytes[MTT_CATEGORY_COUNT];  /* at the peak; they add up to peak_bytes */
-    size_t state_bytes;                /* what lives from step to step */
-    int peak_op;                       /* index of the operation at the peak */
-    int ops, tensors;
-    int recompute_layers, recompute_selective; /* layers recomputed whole and in part */
-    int batch, seq_len;                /* that were planned; of a generator the tokens of a chunk */
-    int micro_batches;                 /* parts of the batch: 1, or more where the policy has `split` */
-    size_t outside_bytes;              /* most that is outside the arena, with OpenMP's threads as now */
-    double flops, recompute_flops;     /* of one micro-batch and the step; the second is part of the first */
-    double token_flops;                /* a generator's pass over a token of each sequence; else 0 */
-    double traffic_bytes;              /* read and written by all operations; in-place changes count twice */
-    double wire_bytes;                 /* that this rank sends to others in a step of all micro-batches */
-    double exposed_bytes;              /* those of them for which it can only wait */
-    double wire_ms, exposed_ms;        /* the time of both at the policy's bandwidth; 0 without one */
+    MTT_PLAN_FIELDS(MTT__PLAN_MEMBER)
 } mtt_plan_report;
 
 /* The plan of a step: micro-batches of `batch` sequences of `seq_len` tokens, both 1..2^20. MTT_E_BUDGET:
@@ -10562,27 +10574,27 @@ static void mtt__print_categories(mtt__text *text, const size_t *bytes)
     mtt__print(text, "}");
 }
 
+/* A member of a plan's JSON, by its type. */
+#define MTT__JSON_VALUE(name, form, value)                                              \
+    mtt__print(&text, "%s\"" #name "\": " form, text.size ? ", " : "{", value)
+#define MTT__JSON_int(name) MTT__JSON_VALUE(name, "%d", r->name)
+#define MTT__JSON_int64_t(name) MTT__JSON_VALUE(name, "%lld", (long long)r->name)
+#define MTT__JSON_size_t(name) MTT__JSON_VALUE(name, "%zu", r->name)
+#define MTT__JSON_double(name) MTT__JSON_VALUE(name, "%.0f", r->name)
+#define MTT__JSON_mtt_ms(name) MTT__JSON_VALUE(name, "%.4g", r->name)
+#define MTT__JSON_mtt_category_bytes(name)                                              \
+    MTT__JSON_VALUE(name, "%s", ""), mtt__print_categories(&text, r->name)
+#define MTT__JSON_mtt_phase_bytes(name)                                                 \
+    for (i = 0; i < MTT_PHASE_COUNT; i++)                                               \
+        mtt__print(&text, ", \"peak_%s_bytes\": %zu", mtt__phase_text[i], r->name[i])
+
 MTTDEF size_t mtt_plan_json(const mtt_plan_report *r, char *at, size_t capacity)
 {
     mtt__text text;
     int i;
     mtt__text_init(&text, at, capacity);
-    mtt__print(&text, "{\"parameters\": %lld, \"arena_bytes\": %zu, \"peak_bytes\": %zu",
-               (long long)r->parameters, r->arena_bytes, r->peak_bytes);
-    for (i = 0; i < MTT_PHASE_COUNT; i++)
-        mtt__print(&text, ", \"peak_%s_bytes\": %zu", mtt__phase_text[i], r->phase_peak_bytes[i]);
-    mtt__print(&text, ", \"state_bytes\": %zu, \"bytes\": ", r->state_bytes);
-    mtt__print_categories(&text, r->bytes);
-    mtt__print(&text, ", \"peak_op\": %d, \"ops\": %d, \"tensors\": %d", r->peak_op, r->ops, r->tensors);
-    mtt__print(&text, ", \"recompute_layers\": %d, \"recompute_selective\": %d, \"micro_batches\": %d",
-               r->recompute_layers, r->recompute_selective, r->micro_batches);
-    mtt__print(&text, ", \"flops\": %.0f, \"recompute_flops\": %.0f, \"traffic_bytes\": %.0f", r->flops,
-               r->recompute_flops, r->traffic_bytes);
-    if (r->token_flops > 0) mtt__print(&text, ", \"token_flops\": %.0f", r->token_flops);
-    if (r->wire_bytes > 0)
-        mtt__print(&text, ", \"wire_bytes\": %.0f, \"exposed_bytes\": %.0f", r->wire_bytes, r->exposed_bytes);
-    if (r->wire_ms > 0)
-        mtt__print(&text, ", \"wire_ms\": %.4g, \"exposed_ms\": %.4g", r->wire_ms, r->exposed_ms);
+#define MTT__PLAN_JSON(type, name, in_json) if (in_json) MTT__JSON_##type(name);
+    MTT_PLAN_FIELDS(MTT__PLAN_JSON)
     mtt__print(&text, "}");
     return text.size;
 }
