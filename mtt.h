@@ -1381,16 +1381,16 @@ extern "C" {
 /* The compute capability that a CUDA device needs for each mtt_precision, times 10. */
 #define MTT_CUDA_CAPABILITIES {75, 80, 80, 75, 89}
 
-/* Type, bytes of an element, name in a safetensors file. */
+/* Type, elements of a block, bytes of a block. */
 #define MTT_DTYPES(X)                                                                   \
-    X(MTT_F32, 4, "F32")                                                                \
-    X(MTT_BF16_BITS, 2, "BF16")                                                         \
-    X(MTT_F16_BITS, 2, "F16")                                                           \
-    X(MTT_F8_E4M3, 1, "F8_E4M3")                                                        \
-    X(MTT_F8_E5M2, 1, "F8_E5M2")                                                        \
-    X(MTT_I32, 4, "I32")                                                                \
-    X(MTT_U8, 1, "U8")
-#define MTT__DTYPE_ENUM(dtype, bytes, name) dtype,
+    X(MTT_F32, 1, 4)                                                                    \
+    X(MTT_BF16_BITS, 1, 2)                                                              \
+    X(MTT_F16_BITS, 1, 2)                                                               \
+    X(MTT_F8_E4M3, 1, 1)                                                                \
+    X(MTT_F8_E5M2, 1, 1)                                                                \
+    X(MTT_I32, 1, 4)                                                                    \
+    X(MTT_U8, 1, 1)
+#define MTT__DTYPE_ENUM(dtype, block, bytes) dtype,
 typedef enum mtt_dtype { MTT_DTYPES(MTT__DTYPE_ENUM) MTT_DTYPE_COUNT } mtt_dtype;
 
 /* The scale of an 8-bit tensor, an entry of the state `scales`. The tensor holds its values times `scale`, a
@@ -1708,6 +1708,19 @@ typedef struct mtt_chosen {
 MTT__BOTH int64_t mtt__min(int64_t a, int64_t b) { return a < b ? a : b; }
 MTT__BOTH int64_t mtt__ceil_div(int64_t value, int64_t by) { return (value + by - 1) / by; }
 MTT__BOTH int64_t mtt__round_up(int64_t value, int64_t to) { return mtt__ceil_div(value, to) * to; }
+
+/* Bytes of so many elements, in whole blocks; SIZE_MAX if they are more. */
+MTT__BOTH size_t mtt__bytes_of(mtt_dtype dtype, size_t elements)
+{
+    size_t block = 1, bytes = 0;
+    switch (dtype) {
+#define MTT__DTYPE_BLOCK(dtype, block_of, bytes_of) case dtype: block = block_of, bytes = bytes_of; break;
+        MTT_DTYPES(MTT__DTYPE_BLOCK)
+    case MTT_DTYPE_COUNT: break;
+    }
+    elements = elements / block + (elements % block != 0);
+    return bytes && elements > SIZE_MAX / bytes ? SIZE_MAX : elements * bytes;
+}
 
 MTT__BOTH int64_t mtt__elements(const mtt_tensor *t)
 {
@@ -2264,6 +2277,8 @@ static inline MTT__UNUSED size_t mtt__op_scratch(const mtt_op *op)
 
 /* The name of an operation, as in its row. */
 MTTDEF const char *mtt_op_name(mtt_op_kind kind);
+/* The name of a type in a safetensors file. */
+MTTDEF const char *mtt_dtype_name(mtt_dtype dtype);
 
 #ifdef __cplusplus
 }
@@ -3196,7 +3211,7 @@ static int mtt__heap_pop(mtt__heap *heap, mtt__ranked *out)
    numbers. A random number is a function of (seed, stream, index), so that dropout can be replayed and a run
    resumed without any generator's state. */
 
-#define MTT__DTYPE_BYTES(dtype, bytes, name) bytes,
+#define MTT__DTYPE_BYTES(dtype, block, bytes) bytes,
 static const size_t mtt__dtype_bytes[] = {MTT_DTYPES(MTT__DTYPE_BYTES)};
 
 MTT__INLINE float mtt__from_bf16(uint16_t h) { return mtt__bits_float((uint32_t)h << 16); }
@@ -4263,7 +4278,7 @@ static mtt_tensor *mtt__add_tensor(mtt__builder *b, mtt_dtype dtype, mtt_categor
     t->shape[1] = s1;
     t->shape[2] = s2;
     t->dims = s2 ? 3 : s1 ? 2 : 1;
-    t->bytes = mtt__mul(mtt__mul((size_t)s0, rows), mtt__mul(columns, mtt__dtype_bytes[dtype]));
+    t->bytes = mtt__bytes_of(dtype, mtt__mul(mtt__mul((size_t)s0, rows), columns));
     t->role = t->layer = t->parameter = t->entry = t->first = t->last = -1;
     t->index = p->tensor_count;
     return p->tensors[p->tensor_count++] = t;
@@ -6378,7 +6393,10 @@ static mtt_status mtt__pack(mtt_env *env, mtt__program *program, size_t limit)
 /* Elements as a number that cannot overflow, however large the tensor. */
 static double mtt__count(const mtt_tensor *t)
 {
-    return (double)t->bytes / (double)mtt__dtype_bytes[t->dtype];
+    double product = 1;
+    int i;
+    for (i = 0; i < t->dims; i++) product *= (double)t->shape[i];
+    return product;
 }
 
 static double mtt__columns(const mtt_tensor *t)
@@ -8784,7 +8802,7 @@ static void mtt__cpu_cached_attention(const mtt_op *op, const mtt_op_cached_atte
     const int32_t *places = (const int32_t *)o->places->data;
     mtt_qkv qkv = mtt_qkv_of(d);
     int64_t dim = d->d_head, context = o->keys->shape[1], groups = d->heads_kv, i, job;
-    size_t size = mtt__dtype_bytes[o->qkv->dtype], row = size * (size_t)qkv.row;
+    size_t size = mtt__bytes_of(o->qkv->dtype, 1), row = size * (size_t)qkv.row;
     for (i = 0; i < d->rows; i++) {
         const char *from = (const char *)o->qkv->data + (size_t)i * row;
         int head;
@@ -9717,15 +9735,14 @@ static mtt_status mtt__move(mtt_trainer *t, int way, const mtt_tensor *tensor, i
                             float *values)
 {
     mtt_tensor piece = *tensor;
-    size_t size = mtt__dtype_bytes[tensor->dtype];
     mtt_status status = MTT_OK;
     int64_t i, n;
     piece.data = t->staging;
     for (i = 0; i < count && !status; i += n) {
-        char *device = (char *)tensor->data + (size_t)(first + i) * size;
+        char *device = (char *)tensor->data + mtt__bytes_of(tensor->dtype, (size_t)(first + i));
         n = mtt__min(MTT__STAGING, count - i);
         if (way == MTT__PUT) mtt__store(&piece, 0, n, values + i);
-        status = mtt__copy(t, way, device, t->staging, (size_t)n * size);
+        status = mtt__copy(t, way, device, t->staging, mtt__bytes_of(tensor->dtype, (size_t)n));
         if (way == MTT__GET) mtt__load(&piece, 0, n, values + i);
     }
     return status;
@@ -9859,7 +9876,7 @@ static mtt_status mtt__fill_positions(mtt_trainer *t, const mtt_tensor *table, i
 /* Returns the address of a tensor that begins with element `first` of a parameter, reckoned to element 0. */
 static void *mtt__element_0(const mtt_tensor *t, mtt_dtype dtype, int64_t at, int64_t first)
 {
-    return !t ? NULL : (char *)t->data + at - first * (int64_t)mtt__dtype_bytes[dtype];
+    return !t ? NULL : (char *)t->data + at - (int64_t)mtt__bytes_of(dtype, (size_t)first);
 }
 
 /* Fills the fields that are the same in all ranges of a parameter. */
@@ -14182,17 +14199,22 @@ enum {
     MTT__CHECKPOINT_NOTE = 4 << 20 /* and of a note behind them, at most */
 };
 
-/* The dtypes of the format and their bits, mtt's first. Tensors of the others are listed and never used. */
-#define MTT__ST_DTYPE(dtype, bytes, name) {name, 8 * bytes},
+/* The dtypes of the format and their bits. The first are those of mtt_dtype, in its order; tensors of the
+   others are listed and never used. */
 static const struct {
     const char *name;
     int bits;
 } mtt__st_dtype[] = {
-    MTT_DTYPES(MTT__ST_DTYPE)
+    {"F32", 32},    {"BF16", 16}, {"F16", 16},   {"F8_E4M3", 8}, {"F8_E5M2", 8}, {"I32", 32}, {"U8", 8},
     {"BOOL", 8},    {"I8", 8},   {"I16", 16},    {"U16", 16},    {"U32", 32},    {"I64", 64},
     {"U64", 64},    {"F64", 64}, {"C64", 64},    {"F4", 4},      {"F6_E2M3", 6}, {"F6_E3M2", 6},
     {"F8_E8M0", 8}, {"F8_E4M3FNUZ", 8}, {"F8_E5M2FNUZ", 8}};
 enum { MTT__ST_DTYPES = MTT__LENGTH(mtt__st_dtype) };
+
+MTTDEF const char *mtt_dtype_name(mtt_dtype dtype)
+{
+    return (unsigned)dtype < MTT_DTYPE_COUNT ? mtt__st_dtype[dtype].name : "unknown";
+}
 
 /* A tensor of a file, or a name and a value of its metadata. */
 typedef struct mtt__st_entry {

@@ -1685,10 +1685,7 @@ struct mtt__product_plan {
 
 static int mtt__element_bytes(int dtype)
 {
-#define MTT__BYTES(dtype, bytes, name) bytes,
-    static const int of[] = {MTT_DTYPES(MTT__BYTES)};
-#undef MTT__BYTES
-    return of[dtype];
+    return (int)mtt__bytes_of((mtt_dtype)dtype, 1);
 }
 
 static mtt__blas_matrix mtt__blas_matrix_at(const mtt_tensor *t, int64_t first, int64_t ld, int64_t stride,

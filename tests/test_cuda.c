@@ -2210,8 +2210,8 @@ static mtt_tensor part_of_kept(const mtt_tensor *kept, const mtt_tensor *weight,
 {
     mtt_tensor part = *weight;
     part.dtype = kept->dtype;
-    part.bytes = (size_t)mtt__elements(weight) * mtt__dtype_bytes[kept->dtype];
-    part.data = (char *)kept->data + (size_t)first * mtt__dtype_bytes[kept->dtype];
+    part.bytes = mtt__bytes_of(kept->dtype, (size_t)mtt__elements(weight));
+    part.data = (char *)kept->data + mtt__bytes_of(kept->dtype, (size_t)first);
     memcpy(part.name, kept->name, sizeof(part.name));
     return part;
 }
@@ -3071,7 +3071,7 @@ static mtt_tensor matrix_on_device(void *context, mtt_dtype dtype, int64_t rows,
     t.shape[0] = rows, t.shape[1] = width;
     t.dims = 2;
     t.entry = -1;
-    t.bytes = (size_t)(rows * width) * mtt__dtype_bytes[dtype];
+    t.bytes = mtt__bytes_of(dtype, (size_t)(rows * width));
     check(cuda.alloc(context, t.bytes, &t.data) == MTT_OK, "alloc: %s", env.error);
     return t;
 }

@@ -2525,7 +2525,7 @@ static void eight_by_bytes(void)
 static mtt_tensor new_tensor(mtt_dtype dtype, int rows, int width, mtt_scale *scale)
 {
     mtt_tensor t = {.dtype = dtype, .dims = 2, .shape = {rows, width}, .entry = -1, .scale = scale};
-    t.bytes = (size_t)rows * (size_t)width * mtt__dtype_bytes[dtype];
+    t.bytes = mtt__bytes_of(dtype, (size_t)rows * (size_t)width);
     t.data = calloc(t.bytes, 1);
     return t;
 }

@@ -603,7 +603,7 @@ static sizes sizes_of(const configuration *c)
 /* Of an element; 0 = there is no tensor. */
 static double bytes_of(const mtt_tensor *t)
 {
-    return t ? (double)mtt__dtype_bytes[t->dtype] : 0;
+    return t ? (double)mtt__bytes_of(t->dtype, 1) : 0;
 }
 
 /* FLOPs and bytes of an operation against a table of what its kernel must compute and move. A product of n
