@@ -1288,7 +1288,8 @@ MTTDEF void mtt_ranks_close(mtt_ranks *ranks);
 #ifdef MTT_NO_GENERATOR
 #define MTT__GENERATOR_STRUCTS(X)
 #else
-#define MTT__GENERATOR_STRUCTS(X) X(mtt_sampling) X(mtt_generation) X(mtt_generator_desc)
+#define MTT__GENERATOR_STRUCTS(X) X(mtt_sampling) X(mtt_generation) X(mtt_generator_desc) \
+    X(mtt_choice) X(mtt_chosen)
 #endif
 #ifdef MTT_NO_RANKS
 #define MTT__RANKS_STRUCTS(X)
@@ -1299,7 +1300,7 @@ MTTDEF void mtt_ranks_close(mtt_ranks *ranks);
     X(mtt_env) X(mtt_model_desc) X(mtt_policy) X(mtt_group) X(mtt_optim_desc) X(mtt_field)               \
     X(mtt_plan_report) X(mtt_backend) X(mtt_step_info) X(mtt_batches) X(mtt_json) X(mtt_slice)           \
     X(mtt_scale) X(mtt_tensor) X(mtt_shape) X(mtt_transfer) X(mtt_op) X(mtt_rate) X(mtt_control)         \
-    X(mtt_counters) X(mtt_choice) X(mtt_chosen) X(mtt_draw) X(mtt_qkv) X(mtt_adamw_rates) X(mtt_range)   \
+    X(mtt_counters) X(mtt_draw) X(mtt_qkv) X(mtt_adamw_rates) X(mtt_range)   \
     X(mtt_part) X(mtt_count)                                                                             \
     MTT__TEXT_STRUCTS(X) MTT__MODELS_STRUCTS(X) MTT__GENERATOR_STRUCTS(X) MTT__RANKS_STRUCTS(X)
 
@@ -1445,33 +1446,15 @@ typedef struct mtt_shape {
    width, B: bytes of a tensor. MOVED: each operand once, twice where it is read and written. cuBLASLt's
    scratch is not in the last column: it takes what mtt_policy.workspace_bytes gives.
 
-   Under FP8 a product sums along the rows of both operands, so some are needed transposed: `_t` is the
-   transpose of a tensor in 8 bits, whose rows are padded to 16 elements. quantize rounds x, or x normalized
-   where there are stats, and makes y, y_t or both. quantize_weights rounds a layer's weights, and transposes
-   them where mtt_op's `transposed` is set. linear and linear_backward_input take weights that are transposed
-   where they need it; linear_backward_weight takes x_t and dy_t. gelu_backward and activation_backward make
-   d_x, its transpose and the activation's result, transposed. norm_backward may also make dx in 8 bits, in
-   both orders, and the norm's result, transposed, for which alone it has `shift`; or else d_bias, the sum of
-   the rows of dx, which is the gradient of the bias of the linear layer before the residual. out_8 is flash's
-   output in 8 bits, beside that in 16. With d_qkv_t, d_qkv is in 8 bits, too; seq_len is then a multiple of
-   16, since kernels write rows of d_qkv_t 16 tokens at a time. Both flash operations round to 16 bits first.
+   norm_backward's d_bias is the sum of the rows of dx, which is the gradient of the bias of the linear layer
+   before the residual. Operands with _8 and _t are of FP8: see MTT_EIGHT_OPS.
 
    activation is the MLP's where that is not GELU; x has 2 * d_ff columns with a gate. add joins the gradients
    of two uses of a tensor, where no norm's backward pass does.
 
-   linear_adapted adds an adapter's (x A) B to a linear layer. The linear before it has made x A, times
-   mtt_op's `scale`, by which linear_backward_input multiplies the gradient of x A.
-
    rotary normalizes q and k, if there are gains, and rotates them, if there are angles: the cosine and the
    sine of each position and pair. linear_rotary does so in place, where the product is needed no further. The
-   gradient of rotary is also made in place, or with dx_t in 8 bits; it is rounded to 16 bits first.
-
-   gather and cached_attention generate text. Row i of y is row index[i] of x, or zeros if that is negative.
-   cached_attention takes rows of any sequences: row i is the token of sequence sequences[i] at place
-   places[i], or none if that is negative; its output is then zeros. It writes k and v of its rows to the
-   cache, [batch * heads_kv, context, d_head], and then attends to places up to each row's own. To all other
-   operations of such a program, its rows are one sequence. choose_id takes an id from each row of logits, as
-   that row's mtt_choice says, and makes an mtt_chosen. */
+   gradient of rotary is also made in place, or with dx_t in 8 bits; it is rounded to 16 bits first. */
 #define MTT_OPERANDS(...) mtt_tensor __VA_ARGS__;
 #define MTT_LOCAL_OPS(X)                                                                                     \
     X(embed, 4, MTT_OPERANDS(*tokens, *wte, *positions, *control, *x),                                       \
@@ -1480,12 +1463,6 @@ typedef struct mtt_shape {
       8 * mtt__count(o->x), moved, 0)                                                                        \
     X(linear, 3, MTT_OPERANDS(*x, *weight, *bias, *y),                                                       \
       2 * mtt__count(o->y) * mtt__columns(o->x), moved, 0)                                                   \
-    X(linear_adapted, 5, MTT_OPERANDS(*x, *weight, *bias, *xa, *lora_b, *y),                                 \
-      2 * mtt__count(o->y) * (mtt__columns(o->x) + mtt__columns(o->xa)), moved + 2 * (double)o->y->bytes, 0) \
-    X(quantize, 4, MTT_OPERANDS(*x, *stats, *gain, *shift, *y, *y_t),                                        \
-      (o->stats ? 5 : 1) * mtt__count(o->x), moved, 0)                                                       \
-    X(quantize_weights, 4, MTT_OPERANDS(*qkv, *proj, *fc, *mlp, *qkv_8, *proj_8, *fc_8, *mlp_8),             \
-      mtt__count(o->qkv) + mtt__count(o->proj) + mtt__count(o->fc) + mtt__count(o->mlp), moved, 0)           \
     X(gelu, 1, MTT_OPERANDS(*x, *y),                                                                         \
       12 * mtt__count(o->y), moved, 0)                                                                       \
     X(activation, 1, MTT_OPERANDS(*x, *y),                                                                   \
@@ -1513,12 +1490,6 @@ typedef struct mtt_shape {
       4 * mtt__attention_pairs(d) * d->d_head, moved, 0)                                                     \
     X(pick_row, 2, MTT_OPERANDS(*x, *control, *row),                                                         \
       mtt__count(o->row), 2 * (double)o->row->bytes, 0)                                                      \
-    X(gather, 2, MTT_OPERANDS(*x, *index, *y),                                                               \
-      mtt__count(o->y), 2 * (double)o->y->bytes, 0)                                                          \
-    X(cached_attention, 3, MTT_OPERANDS(*qkv, *sequences, *places, *keys, *values, *out),                    \
-      4 * mtt__count(o->out) * (double)o->keys->shape[1], moved, mtt__cached_scratch(d, o->keys->shape[1]))  \
-    X(choose_id, 2, MTT_OPERANDS(*logits, *choices, *chosen),                                                \
-      mtt__count(o->logits), moved, 0)                                                                       \
     X(cross_entropy, 2, MTT_OPERANDS(*logits, *targets, *losses),                                            \
       4 * mtt__count(o->logits), moved, 0)                                                                   \
     X(chunked_loss, 8, MTT_OPERANDS(*x, *x_t, *weight, *weight_t, *bias, *targets, *control, *counters,      \
@@ -1568,9 +1539,7 @@ typedef struct mtt_shape {
     X(grad_norm, 3, MTT_OPERANDS(*control, *ranges, *squares, *counters),                                    \
       2 * parameters, moved, o->ranges ? 8 * MTT__RANGE_BLOCKS * (size_t)op->range_count : 0)                \
     X(adamw, 3, MTT_OPERANDS(*control, *counters, *ranges, *master, *m, *v),                                 \
-      16 * parameters, moved, 0)                                                                             \
-    X(rescale, 0, MTT_OPERANDS(*scales, *counters),                                                          \
-      mtt__count(o->scales), moved, 0)
+      16 * parameters, moved, 0)
 
 /* Those between ranks. all_to_all sends each rank its share of the gradients, and receives this rank's share
    of theirs: first all of rank 0's, then those of rank 1, and so on, without this rank's own. sum_gradients
@@ -1578,12 +1547,11 @@ typedef struct mtt_shape {
    that are of others. gather_squares, gather_sums and gather_weights send what this rank has made of
    `squares`, of mtt_op's `sums` and of its `weights`, and receive the rest. sum_squares makes a number of
    each block of the gradients of this rank's share, for grad_norm. sum_loss makes `count`, an mtt_count, and
-   not the counters, where add_counts adds up those of all ranks. merge_records joins what all ranks have
-   recorded in the table of scales.
+   not the counters, where add_counts adds up those of all ranks.
 
-   all_to_all and what gathers may end later than operations after them. sum_gradients, add_counts,
-   sum_squares, grad_norm, merge_records, and what follows in another list, begin when they have ended. Of
-   weights that are gathered, what uses them. */
+   all_to_all and what gathers may end later than operations after them. These begin when they have ended:
+   sum_gradients, add_counts, sum_squares, grad_norm, merge_records, operations that read gathered weights,
+   and what follows in another list. */
 #define MTT_RANK_OPS(X)                                                                                      \
     X(all_to_all, 0, MTT_OPERANDS(*received),                                                                \
       0, 2 * mtt__wire_bytes(op), 0)                                                                         \
@@ -1598,10 +1566,125 @@ typedef struct mtt_shape {
     X(add_counts, 3, MTT_OPERANDS(*count, *counts, *control, *counters),                                     \
       mtt__count(o->counts), moved, 0)                                                                       \
     X(sum_squares, 1, MTT_OPERANDS(*ranges, *squares),                                                       \
-      2 * parameters, moved, 0)                                                                              \
+      2 * parameters, moved, 0)
+
+/* Rows of wings. A wing is a technique that can be left out: its rows stand here, the rest of it in a room of
+   its own behind the hall. MTT_IF_...(code) is code that only such a build has. */
+#ifndef MTT_NO_GENERATOR
+#define MTT_IF_GENERATOR(...) __VA_ARGS__
+
+/* >>generator: row i of gather's y is row index[i] of x, or zeros if that is negative. cached_attention takes
+   rows of any sequences: row i is the token of sequence sequences[i] at place places[i], or none if that is
+   negative; its output is then zeros. It writes k and v of its rows to the cache, [batch * heads_kv, context,
+   d_head], and then attends to places up to each row's own. To all other operations of such a program, its
+   rows are one sequence. choose_id takes an id from each row of logits, as that row's mtt_choice says, and
+   makes an mtt_chosen. */
+#define MTT_GENERATOR_OPS(X)                                                                                 \
+    X(gather, 2, MTT_OPERANDS(*x, *index, *y),                                                               \
+      mtt__count(o->y), 2 * (double)o->y->bytes, 0)                                                          \
+    X(cached_attention, 3, MTT_OPERANDS(*qkv, *sequences, *places, *keys, *values, *out),                    \
+      4 * mtt__count(o->out) * (double)o->keys->shape[1], moved, mtt__cached_scratch(d, o->keys->shape[1]))  \
+    X(choose_id, 2, MTT_OPERANDS(*logits, *choices, *chosen),                                                \
+      mtt__count(o->logits), moved, 0)
+
+/* How choose_id takes an id from a row of logits. The ids in question are the top_k largest of the first
+   `count`; of these the fewest of the largest that have a share top_p of all weights; of these those whose
+   logit is the largest one minus `below`, or more. Equal logits are in or out together. */
+typedef struct mtt_choice {
+    double place;  /* in [0, 1): the id is the one at this part of the weights, laid side by side */
+    float scale;   /* units of a logit, of which 2^24 halve a weight. 0 = take the largest logit, of equal
+                      ones the first */
+    float top_p;   /* 0, 1 = all */
+    float below;
+    int32_t top_k; /* 0 = all */
+    int32_t count; /* 0 = take none */
+    int32_t unused;
+} mtt_choice;
+
+/* What choose_id has taken. An id whose logit is not finite says that logits are wrong. */
+typedef struct mtt_chosen {
+    int32_t id; /* -1 = none */
+    float logit;
+} mtt_chosen;
+#else
+#define MTT_IF_GENERATOR(...)
+#define MTT_GENERATOR_OPS(X)
+#endif /* MTT_NO_GENERATOR */
+
+#ifndef MTT_NO_ADAPTERS
+#define MTT_IF_ADAPTERS(...) __VA_ARGS__
+
+/* >>adapters: linear_adapted adds an adapter's (x A) B to a linear layer. The linear before it has made x A,
+   times mtt_op's `scale`, by which linear_backward_input multiplies the gradient of x A. */
+#define MTT_ADAPTERS_OPS(X)                                                                                  \
+    X(linear_adapted, 5, MTT_OPERANDS(*x, *weight, *bias, *xa, *lora_b, *y),                                 \
+      2 * mtt__count(o->y) * (mtt__columns(o->x) + mtt__columns(o->xa)), moved + 2 * (double)o->y->bytes, 0)
+#define MTT__ADAPTERS_ADJOINTS(X) X(linear_adapted, linear_adapted)
+/* A and B of each linear layer, in the order of mtt__linears, and x A. */
+#define MTT__LORA_RANK (policy ? policy->lora_rank : 0)
+#define MTT__ADAPTERS_PARAMETERS(X)                                                                          \
+    X(QKV_A, "h.%d.attn.c_attn.lora_A", LAYER, m->d_model, MTT__LORA_RANK, UNIFORM, MTT__LORA_RANK)          \
+    X(QKV_B, "h.%d.attn.c_attn.lora_B", LAYER, MTT__LORA_RANK, qkv_width, ZEROS, MTT__LORA_RANK)             \
+    X(PROJ_A, "h.%d.attn.c_proj.lora_A", LAYER, m->heads * m->d_head, MTT__LORA_RANK, UNIFORM, MTT__LORA_RANK)\
+    X(PROJ_B, "h.%d.attn.c_proj.lora_B", LAYER, MTT__LORA_RANK, m->d_model, ZEROS, MTT__LORA_RANK)           \
+    X(FC_A, "h.%d.mlp.c_fc.lora_A", LAYER, m->d_model, MTT__LORA_RANK, UNIFORM, MTT__LORA_RANK)              \
+    X(FC_B, "h.%d.mlp.c_fc.lora_B", LAYER, MTT__LORA_RANK, mtt__fc_width(m), ZEROS, MTT__LORA_RANK)          \
+    X(MLP_A, "h.%d.mlp.c_proj.lora_A", LAYER, m->d_ff, MTT__LORA_RANK, UNIFORM, MTT__LORA_RANK)              \
+    X(MLP_B, "h.%d.mlp.c_proj.lora_B", LAYER, MTT__LORA_RANK, m->d_model, ZEROS, MTT__LORA_RANK)
+#define MTT__ADAPTERS_ACTIVATIONS(X)                                                                         \
+    X(QKV_XA, "attn.c_attn.xa", d->rows, b->policy->lora_rank, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)    \
+    X(PROJ_XA, "attn.c_proj.xa", d->rows, b->policy->lora_rank, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)   \
+    X(FC_XA, "mlp.c_fc.xa", d->rows, b->policy->lora_rank, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)        \
+    X(MLP_XA, "mlp.c_proj.xa", d->rows, b->policy->lora_rank, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)
+#else
+#define MTT_IF_ADAPTERS(...)
+#define MTT_ADAPTERS_OPS(X)
+#define MTT__ADAPTERS_ADJOINTS(X)
+#define MTT__ADAPTERS_PARAMETERS(X)
+#define MTT__ADAPTERS_ACTIVATIONS(X)
+#endif /* MTT_NO_ADAPTERS */
+
+#ifndef MTT_NO_FP8
+#define MTT_IF_EIGHT(...) __VA_ARGS__
+
+/* >>eight: under FP8 a product sums along the rows of both operands, so some are needed transposed: `_t` is
+   the transpose of a tensor in 8 bits, whose rows are padded to 16 elements. quantize rounds x, or x
+   normalized where there are stats, and makes y, y_t or both. quantize_weights rounds a layer's weights, and
+   transposes them where mtt_op's `transposed` is set. linear and linear_backward_input take weights that are
+   transposed where they need it; linear_backward_weight takes x_t and dy_t. gelu_backward and
+   activation_backward make d_x, its transpose and the activation's result, transposed. norm_backward may also
+   make dx in 8 bits, in both orders, and the norm's result, transposed, for which alone it has `shift`. out_8
+   is flash's output in 8 bits, beside that in 16. With d_qkv_t, d_qkv is in 8 bits, too; seq_len is then a
+   multiple of 16, since kernels write rows of d_qkv_t 16 tokens at a time. Both flash operations round to 16
+   bits first. rescale makes the scales of the next step; merge_records joins what all ranks have recorded in
+   the table of scales. */
+#define MTT_EIGHT_OPS(X)                                                                                     \
+    X(quantize, 4, MTT_OPERANDS(*x, *stats, *gain, *shift, *y, *y_t),                                        \
+      (o->stats ? 5 : 1) * mtt__count(o->x), moved, 0)                                                       \
+    X(quantize_weights, 4, MTT_OPERANDS(*qkv, *proj, *fc, *mlp, *qkv_8, *proj_8, *fc_8, *mlp_8),             \
+      mtt__count(o->qkv) + mtt__count(o->proj) + mtt__count(o->fc) + mtt__count(o->mlp), moved, 0)           \
+    X(rescale, 0, MTT_OPERANDS(*scales, *counters),                                                          \
+      mtt__count(o->scales), moved, 0)                                                                       \
     X(merge_records, 1, MTT_OPERANDS(*rows, *scales),                                                        \
       mtt__count(o->rows), moved, 0)
-#define MTT_OPS(X) MTT_LOCAL_OPS(X) MTT_RANK_OPS(X)
+#define MTT__EIGHT_ADJOINTS(X) X(quantize, quantize) X(quantize_weights, none)
+/* The transposed weights, in the order of mtt__linears, and attention's output beside that in 16 bits. */
+enum { MTT__EIGHT = MTT_F8_E4M3 };
+#define MTT__EIGHT_ACTIVATIONS(X)                                                                            \
+    X(QKV_EIGHT, "attn.c_attn.t8", qkv.row, d->d_model, 0, EIGHT, MTT_WEIGHTS, ALWAYS, NONE)                 \
+    X(PROJ_EIGHT, "attn.c_proj.t8", d->d_model, wide, 0, EIGHT, MTT_WEIGHTS, ALWAYS, NONE)                   \
+    X(FC_EIGHT, "mlp.c_fc.t8", d->d_fc, d->d_model, 0, EIGHT, MTT_WEIGHTS, ALWAYS, NONE)                     \
+    X(MLP_EIGHT, "mlp.c_proj.t8", d->d_model, d->d_ff, 0, EIGHT, MTT_WEIGHTS, ALWAYS, NONE)                  \
+    X(ATTENDED_EIGHT, "attn.out.8", d->rows, wide, 0, EIGHT, MTT_ACTIVATIONS, ONCE, NONE)
+#else
+#define MTT_IF_EIGHT(...)
+#define MTT_EIGHT_OPS(X)
+#define MTT__EIGHT_ADJOINTS(X)
+#define MTT__EIGHT_ACTIVATIONS(X)
+#endif /* MTT_NO_FP8 */
+
+#define MTT_WING_OPS(X) MTT_GENERATOR_OPS(X) MTT_ADAPTERS_OPS(X) MTT_EIGHT_OPS(X)
+#define MTT_OPS(X) MTT_LOCAL_OPS(X) MTT_RANK_OPS(X) MTT_WING_OPS(X)
 #define MTT__OP_ENUM(name, inputs, operands, flops, bytes, scratch) MTT_OP_##name,
 typedef enum mtt_op_kind { MTT_OPS(MTT__OP_ENUM) MTT_OP_KIND_COUNT } mtt_op_kind;
 #define MTT__OP_STRUCT(name, inputs, operands, flops, bytes, scratch)                   \
@@ -1675,26 +1758,6 @@ typedef struct mtt_counters {
                                               precision, until the host resets it */
 } mtt_counters;
 
-/* How choose_id takes an id from a row of logits. The ids in question are the top_k largest of the first
-   `count`; of these the fewest of the largest that have a share top_p of all weights; of these those whose
-   logit is the largest one minus `below`, or more. Equal logits are in or out together. */
-typedef struct mtt_choice {
-    double place;  /* in [0, 1): the id is the one at this part of the weights, laid side by side */
-    float scale;   /* units of a logit, of which 2^24 halve a weight. 0 = take the largest logit, of equal
-                      ones the first */
-    float top_p;   /* 0, 1 = all */
-    float below;
-    int32_t top_k; /* 0 = all */
-    int32_t count; /* 0 = take none */
-    int32_t unused;
-} mtt_choice;
-
-/* What choose_id has taken. An id whose logit is not finite says that logits are wrong. */
-typedef struct mtt_chosen {
-    int32_t id; /* -1 = none */
-    float logit;
-} mtt_chosen;
-
 /* ---- numbers that every backend computes alike: compiled for host and device ---- */
 
 #ifdef __CUDACC__
@@ -1766,6 +1829,7 @@ MTT__BOTH uint32_t mtt__multiply_high(uint32_t a, uint32_t b)
 #endif
 }
 
+#ifndef MTT_NO_GENERATOR
 /* A number in the order of floats, above 0. 0 and -0 have the same; a NaN has 0. */
 MTT__BOTH uint32_t mtt__order(float x)
 {
@@ -1790,6 +1854,7 @@ MTT__BOTH uint32_t mtt__choice_weight(float most, float x, float scale)
     sum = 2147483648u + mtt__multiply_high(sum, f);
     return halvings < 32 ? sum >> halvings : 0;
 }
+#endif /* MTT_NO_GENERATOR */
 
 /* 128 random bits, returned as a value: a kernel keeps them in registers. */
 typedef struct mtt_draw {
@@ -1997,26 +2062,7 @@ MTT__BOTH uint32_t mtt__either(int condition, uint32_t yes, uint32_t no)
     return (yes & mask) | (no & ~mask);
 }
 
-/* ---- 8-bit floats ---- */
-
-/* Rounds to nearest, ties to even. Values beyond 448 become 448; a NaN stays one. Below 2^-6, adding 2^14
-   rounds to a multiple of 2^-9, the spacing of e4m3's subnormals. */
-MTT__BOTH uint8_t mtt__to_e4m3(float x)
-{
-    uint32_t bits = mtt__float_bits(x), magnitude = bits & 0x7fffffffu;
-    uint32_t normal = (magnitude - 0x3c000000u + 0x7ffffu + ((magnitude >> 20) & 1u)) >> 20;
-    uint32_t subnormal = mtt__float_bits(mtt__bits_float(magnitude) + 16384.0f) - 0x46800000u;
-    uint32_t code = mtt__either(magnitude < 0x3c800000u, subnormal, normal);
-    code = mtt__either(magnitude > 0x43e00000u, magnitude > 0x7f800000u ? 0x7fu : 0x7eu, code);
-    return (uint8_t)(code | (bits >> 24 & 0x80u));
-}
-
-MTT__BOTH float mtt__from_e4m3(uint8_t code)
-{
-    uint32_t magnitude = (uint32_t)(code & 0x7fu) << 20;
-    uint32_t bits = mtt__float_bits(mtt__bits_float(magnitude) * 1.329227995784916e36f); /* 2^120 */
-    return mtt__bits_float(((code & 0x7fu) == 0x7fu ? 0x7fc00000u : bits) | (uint32_t)(code & 0x80u) << 24);
-}
+/* ---- loss and update ---- */
 
 /* The largest power of two up to x, from 2^-60 to 2^60. */
 MTT__BOTH float mtt__power_of_two(float x)
@@ -2025,33 +2071,10 @@ MTT__BOTH float mtt__power_of_two(float x)
     return mtt__bits_float(mtt__float_bits(x < low ? low : x > high ? high : x) & 0x7f800000u);
 }
 
-/* Takes the scale for the next step: half of e4m3's range, 448, is left for growth. The scale stays without a
-   finite largest value, and after a skipped step. Returns the number of clipped values. */
-MTT__BOTH uint32_t mtt__rescale(mtt_scale *s, int skipped)
-{
-    uint32_t clipped = s->clipped;
-    float largest = mtt__bits_float(s->largest);
-    if (!skipped && largest > 0 && largest < 3e38f) {
-        s->scale = mtt__power_of_two(224.0f / largest);
-        s->inverse = 1.0f / s->scale;
-    }
-    s->largest = s->clipped = 0;
-    return clipped;
-}
-
-/* ---- loss and update ---- */
-
 /* d loss / d logit = loss scale / targets that count in the whole step */
 MTT__BOTH float mtt__loss_factor(const mtt_control *control, const mtt_counters *counters)
 {
     return (float)((double)counters->loss_scale / (double)(control->targets ? control->targets : 1));
-}
-
-/* The scale of the logits' gradients in e5m2, which ends at 57344. They are at most mtt__loss_factor. */
-MTT__BOTH void mtt__scale_logits(mtt_scale *s, const mtt_control *control, const mtt_counters *counters)
-{
-    s->scale = mtt__power_of_two(32768.0f / mtt__loss_factor(control, counters));
-    s->inverse = 1.0f / s->scale;
 }
 
 /* Global norm, clipping and dynamic loss scaling (Micikevicius et al. 2018) from the sum of squares of all
@@ -2188,7 +2211,51 @@ MTT__BOTH int mtt__is_transfer(const mtt_op *op)
 MTT__BOTH int mtt__needs_transfers(const mtt_op *op)
 {
     return op->kind == MTT_OP_sum_gradients || op->kind == MTT_OP_add_counts ||
-           op->kind == MTT_OP_sum_squares || op->kind == MTT_OP_grad_norm || op->kind == MTT_OP_merge_records;
+           op->kind == MTT_OP_sum_squares || op->kind == MTT_OP_grad_norm
+           MTT_IF_EIGHT(|| op->kind == MTT_OP_merge_records);
+}
+
+/* ---- 8-bit floats ---- */
+
+#ifndef MTT_NO_FP8
+/* Rounds to nearest, ties to even. Values beyond 448 become 448; a NaN stays one. Below 2^-6, adding 2^14
+   rounds to a multiple of 2^-9, the spacing of e4m3's subnormals. */
+MTT__BOTH uint8_t mtt__to_e4m3(float x)
+{
+    uint32_t bits = mtt__float_bits(x), magnitude = bits & 0x7fffffffu;
+    uint32_t normal = (magnitude - 0x3c000000u + 0x7ffffu + ((magnitude >> 20) & 1u)) >> 20;
+    uint32_t subnormal = mtt__float_bits(mtt__bits_float(magnitude) + 16384.0f) - 0x46800000u;
+    uint32_t code = mtt__either(magnitude < 0x3c800000u, subnormal, normal);
+    code = mtt__either(magnitude > 0x43e00000u, magnitude > 0x7f800000u ? 0x7fu : 0x7eu, code);
+    return (uint8_t)(code | (bits >> 24 & 0x80u));
+}
+
+MTT__BOTH float mtt__from_e4m3(uint8_t code)
+{
+    uint32_t magnitude = (uint32_t)(code & 0x7fu) << 20;
+    uint32_t bits = mtt__float_bits(mtt__bits_float(magnitude) * 1.329227995784916e36f); /* 2^120 */
+    return mtt__bits_float(((code & 0x7fu) == 0x7fu ? 0x7fc00000u : bits) | (uint32_t)(code & 0x80u) << 24);
+}
+
+/* Takes the scale for the next step: half of e4m3's range, 448, is left for growth. The scale stays without a
+   finite largest value, and after a skipped step. Returns the number of clipped values. */
+MTT__BOTH uint32_t mtt__rescale(mtt_scale *s, int skipped)
+{
+    uint32_t clipped = s->clipped;
+    float largest = mtt__bits_float(s->largest);
+    if (!skipped && largest > 0 && largest < 3e38f) {
+        s->scale = mtt__power_of_two(224.0f / largest);
+        s->inverse = 1.0f / s->scale;
+    }
+    s->largest = s->clipped = 0;
+    return clipped;
+}
+
+/* The scale of the logits' gradients in e5m2, which ends at 57344. They are at most mtt__loss_factor. */
+MTT__BOTH void mtt__scale_logits(mtt_scale *s, const mtt_control *control, const mtt_counters *counters)
+{
+    s->scale = mtt__power_of_two(32768.0f / mtt__loss_factor(control, counters));
+    s->inverse = 1.0f / s->scale;
 }
 
 /* Joins what another rank has recorded of a tensor. Bits of positive floats are in their order. */
@@ -2197,6 +2264,7 @@ MTT__BOTH void mtt__merge_record(mtt_scale *s, const mtt_scale *other)
     if (other->largest > s->largest) s->largest = other->largest;
     s->clipped += other->clipped;
 }
+#endif /* MTT_NO_FP8 */
 
 /* ---- scratch of operations on CUDA ---- */
 
@@ -2232,6 +2300,7 @@ MTT__BOTH size_t mtt__rotary_scratch(const mtt_shape *d)
     return 8 * (size_t)(blocks * d->d_head);
 }
 
+#ifndef MTT_NO_GENERATOR
 /* Parts into which a row and head of cached_attention divides its places, at most: of 128 places or more
    each, if so few rows and heads leave a GPU empty. The number does not depend on how few, so that a row has
    the same bits among up to 256 / heads rows. Scratch: from each part its largest score, a sum and D columns;
@@ -2248,6 +2317,7 @@ MTT__BOTH size_t mtt__cached_scratch(const mtt_shape *d, int64_t context)
     size_t parts = (size_t)mtt__cached_parts(d, context);
     return parts < 2 ? 0 : 4 * (size_t)(d->rows * d->heads) * (parts * (size_t)(d->d_head + 2) + 1);
 }
+#endif /* MTT_NO_GENERATOR */
 
 /* The gradient of the embedding sorts the tokens of a slab of rows. Scratch: keys and values before and
    after, CUB's, and one row of sums at least. CUB needs 1 KiB for each 4,096 rows or more, and less than
@@ -3247,25 +3317,6 @@ MTT__INLINE uint16_t mtt__to_fp16(float x)
     return (uint16_t)(half | (bits >> 16 & 0x8000u));
 }
 
-/* e5m2 is the upper half of a half: it becomes infinite from 61440 up. */
-MTT__INLINE uint8_t mtt__to_e5m2(float x)
-{
-    uint32_t bits = mtt__float_bits(x), magnitude = bits & 0x7fffffffu;
-    uint32_t normal = (magnitude - 0x38000000u + 0xfffffu + ((magnitude >> 21) & 1u)) >> 21;
-    uint32_t subnormal = mtt__float_bits(mtt__bits_float(magnitude) + 128.0f) - 0x43000000u;
-    uint32_t code = mtt__either(magnitude < 0x38800000u, subnormal, normal);
-    code = mtt__either(magnitude >= 0x47700000u, magnitude > 0x7f800000u ? 0x7fu : 0x7cu, code);
-    return (uint8_t)(code | (bits >> 24 & 0x80u));
-}
-
-/* Rounds to one of the two nearest e5m2. Over all bytes (0..255) the mean is x, rounded to a half. */
-MTT__INLINE uint8_t mtt__to_e5m2_by(float x, uint32_t byte)
-{
-    return (uint8_t)((mtt__to_fp16(x) + byte) >> 8);
-}
-
-MTT__INLINE float mtt__from_e5m2(uint8_t code) { return mtt__from_fp16((uint16_t)(code << 8)); }
-
 /* ---- arrays of the compact state ---- */
 
 static float mtt__largest_magnitude(const float *values, int64_t count)
@@ -3668,6 +3719,39 @@ static void mtt__check_fields(mtt__faults *faults, const void *desc, const mtt_f
     }
 }
 
+/* ---- wings ---- */
+
+/* A wing adds a technique: rows to the tables of the hall, and these functions, which the hall calls. Any may
+   be NULL. Its room stands behind the hall. A list declares the functions that it names, so a wing may add to
+   a list of the hall what its room defines. */
+typedef struct mtt__builder mtt__builder;
+enum { MTT__TRAINED, MTT__FROZEN, MTT__LEFT_OUT }; /* what becomes of a parameter */
+typedef struct mtt__wing {
+    void (*resolve)(mtt_policy *policy); /* fills in its defaults, and what follows from its fields */
+    void (*check)(mtt__faults *faults, const mtt_model_desc *model, const mtt_policy *policy);
+    void (*parameter)(const mtt_policy *policy, int kind, const char *name, int *fate);
+    void (*parameters)(mtt__builder *b); /* checks them */
+    void (*state)(mtt__builder *b);      /* adds what else lives from step to step */
+    int (*adjoint)(mtt__builder *b, const mtt_op *op); /* of an operation that the wing has changed; 0: it
+                                                          has not, the hall's follows */
+    int (*run)(const mtt_op *op);                      /* the same on the CPU */
+    mtt_status (*begin)(mtt_trainer *t, const int32_t *tokens, const int32_t *targets, int64_t counted);
+} mtt__wing; /* begin: before a training step's micro-batches */
+typedef const mtt__wing *mtt__wing_of(void); /* a function, since C++ cannot declare a constant ahead */
+#define MTT__WINGS(X) MTT_IF_GENERATOR(X(generator)) MTT_IF_ADAPTERS(X(adapters)) MTT_IF_EIGHT(X(eight))
+#define MTT__WING_DECLARED(name) static mtt__wing_of mtt__wing_##name;
+MTT__WINGS(MTT__WING_DECLARED)
+#define MTT__WING_ROW(name) mtt__wing_##name,
+static mtt__wing_of *const mtt__wings[] = {MTT__WINGS(MTT__WING_ROW) NULL};
+
+/* Calls a function of each wing that has it. */
+#define MTT__EACH_WING(function, arguments)                                             \
+    do {                                                                                \
+        mtt__wing_of *const *mtt__next = mtt__wings;                                    \
+        for (; *mtt__next; mtt__next++)                                                 \
+            if ((*mtt__next)()->function) (*mtt__next)()->function arguments;           \
+    } while (0)
+
 MTTDEF mtt_status mtt_model_resolve(mtt_env *env, const mtt_model_desc *model, mtt_model_desc *resolved)
 {
     mtt__faults faults;
@@ -3714,28 +3798,8 @@ static void mtt__resolve_loss(mtt_policy *p, int64_t rows)
         if (cuda) chunk = rows / 4 < 8192 ? 8192 : mtt__min(rows / 64 * 16, 16384);
         p->loss = cuda ? MTT_LOSS_CHUNKED : MTT_LOSS_FULL;
     }
-    if (p->precision == MTT_FP8 && p->fp8_products == MTT_FP8_ALL) p->loss = MTT_LOSS_CHUNKED;
     if (!p->loss_chunk_rows) p->loss_chunk_rows = (int)chunk;
-    if (p->precision == MTT_FP8 && p->loss_chunk_rows > 0)
-        p->loss_chunk_rows = (int)mtt__round_up(p->loss_chunk_rows, 16);
-}
-
-/* Checks what FP8 needs. */
-static void mtt__check_fp8(mtt__faults *faults, const mtt_model_desc *model, const mtt_policy *p)
-{
-#ifdef MTT_NO_FP8
-    (void)model;
-    mtt__require(faults, !p, "precision is fp8, which MTT_NO_FP8 left out of this build: take bf16");
-#else
-    int kv = model->heads_kv * model->d_head;
-    mtt__require(faults, model->d_model % 16 == 0 && model->d_ff % 16 == 0,
-                 "precision is fp8: d_model %d and d_ff %d must be multiples of 16", model->d_model,
-                 model->d_ff);
-    mtt__require(faults, kv % 16 == 0,
-                 "precision is fp8: heads_kv * d_head is %d, it must be a multiple of 16", kv);
-    mtt__require(faults, !p->lora_rank,
-                 "precision is fp8, which has no adapters: set it to bf16, or lora_rank to 0");
-#endif
+    MTT__EACH_WING(resolve, (p));
 }
 
 MTTDEF mtt_status mtt_policy_resolve(mtt_env *env, const mtt_policy *policy, const mtt_model_desc *model,
@@ -3751,9 +3815,15 @@ MTTDEF mtt_status mtt_policy_resolve(mtt_env *env, const mtt_policy *policy, con
     mtt__resolve_loss(&p, (int64_t)batch * seq_len);
     if (!p.workspace_bytes) p.workspace_bytes = (size_t)32 << 20;
     if (p.window >= seq_len) p.window = 0;
-    if (p.lora_rank && p.lora_alpha == 0) p.lora_alpha = (float)p.lora_rank;
-    if (p.lora_rank && !p.lora_targets) p.lora_targets = "attn.c_attn";
-    if (p.precision == MTT_FP8) mtt__check_fp8(&faults, model, &p);
+#ifdef MTT_NO_FP8
+    mtt__require(&faults, p.precision != MTT_FP8, "precision is fp8, which MTT_NO_FP8 left out of this build: "
+                 "take bf16");
+#endif
+#ifdef MTT_NO_ADAPTERS
+    mtt__require(&faults, !p.lora_rank, "lora_rank is %d, but MTT_NO_ADAPTERS left adapters out of this "
+                 "build: set it to 0", p.lora_rank);
+#endif
+    MTT__EACH_WING(check, (&faults, model, &p));
     mtt__in_range(&faults, "batch", batch, 1, 1 << 20);
     mtt__in_range(&faults, "seq_len", seq_len, 1, 1 << 20);
     mtt__require(&faults, seq_len <= model->max_seq || model->positions != MTT_POSITIONS_LEARNED,
@@ -3762,7 +3832,6 @@ MTTDEF mtt_status mtt_policy_resolve(mtt_env *env, const mtt_policy *policy, con
     mtt__check_fields(&faults, &p, mtt__policy_field);
     mtt__require(&faults, p.ranks < 1 || (p.rank >= 0 && p.rank < p.ranks),
                  "rank is %d, it must be at least 0 and below ranks, %d", p.rank, p.ranks);
-    mtt__require(&faults, p.lora_rank % 8 == 0, "lora_rank is %d, it must be a multiple of 8", p.lora_rank);
     mtt__require(&faults, !p.keep_gradients || p.ranks == 1 || p.shard == MTT_SHARD_NONE,
                  "keep_gradients is 1: ranks must not divide gradients, set shard to none");
     mtt__require(&faults, !p.early_update || p.precision < MTT_FP16,
@@ -3987,18 +4056,11 @@ static int mtt__fc_width(const mtt_model_desc *m)
     X(FC_BIAS, "h.%d.mlp.c_fc.bias", LAYER, mtt__fc_width(m), 0, ZEROS, !m->no_biases)                  \
     X(MLP_WEIGHT, "h.%d.mlp.c_proj.weight", LAYER, m->d_ff, m->d_model, NORMAL_RESIDUAL, 1)             \
     X(MLP_BIAS, "h.%d.mlp.c_proj.bias", LAYER, m->d_model, 0, ZEROS, !m->no_biases)                     \
-    X(QKV_A, "h.%d.attn.c_attn.lora_A", LAYER, m->d_model, lora_rank, UNIFORM, lora_rank)               \
-    X(QKV_B, "h.%d.attn.c_attn.lora_B", LAYER, lora_rank, qkv_width, ZEROS, lora_rank)                  \
-    X(PROJ_A, "h.%d.attn.c_proj.lora_A", LAYER, m->heads * m->d_head, lora_rank, UNIFORM, lora_rank)    \
-    X(PROJ_B, "h.%d.attn.c_proj.lora_B", LAYER, lora_rank, m->d_model, ZEROS, lora_rank)                \
-    X(FC_A, "h.%d.mlp.c_fc.lora_A", LAYER, m->d_model, lora_rank, UNIFORM, lora_rank)                   \
-    X(FC_B, "h.%d.mlp.c_fc.lora_B", LAYER, lora_rank, mtt__fc_width(m), ZEROS, lora_rank)               \
-    X(MLP_A, "h.%d.mlp.c_proj.lora_A", LAYER, m->d_ff, lora_rank, UNIFORM, lora_rank)                   \
-    X(MLP_B, "h.%d.mlp.c_proj.lora_B", LAYER, lora_rank, m->d_model, ZEROS, lora_rank)                  \
     X(LN_F_WEIGHT, "ln_f.weight", AFTER, m->d_model, 0, ONES, pre_norm)                                 \
     X(LN_F_BIAS, "ln_f.bias", AFTER, m->d_model, 0, ZEROS, pre_norm && shifts)                          \
     X(HEAD_WEIGHT, "lm_head.weight", AFTER, vocab, m->d_model, NORMAL, !m->tied_head)                   \
-    X(HEAD_BIAS, "lm_head.bias", AFTER, vocab, 0, ZEROS, !m->no_head_bias)
+    X(HEAD_BIAS, "lm_head.bias", AFTER, vocab, 0, ZEROS, !m->no_head_bias)                              \
+    MTT__ADAPTERS_PARAMETERS(X)
 
 #define MTT__PARAMETER_ENUM(kind, name, place, rows, columns, init, exists) MTT__##kind,
 enum { MTT__PARAMETERS(MTT__PARAMETER_ENUM) MTT__PARAMETER_KINDS };
@@ -4008,18 +4070,21 @@ static const struct {
     int place, init;
 } mtt__parameter_row[] = {MTT__PARAMETERS(MTT__PARAMETER_ROW)};
 
-static int mtt__is_adapter(int kind)
+/* 1 = the policy adds it to the model. */
+static int mtt__is_added(int kind)
 {
-    return kind >= MTT__QKV_A && kind <= MTT__MLP_B;
+    return kind > MTT__HEAD_BIAS;
 }
 
-/* The shape of a parameter, with `vocab` rows of the vocabulary; 0: there is none. */
-static int mtt__parameter_shape(const mtt_model_desc *m, int kind, int lora_rank, int64_t vocab,
+/* The shape of a parameter, with `vocab` rows of the vocabulary; 0: there is none. Without a policy those of
+   the model alone exist. */
+static int mtt__parameter_shape(const mtt_model_desc *m, const mtt_policy *policy, int kind, int64_t vocab,
                                 int64_t shape[2])
 {
     const int norms = m->norm_place != MTT_NORM_NONE, pre_norm = m->norm_place == MTT_NORM_PRE;
     const int shifts = m->norm == MTT_NORM_LAYER;
     int64_t qkv_width = (m->heads + 2 * m->heads_kv) * m->d_head;
+    (void)policy;
     switch (kind) {
 #define MTT__PARAMETER_SHAPE(kind, name, place, rows, columns, init, exists)            \
     case MTT__##kind: shape[0] = rows; shape[1] = columns; return exists;
@@ -4038,11 +4103,12 @@ static int mtt__parameter_shape(const mtt_model_desc *m, int kind, int lora_rank
 #define MTT__OPTIM_ENUM(kind, name, prefix, exists) MTT__##kind,
 enum { MTT__OPTIM(MTT__OPTIM_ENUM) MTT__OPTIM_KINDS };
 
-/* An activation is not kept for the backward pass if the recompute level of its layer is at least this. */
-enum { MTT__ALWAYS, MTT__BY_SELECTIVE, MTT__BY_LAYER, MTT__BY_SEGMENT, MTT__BY_NOTHING };
+/* An activation is not kept for the backward pass if the recompute level of its layer is at least this. ONCE:
+   it is not, and one operation of the forward pass reads it, which is not made again. */
+enum { MTT__ONCE = -1, MTT__ALWAYS, MTT__BY_SELECTIVE, MTT__BY_LAYER, MTT__BY_SEGMENT, MTT__BY_NOTHING };
 
-/* Types of activations: the precision's own, FP32, or e4m3 for what is made for FP8 alone. */
-enum { MTT__USUAL, MTT__WIDE, MTT__EIGHT };
+/* Types of activations: the precision's own, or an mtt_dtype. */
+enum { MTT__USUAL = -1, MTT__WIDE = MTT_F32 };
 
 /* Every activation of a layer: role, name, shape (0 = no such dimension), type, category, dropped by, frees.
    Layer number `layers` holds the final norm and the head. QKV_RAW is there if q and k are rotated or
@@ -4056,8 +4122,6 @@ enum { MTT__USUAL, MTT__WIDE, MTT__EIGHT };
     X(RESIDUAL, "x", d->batch, d->seq_len, d->d_model, USUAL, MTT_ACTIVATIONS, BY_SEGMENT, RESIDUAL)     \
     X(LN_1, "ln_1", d->rows, d->d_model, 0, USUAL, MTT_ACTIVATIONS, BY_SELECTIVE, NONE)                  \
     X(LN_1_STATS, "ln_1.stats", d->rows, 2, 0, WIDE, MTT_ACTIVATIONS, BY_LAYER, NONE)                    \
-    X(QKV_EIGHT, "attn.c_attn.t8", qkv.row, d->d_model, 0, EIGHT, MTT_WEIGHTS, ALWAYS, NONE)             \
-    X(QKV_XA, "attn.c_attn.xa", d->rows, lora_rank, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)           \
     X(QKV_RAW, "attn.qkv.raw", d->rows, qkv.row, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)              \
     X(QKV, "attn.qkv", d->rows, qkv.row, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)                      \
     X(SCORES, "attn.scores", heads, d->seq_len, d->seq_len, USUAL, MTT_SCORES, BY_SELECTIVE, NONE)       \
@@ -4065,27 +4129,21 @@ enum { MTT__USUAL, MTT__WIDE, MTT__EIGHT };
     X(AFTER_DROPOUT, "attn.dropped", heads, d->seq_len, d->seq_len, USUAL, MTT_SCORES, BY_SELECTIVE, NONE)\
     X(LSE, "attn.lse", heads, d->seq_len, 0, WIDE, MTT_ACTIVATIONS, BY_LAYER, NONE)                      \
     X(ATTENDED, "attn.out", d->rows, wide, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)                    \
-    X(ATTENDED_EIGHT, "attn.out.8", d->rows, wide, 0, EIGHT, MTT_ACTIVATIONS, ALWAYS, NONE)              \
-    X(PROJ_EIGHT, "attn.c_proj.t8", d->d_model, wide, 0, EIGHT, MTT_WEIGHTS, ALWAYS, NONE)               \
-    X(PROJ_XA, "attn.c_proj.xa", d->rows, lora_rank, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)          \
     X(PROJ, "attn.proj", d->rows, d->d_model, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, QKV)                  \
     X(SUM_1, "sum_1", d->rows, d->d_model, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)                    \
     X(MIDDLE, "x_mid", d->rows, d->d_model, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)                   \
     X(LN_2, "ln_2", d->rows, d->d_model, 0, USUAL, MTT_ACTIVATIONS, BY_SELECTIVE, LN_2)                  \
     X(LN_2_STATS, "ln_2.stats", d->rows, 2, 0, WIDE, MTT_ACTIVATIONS, BY_LAYER, NONE)                    \
-    X(FC_EIGHT, "mlp.c_fc.t8", d->d_fc, d->d_model, 0, EIGHT, MTT_WEIGHTS, ALWAYS, NONE)                 \
-    X(FC_XA, "mlp.c_fc.xa", d->rows, lora_rank, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)               \
     X(FC, "mlp.fc", d->rows, d->d_fc, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)                         \
     X(GELU, "mlp.gelu", d->rows, d->d_ff, 0, USUAL, MTT_ACTIVATIONS, BY_SELECTIVE, NONE)                 \
-    X(MLP_EIGHT, "mlp.c_proj.t8", d->d_model, d->d_ff, 0, EIGHT, MTT_WEIGHTS, ALWAYS, NONE)              \
-    X(MLP_XA, "mlp.c_proj.xa", d->rows, lora_rank, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)            \
     X(MLP, "mlp.proj", d->rows, d->d_model, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, FC)                     \
     X(SUM_2, "sum_2", d->rows, d->d_model, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)                    \
     X(LAST_ROW, "last_row", b->head_rows, d->d_model, 0, USUAL, MTT_ACTIVATIONS, BY_NOTHING, NONE)       \
     X(LN_F, "ln_f", b->head_rows, d->d_model, 0, USUAL, MTT_ACTIVATIONS, BY_NOTHING, NONE)               \
     X(LN_F_STATS, "ln_f.stats", b->head_rows, 2, 0, WIDE, MTT_ACTIVATIONS, BY_NOTHING, NONE)             \
     X(LOGITS, "logits", b->head_rows, d->vocab_padded, 0, USUAL, MTT_LOGITS, BY_NOTHING, NONE)           \
-    X(ROW_LOSS, "row_loss", d->rows, 3, 0, WIDE, MTT_DATA, BY_NOTHING, NONE)
+    X(ROW_LOSS, "row_loss", d->rows, 3, 0, WIDE, MTT_DATA, BY_NOTHING, NONE)                             \
+    MTT__ADAPTERS_ACTIVATIONS(X) MTT__EIGHT_ACTIVATIONS(X)
 
 #define MTT__ROLE_ENUM(role, name, a, b, c, type, category, dropped_by, frees) MTT__A_##role,
 enum { MTT__A_NONE = -1, MTT__ACTIVATIONS(MTT__ROLE_ENUM) MTT__ROLES };
@@ -4095,9 +4153,6 @@ static const struct {
     const char *name;
     int type, dropped_by, frees;
 } mtt__role[] = {MTT__ACTIVATIONS(MTT__ROLE_ROW)};
-
-/* Entries of the table of scales: those of each layer, in the order of its roles, then the model's. */
-enum { MTT__LAYER_SCALES = 8, MTT__SCALE_LN_F = 0, MTT__SCALE_HEAD, MTT__SCALE_LOGITS, MTT__MODEL_SCALES };
 
 typedef struct mtt__parameter {
     int kind, layer;  /* layer -1 outside the layers */
@@ -4203,7 +4258,7 @@ typedef struct mtt__activation {
 
 /* Builds one program. After the first failure everything does nothing; `nothing`, `no_op` and `no_operands`
    then take what is written. */
-typedef struct mtt__builder {
+struct mtt__builder {
     mtt_env *env;
     const mtt_schedule *schedule;
     const mtt_policy *policy;
@@ -4214,18 +4269,18 @@ typedef struct mtt__builder {
     mtt__parameter **parameters;     /* [kind][layer]; NULL = the model has none */
     size_t tensor_capacity, op_capacity;
     int64_t head_rows;               /* rows that reach the final norm and the head */
-    mtt_tensor *positions, *angles;  /* as operations read them: for each place, or gathered for each row */
+    int one_row, logits;             /* 1 = one row of x reaches the head; its logits are wanted, and no loss */
     mtt_phase phase;
-    int recomputing;
     int backward_at;                 /* the layer of the operation whose adjoint is being emitted */
     mtt_status status;
     mtt_op *op;                      /* the last one */
-    int at;                          /* the layer whose gradients are being made: see mtt__rule_gradients */
-    int *reads;                      /* of each tensor: by how many operands */
+    void *own;                       /* memory of the pass: see mtt__own */
+    int layer, left;                 /* of the operation that a rule is asked about, and of the one before:
+                                        -1 before the layers, their number after them, -2 at the end */
     mtt_tensor nothing;
     mtt_op no_op;
     mtt__operands no_operands;
-} mtt__builder;
+};
 
 static mtt_dtype mtt__dtype(const mtt__builder *b)
 {
@@ -4234,11 +4289,8 @@ static mtt_dtype mtt__dtype(const mtt__builder *b)
 
 static mtt_dtype mtt__role_dtype(const mtt__builder *b, int role)
 {
-    switch (mtt__role[role].type) {
-    case MTT__WIDE: return MTT_F32;
-    case MTT__EIGHT: return MTT_F8_E4M3;
-    default: return mtt__dtype(b);
-    }
+    int type = mtt__role[role].type;
+    return type == MTT__USUAL ? mtt__dtype(b) : (mtt_dtype)type;
 }
 
 static size_t mtt__slot(const mtt__builder *b, int row, int layer)
@@ -4298,7 +4350,6 @@ static mtt_tensor *mtt__make(mtt__builder *b, int role_of, int layer)
     const mtt_shape *d = &b->program->shape;
     mtt_qkv qkv = mtt_qkv_of(d);
     int64_t heads = (int64_t)d->batch * d->heads, wide = (int64_t)d->heads * d->d_head;
-    int lora_rank = b->policy->lora_rank;
     mtt_tensor *t = &b->nothing;
     switch (role_of) {
 #define MTT__MAKE(role, name, s0, s1, s2, type, category, dropped_by, frees)            \
@@ -4359,7 +4410,6 @@ static mtt_op *mtt__emit(mtt__builder *b, mtt_op_kind kind, int layer, int site,
     op.phase = b->phase;
     op.layer = layer;
     op.site = site;
-    op.recomputed = b->recomputing;
     op.inputs = mtt__op_row[kind].inputs;
     op.outputs = mtt__op_row[kind].operands - op.inputs;
     return mtt__append(b, &op);
@@ -4376,8 +4426,28 @@ static mtt_op *mtt__emit(mtt__builder *b, mtt_op_kind kind, int layer, int site,
 
 /* A rule of a pass: it emits what takes the place of the operation `op`, and returns how many of the list it
    has dealt with. With 0 the operation stays, with the operands that the rule has left it. The list ends at
-   `end`, where the rule is asked once more, so that `gradients` can end the last layer. */
+   `end`, where the rule is asked once more. The driver sets b->phase, b->layer and b->left before. */
 typedef int mtt__rule(mtt__builder *b, mtt_op *op, const mtt_op *end);
+
+/* Returns what a rule keeps from operation to operation: zeros at first. NULL: out of memory. */
+static void *mtt__own(mtt__builder *b, size_t bytes)
+{
+    if (!b->own && !b->status) b->own = mtt__pool_take(b->env, &b->pool, bytes);
+    if (!b->own && !b->status) b->status = MTT_E_MEMORY;
+    return b->own;
+}
+
+/* Tells the rule in which layer an operation is. One that is done again is for the one that follows. */
+static void mtt__enter_layer(mtt__builder *b, const mtt_op *op, const mtt_op *end)
+{
+    int layers = b->program->shape.layers;
+    b->left = b->layer;
+    while (op < end && op->recomputed) op++;
+    if (op == end) b->layer = -2;
+    else if (op->layer >= 0) b->layer = op->layer;
+    else if (op->phase == MTT_FORWARD ? b->left >= 0 : b->left == layers) b->layer = layers;
+    else b->layer = -1;
+}
 
 /* Writes the list again by a rule. */
 static void mtt__rewrite(mtt__builder *b, mtt__rule *rule)
@@ -4386,21 +4456,25 @@ static void mtt__rewrite(mtt__builder *b, mtt__rule *rule)
     b->program->ops = NULL;
     b->program->op_count = 0;
     b->op_capacity = 0;
+    b->layer = -1;
+    b->own = NULL;
     while (op < end && !b->status) {
         int done;
         b->phase = op->phase;
+        mtt__enter_layer(b, op, end);
         done = rule(b, op, end);
         if (!done) mtt__append(b, op);
         op += done ? done : 1;
     }
-    if (!b->status) rule(b, op, end);
+    mtt__enter_layer(b, end, end);
+    if (!b->status) rule(b, end, end);
     mtt__free(b->env, list);
 }
 
 /* ---- recomputation ---- */
 
-/* A new tensor for the same activation, now its current one. In 8 bits it is not `recorded`: its largest
-   value has been counted. */
+/* A new tensor for the same activation, now its current one. It is not `recorded`: its largest value has
+   been counted. */
 static mtt_tensor *mtt__make_again(mtt__builder *b, const mtt_tensor *t)
 {
     mtt_tensor *again = mtt__make(b, t->role, t->layer);
@@ -4463,27 +4537,27 @@ static void mtt__forget_layer(mtt__builder *b, int layer)
    of a step. */
 static mtt_tensor *mtt__need(mtt__builder *b, mtt_tensor *t)
 {
-    mtt_tensor *operands[MTT__MOST_OPERANDS];
-    mtt_op source, *again;
+    mtt_tensor **made;
+    mtt_op again;
     int k, count;
     if (!t || t->role < 0 || b->status) return t;
     if (mtt__activation_of(b, t)->current) return mtt__activation_of(b, t)->current;
-    source = b->program->ops[mtt__activation_of(b, t)->maker];
-    count = source.inputs + source.outputs;
-    for (k = 0; k < source.inputs; k++) mtt__need(b, source.operands[k]);
+    again = b->program->ops[mtt__activation_of(b, t)->maker];
+    count = again.inputs + again.outputs;
+    for (k = 0; k < again.inputs; k++) mtt__need(b, again.operands[k]);
+    made = (mtt_tensor **)mtt__take(b, (size_t)count * sizeof(*made));
     for (k = 0; k < count && !b->status; k++) {
-        mtt_tensor *now = operands[k] = source.operands[k];
-        if (!now || now->role < 0) continue;
-        operands[k] = mtt__activation_of(b, now)->current;
-        if (now->role == MTT__A_ATTENDED_EIGHT && now != t) continue; /* one product read it, which is done */
-        if (!operands[k]) operands[k] = mtt__make_again(b, now);
+        mtt_tensor *then = made[k] = again.operands[k];
+        if (!then || then->role < 0) continue;
+        made[k] = mtt__activation_of(b, then)->current;
+        if (mtt__role[then->role].dropped_by == MTT__ONCE && then != t) continue; /* its reader is done */
+        if (!made[k]) made[k] = mtt__make_again(b, then);
     }
     if (b->status) return t;
-    b->recomputing = 1;
-    again = mtt__emit(b, source.kind, source.layer, source.site, operands);
-    b->recomputing = 0;
-    again->transposed = source.transposed;
-    again->scale = source.scale;
+    again.operands = made;
+    again.phase = b->phase;
+    again.recomputed = 1;
+    mtt__append(b, &again);
     if (t->role == MTT__A_RESIDUAL && t->layer > 0) mtt__forget_layer(b, t->layer - 1);
     return mtt__activation_of(b, t)->current;
 }
@@ -4499,16 +4573,16 @@ static int mtt__is_dropped(const mtt_schedule *s, int role, int layer)
     return mtt__role[role].dropped_by <= level;
 }
 
-/* What the backward pass makes again is not kept. Nor is a product's 8-bit input: the backward pass makes its
-   transpose again. */
+/* What the backward pass makes again is not kept. Nor is what has another type than its role: the wing that
+   gave it that type makes it again in its own way. */
 static void mtt__drop_activations(mtt__builder *b)
 {
     int layer, role;
     for (layer = 0; layer <= b->program->shape.layers; layer++)
         for (role = 0; role < MTT__ROLES; role++) {
             mtt__activation *a = &b->activations[mtt__slot(b, role, layer)];
-            int eight = a->current && a->current->dtype == MTT_F8_E4M3;
-            if (mtt__is_dropped(b->schedule, role, layer) || eight) a->current = NULL;
+            int other = a->current && a->current->dtype != mtt__role_dtype(b, role);
+            if (mtt__is_dropped(b->schedule, role, layer) || other) a->current = NULL;
         }
 }
 
@@ -4542,7 +4616,7 @@ static mtt_tensor *mtt__parameter_gradient(mtt__builder *b, const mtt_tensor *we
     if (!weight || weight->parameter < 0 || !mtt__trains(b, weight)) return NULL;
     q = &b->program->parameters[weight->parameter];
     if (q->gradient) return q->gradient;
-    weight = q->weight; /* and not its 8-bit transpose */
+    weight = q->weight; /* and not a wing's copy of it */
     once = policy->state == MTT_STATE_COMPACT && policy->accumulate == 1 && q->layer >= 0 && q->shape[1];
     q->gradient = mtt__add_tensor(b, once ? weight->dtype : MTT_F32, MTT_GRADIENTS, -1, "d_", weight->name,
                                   weight->shape[0], weight->shape[1], 0);
@@ -4627,7 +4701,7 @@ static mtt_tensor *mtt__product_input(mtt__builder *b, int layer, int which, mtt
 /* q, k and v of each head, as attention takes them. */
 static mtt_tensor *mtt__qkv(mtt__builder *b, int layer, mtt_tensor *x)
 {
-    mtt_tensor *angles = b->angles, *q_gain = mtt__weight(b, MTT__Q_NORM_WEIGHT, layer), *raw, *y;
+    mtt_tensor *angles = b->program->angles, *q_gain = mtt__weight(b, MTT__Q_NORM_WEIGHT, layer), *raw, *y;
     if (!angles && !q_gain) return MTT__LINEAR(b, layer, x, QKV, MTT__A_QKV);
     raw = MTT__LINEAR(b, layer, x, QKV, MTT__A_QKV_RAW);
     y = mtt__make(b, MTT__A_QKV, layer);
@@ -4638,14 +4712,6 @@ static mtt_tensor *mtt__qkv(mtt__builder *b, int layer, mtt_tensor *x)
 static mtt_tensor *mtt__attention(mtt__builder *b, int layer, mtt_tensor *qkv)
 {
     mtt_tensor *control = b->program->control, *scores, *probs, *dropped, *out, *lse;
-    if (b->schedule->chunk) {
-        mtt__program *p = b->program;
-        out = mtt__make(b, MTT__A_ATTENDED, layer);
-        if (!b->status)
-            MTT__EMIT(b, layer, 0, cached_attention, qkv, p->sequences, p->places, p->cache[2 * layer],
-                      p->cache[2 * layer + 1], out);
-        return out;
-    }
     if (b->policy->attention == MTT_ATTENTION_FLASH) {
         lse = mtt__make(b, MTT__A_LSE, layer);
         out = mtt__make(b, MTT__A_ATTENDED, layer);
@@ -4697,7 +4763,7 @@ static mtt_tensor *mtt__emit_layers(mtt__builder *b)
     mtt__program *p = b->program;
     mtt_tensor *x = mtt__make(b, MTT__A_RESIDUAL, 0), *wte = mtt__weight(b, MTT__WTE, -1), *h;
     int i;
-    MTT__EMIT(b, -1, MTT__SITE_EMBED, embed, p->tokens, wte, b->positions, p->control, x);
+    MTT__EMIT(b, -1, MTT__SITE_EMBED, embed, p->tokens, wte, p->positions, p->control, x);
     for (i = 0; i < p->shape.layers; i++) {
         h = mtt__product_input(b, i, MTT__FIRST_NORM, x);
         h = mtt__attention(b, i, mtt__qkv(b, i, h));
@@ -4753,65 +4819,61 @@ static void mtt__emit_loss(mtt__builder *b, mtt_tensor *x)
     MTT__EMIT(b, -1, 0, sum_loss, losses, p->control, p->counters, NULL);
 }
 
-/* Returns the rows of a table at an index. */
-static mtt_tensor *mtt__gather_rows(mtt__builder *b, mtt_tensor *table, mtt_tensor *index, const char *name)
-{
-    mtt_tensor *y;
-    if (!table) return NULL;
-    y = mtt__add_tensor(b, table->dtype, MTT_DATA, -1, name, ".row", b->program->shape.rows,
-                        mtt__width(table), 0);
-    MTT__EMIT(b, -1, 0, gather, table, index, y);
-    return y;
-}
-
-/* The forward pass: of a training step, of an evaluation, or up to the logits of the token after a sequence.
-   Before the head a generator's rows are of any sequences; gather then takes the last row of each. */
+/* The forward pass: of a training step, of an evaluation, or up to logits. */
 static void mtt__emit_forward(mtt__builder *b)
 {
     mtt__program *p = b->program;
-    int which = (int)(p - b->schedule->programs), layers = p->shape.layers;
-    int generates = b->schedule->chunk > 0;
-    mtt_tensor *x, *row;
-    if (generates) {
-        b->positions = mtt__gather_rows(b, p->positions, p->places, "positions");
-        b->angles = mtt__gather_rows(b, p->angles, p->places, "angles");
-    }
-    x = mtt__emit_layers(b);
-    if (generates ? which == MTT__CHUNK : which == MTT__NEXT) {
+    int layers = p->shape.layers;
+    mtt_tensor *x = mtt__emit_layers(b), *row;
+    if (b->one_row) {
         row = mtt__make(b, MTT__A_LAST_ROW, layers);
-        if (generates) MTT__EMIT(b, -1, 0, gather, x, p->last, row);
-        else MTT__EMIT(b, -1, 0, pick_row, x, p->control, row);
+        MTT__EMIT(b, -1, 0, pick_row, x, p->control, row);
         x = row;
     }
     x = mtt__product_input(b, layers, MTT__FINAL_NORM, x);
-    if (generates || which == MTT__NEXT) p->output = mtt__emit_logits(b, x);
+    if (b->logits) p->output = mtt__emit_logits(b, x);
     else mtt__emit_loss(b, x);
-    if (generates) MTT__EMIT(b, -1, 0, choose_id, p->output, p->choices, p->chosen);
 }
 
 /* ---- the linear layers of a layer, for passes that change them ---- */
 
-/* The weight, its adapter, x A, and the weight in 8 bits. */
-static const struct { int weight, lora_a, xa, eight; } mtt__linears[] = {
-    {MTT__QKV_WEIGHT, MTT__QKV_A, MTT__A_QKV_XA, MTT__A_QKV_EIGHT},
-    {MTT__PROJ_WEIGHT, MTT__PROJ_A, MTT__A_PROJ_XA, MTT__A_PROJ_EIGHT},
-    {MTT__FC_WEIGHT, MTT__FC_A, MTT__A_FC_XA, MTT__A_FC_EIGHT},
-    {MTT__MLP_WEIGHT, MTT__MLP_A, MTT__A_MLP_XA, MTT__A_MLP_EIGHT},
-};
+static const int mtt__linears[] = {MTT__QKV_WEIGHT, MTT__PROJ_WEIGHT, MTT__FC_WEIGHT, MTT__MLP_WEIGHT};
 
 /* Which of these an operation is; -1: none. */
-static int mtt__linear_number(const mtt__builder *b, const mtt_op *op)
+static MTT__UNUSED int mtt__linear_number(const mtt__builder *b, const mtt_op *op)
 {
     int k = 4;
     if (op->kind == MTT_OP_linear && op->layer >= 0)
-        while (--k >= 0 && mtt__weight(b, mtt__linears[k].weight, op->layer) != op->operands[1]) {}
+        while (--k >= 0 && mtt__weight(b, mtt__linears[k], op->layer) != op->operands[1]) {}
     return k == 4 ? -1 : k;
 }
 
 /* ---- adjoints ---- */
 
 /* An adjoint emits the backward operations of a forward operation: it takes the gradient of what the
-   operation made, and leaves the gradients of its inputs. mtt__need brings dropped activations back. */
+   operation made, and leaves the gradients of its inputs. mtt__need brings dropped activations back. A row:
+   the operation, and its adjoint; `none` emits nothing, since chunked_loss makes its gradients itself. */
+#define MTT__ADJOINTS(X)                                                                                \
+    X(embed, embed) X(norm, norm) X(linear, linear) X(rotary, rotary) X(residual, residual)             \
+    X(attention_scores, attention_scores) X(softmax, softmax) X(dropout_scores, dropout_scores)         \
+    X(attention_values, attention_values) X(flash, flash) X(gelu, activation) X(activation, activation) \
+    X(cross_entropy, cross_entropy) X(chunked_loss, none)                                               \
+    MTT__ADAPTERS_ADJOINTS(X) MTT__EIGHT_ADJOINTS(X)
+
+/* A list declares the functions that it names, so the room of a wing may stand behind the hall. */
+typedef void mtt__adjoint(mtt__builder *b, const mtt_op *op);
+#define MTT__ADJOINT_DECLARED(kind, name) static mtt__adjoint mtt__adjoint_##name;
+MTT__ADJOINTS(MTT__ADJOINT_DECLARED)
+#define MTT__ADJOINT_ROW(kind, name) {MTT_OP_##kind, mtt__adjoint_##name},
+static const struct {
+    mtt_op_kind kind;
+    mtt__adjoint *emit;
+} mtt__adjoints[] = {MTT__ADJOINTS(MTT__ADJOINT_ROW)};
+
+static void mtt__adjoint_none(mtt__builder *b, const mtt_op *op)
+{
+    (void)b, (void)op;
+}
 
 static void mtt__adjoint_embed(mtt__builder *b, const mtt_op *op)
 {
@@ -4935,7 +4997,7 @@ static void mtt__adjoint_flash(mtt__builder *b, const mtt_op *op)
 {
     const mtt_op_flash *f = MTT_OPERANDS_OF(flash, op);
     mtt_tensor *qkv = mtt__need(b, f->qkv), *out = mtt__need(b, f->out), *lse = mtt__need(b, f->lse);
-    mtt_tensor *dy = *mtt__gradient(b, f->out_8 ? f->out_8 : f->out), *d_qkv = mtt__make_gradient(b, f->qkv);
+    mtt_tensor *dy = *mtt__gradient(b, f->out), *d_qkv = mtt__make_gradient(b, f->qkv);
     MTT__EMIT(b, op->layer, op->site, flash_backward, dy, qkv, out, lse, f->control, d_qkv, NULL);
 }
 
@@ -4948,417 +5010,25 @@ static void mtt__adjoint_cross_entropy(mtt__builder *b, const mtt_op *op)
     *mtt__gradient(b, x) = x;
 }
 
-/* ---- adapters: LoRA (Hu et al. 2021, arXiv 2106.09685) ---- */
-
-/* An adapter's part in a product: alpha / rank. */
-static float mtt__lora_scale(const mtt_policy *policy)
-{
-    return policy->lora_alpha / (float)policy->lora_rank;
-}
-
-/* y = x W + b becomes xa = scale x A, y = x W + b + xa B. */
-static int mtt__rule_adapters(mtt__builder *b, mtt_op *op, const mtt_op *end)
-{
-    int which = op == end ? -1 : mtt__linear_number(b, op), kind = which < 0 ? 0 : mtt__linears[which].lora_a;
-    mtt_tensor *lora_a = which < 0 ? NULL : mtt__weight(b, kind, op->layer), *xa;
-    const mtt_op_linear *f;
-    if (!lora_a) return 0;
-    f = MTT_OPERANDS_OF(linear, op);
-    xa = mtt__make(b, mtt__linears[which].xa, op->layer);
-    MTT__EMIT(b, op->layer, 0, linear, f->x, lora_a, NULL, xa);
-    b->op->scale = mtt__lora_scale(b->policy);
-    MTT__EMIT(b, op->layer, 0, linear_adapted, f->x, f->weight, f->bias, xa,
-              mtt__weight(b, kind + 1, op->layer), f->y);
-    return 1;
-}
-
-/* The gradients of B and of x A, then those of the layer itself. */
-static void mtt__adjoint_linear_adapted(mtt__builder *b, const mtt_op *op)
-{
-    const mtt_op_linear_adapted *f = MTT_OPERANDS_OF(linear_adapted, op);
-    mtt_op_linear linear = {f->x, f->weight, f->bias, f->y};
-    mtt_tensor *dy = *mtt__gradient(b, f->y), *d_b = mtt__parameter_gradient(b, f->lora_b);
-    mtt_op base = *op;
-    if (d_b) {
-        mtt_tensor *xa = mtt__need(b, f->xa);
-        MTT__EMIT(b, op->layer, 0, linear_backward_weight, xa, dy, d_b, NULL);
-    }
-    if (mtt__trains(b, f->xa)) {
-        MTT__EMIT(b, op->layer, 0, linear_backward_input, dy, f->lora_b, mtt__make_gradient(b, f->xa));
-        b->op->scale = mtt__lora_scale(b->policy);
-    }
-    base.operands = (mtt_tensor **)(void *)&linear;
-    mtt__adjoint_linear(b, &base);
-}
-
-/* ---- 8 bits: the products of FP8 ---- */
-
-#ifndef MTT_NO_FP8
-/* A product of FP8 takes x and W in e4m3, each times a scale of its own, and the gradient dy in e5m2, at
-   scale 1. It sums along the rows of both, so y = x W needs W transposed, and dW = x^T dy needs both
-   transposed. So the weights of a layer are rounded twice, transposed before its forward pass and as they are
-   before its backward pass, and dy at once in both orders. x is not kept: from what was kept its transpose is
-   made again. What makes a tensor rounds it on its way where it can, `absorb`; else quantize does, an
-   operation of its own. The comment above MTT_LOCAL_OPS has the operands. */
-
-/* 1 = products are in 8 bits: of the layers, of the head (`least` is MTT_FP8_ALL). Evaluations and generation
-   have theirs in 16, for the weights as they are saved. */
-static int mtt__in_eight(const mtt__builder *b, mtt_fp8_products least)
-{
-    return b->trains && b->policy->precision == MTT_FP8 && b->policy->fp8_products <= least;
-}
-
-/* The entry of an activation or a transposed weight in the table of scales. */
-static int mtt__scale_entry(const mtt__builder *b, int role, int layer)
-{
-    static const int roles[MTT__LAYER_SCALES] = {MTT__A_LN_1, MTT__A_ATTENDED_EIGHT, MTT__A_LN_2, MTT__A_GELU,
-                                                 MTT__A_QKV_EIGHT, MTT__A_PROJ_EIGHT, MTT__A_FC_EIGHT,
-                                                 MTT__A_MLP_EIGHT};
-    int i = 0;
-    if (role == MTT__A_LN_F) return MTT__LAYER_SCALES * b->program->shape.layers + MTT__SCALE_LN_F;
-    while (i < MTT__LAYER_SCALES - 1 && roles[i] != role) i++;
-    return MTT__LAYER_SCALES * layer + i;
-}
-
-/* Makes an activation or a transposed weight that is in 8 bits. */
-static mtt_tensor *mtt__make_eight(mtt__builder *b, int role, int layer)
-{
-    mtt_tensor *t = mtt__make(b, role, layer);
-    if (b->status) return t;
-    t->entry = mtt__scale_entry(b, role, layer);
-    t->recorded = b->phase == MTT_FORWARD;
-    return t;
-}
-
-/* An 8-bit tensor for the values of another, or their transpose, whose rows are padded to 16 elements.
-   Without an entry it is a gradient in e5m2. */
-static mtt_tensor *mtt__add_eight(mtt__builder *b, const mtt_tensor *t, int entry, int transposed)
-{
-    mtt_dtype dtype = entry < 0 ? MTT_F8_E5M2 : MTT_F8_E4M3;
-    int64_t rows, width;
-    mtt_tensor *eight;
-    if (b->status) return &b->nothing;
-    rows = mtt__rows(t), width = mtt__width(t);
-    eight = mtt__add_tensor(b, dtype, t->category, -1, t->name, transposed ? ".t8" : ".8",
-                            transposed ? width : rows, transposed ? mtt__round_up(rows, 16) : width, 0);
-    eight->entry = entry;
-    return eight;
-}
-
-/* A product's input, made again from what was kept: in 8 bits and transposed. */
-static mtt_tensor *mtt__input_again(mtt__builder *b, int layer, const mtt_tensor *x)
-{
-    mtt_op maker = mtt__maker(b, x);
-    const mtt_op_norm *n = MTT_OPERANDS_OF(norm, &maker);
-    int attention = maker.kind == MTT_OP_flash; /* its output is there in 16 bits */
-    mtt_tensor *from, *stats = NULL, *gain = NULL, *shift = NULL, *again;
-    from = mtt__need(b, maker.operands[attention ? maker.inputs : 0]);
-    if (maker.kind == MTT_OP_norm) stats = mtt__need(b, n->stats), gain = n->gain, shift = n->shift;
-    if (mtt__is_activation(maker.kind)) { /* quantize can apply a norm on its way, but no activation */
-        mtt_op_activation row = {from, mtt__add_tensor(b, mtt__dtype(b), x->category, -1, x->name, ".16",
-                                                    mtt__rows(x), mtt__width(x), 0)};
-        b->recomputing = 1;
-        mtt__emit(b, maker.kind, layer, 0, &row);
-        b->recomputing = 0;
-        from = row.y;
-    }
-    again = mtt__add_eight(b, x, x->entry, 1);
-    MTT__EMIT(b, layer, 0, quantize, from, stats, gain, shift, NULL, again);
-    return again;
-}
-
-/* From now on an activation is in 8 bits: what makes it rounds it. */
-static mtt_tensor *mtt__narrow(mtt__builder *b, mtt_tensor *t)
-{
-    if (b->status) return t;
-    t->dtype = MTT_F8_E4M3;
-    t->bytes = (size_t)mtt__elements(t);
-    t->entry = mtt__scale_entry(b, t->role, t->layer);
-    t->recorded = 1;
-    return t;
-}
-
-/* Returns the 8-bit input of a product: x itself, attention's output in 8 bits, or a copy as activation
-   `role`. */
-static mtt_tensor *mtt__eight_input(mtt__builder *b, int layer, mtt_tensor *x, int role)
-{
-    mtt_tensor *y;
-    if (b->status || x->dtype == MTT_F8_E4M3) return x;
-    if (x->role == MTT__A_ATTENDED)
-        return b->activations[mtt__slot(b, MTT__A_ATTENDED_EIGHT, x->layer)].current;
-    y = mtt__narrow(b, mtt__make(b, role, layer < 0 ? b->program->shape.layers : layer));
-    MTT__EMIT(b, layer, 0, quantize, x, NULL, NULL, NULL, y, NULL);
-    return y;
-}
-
-/* The weights of a layer in 8 bits, transposed or as they are. */
-static void mtt__emit_weights(mtt__builder *b, int layer, int transposed)
-{
-    mtt_tensor *operands[8];
-    int i;
-    for (i = 0; i < 4 && !b->status; i++) {
-        mtt_tensor *w = operands[i] = mtt__weight(b, mtt__linears[i].weight, layer);
-        int role = mtt__linears[i].eight;
-        operands[4 + i] = transposed ? mtt__make_eight(b, role, layer)
-                                     : mtt__add_eight(b, w, mtt__scale_entry(b, role, layer), 0);
-        operands[4 + i]->parameter = w->parameter;
-    }
-    if (!b->status) mtt__emit(b, MTT_OP_quantize_weights, layer, 0, operands)->transposed = transposed;
-}
-
-/* y = x W + b with x and W in 8 bits, and W transposed. A layer's weights are made before its first one. Only
-   what no norm has made needs a copy, the input of attention and of the MLP: as that norm's output. */
-static int mtt__eight_linear(mtt__builder *b, const mtt_op *op, int which)
-{
-    const mtt_op_linear *f = MTT_OPERANDS_OF(linear, op);
-    mtt_tensor *x = mtt__eight_input(b, op->layer, f->x, which == 0 ? MTT__A_LN_1 : MTT__A_LN_2), *w;
-    if (which == 0) mtt__emit_weights(b, op->layer, 1);
-    w = b->activations[mtt__slot(b, mtt__linears[which].eight, op->layer)].current;
-    MTT__EMIT(b, op->layer, 0, linear, x, w, f->bias, f->y);
-    b->op->transposed = 1;
-    return 1;
-}
-
-/* The head's products, with its weight as it is and transposed. */
-static int mtt__eight_loss(mtt__builder *b, const mtt_op *op)
-{
-    mtt_op_chunked_loss f = *MTT_OPERANDS_OF(chunked_loss, op);
-    mtt_tensor *x = mtt__eight_input(b, -1, f.x, MTT__A_LN_F), *w = f.weight;
-    int scales = MTT__LAYER_SCALES * b->program->shape.layers;
-    int64_t rows, vocab = b->program->shape.vocab_padded;
-    if (b->status) return 1;
-    if (x != f.x) { /* a copy has the gradient now */
-        *mtt__gradient(b, f.x) = NULL;
-        f.dx = mtt__make_gradient(b, x);
-    }
-    f.weight = mtt__add_eight(b, w, scales + MTT__SCALE_HEAD, 0);
-    f.weight_t = mtt__add_eight(b, w, scales + MTT__SCALE_HEAD, 1);
-    f.weight->recorded = 1;
-    MTT__EMIT(b, -1, 0, quantize, w, NULL, NULL, NULL, f.weight, f.weight_t);
-    if (f.d_weight) f.x_t = mtt__input_again(b, -1, x);
-    f.x = x;
-    if (b->status) return 1;
-    rows = f.logits->shape[0];
-    f.d_logits = mtt__add_tensor(b, MTT_F8_E5M2, MTT_LOGITS, -1, "", "d_logits.8", rows, vocab, 0);
-    f.d_logits_t = mtt__add_tensor(b, MTT_F8_E5M2, MTT_LOGITS, -1, "", "d_logits.t8", vocab,
-                                   mtt__round_up(rows, 16), 0);
-    f.d_logits->entry = f.d_logits_t->entry = scales + MTT__SCALE_LOGITS;
-    mtt__emit(b, MTT_OP_chunked_loss, -1, op->site, &f)->transposed = 1;
-    return 1;
-}
-
-/* Products of the forward pass take 8 bits. What only they read is narrowed: a norm before a branch or the
-   head, and an activation of the MLP. The backward pass reads attention's output in 16 bits, too: it gets a
-   copy. */
-static int mtt__rule_eight(mtt__builder *b, mtt_op *op, const mtt_op *end)
-{
-    int head = mtt__in_eight(b, MTT_FP8_ALL), pre = b->schedule->model.norm_place == MTT_NORM_PRE, which;
-    mtt_tensor *made, *copy;
-    if (op == end) return 0;
-    which = mtt__linear_number(b, op);
-    if (which >= 0) return mtt__eight_linear(b, op, which);
-    made = op->operands[op->inputs]; /* every operation of the forward pass makes something */
-    switch (op->kind) {
-    case MTT_OP_norm:
-        if (pre && (op->layer >= 0 || head)) mtt__narrow(b, made);
-        return 0;
-    case MTT_OP_gelu:
-    case MTT_OP_activation: mtt__narrow(b, made); return 0;
-    case MTT_OP_chunked_loss: return head && mtt__eight_loss(b, op);
-    case MTT_OP_flash:
-        ((mtt_op_flash *)(void *)op->operands)->out_8 = mtt__make_eight(b, MTT__A_ATTENDED_EIGHT, op->layer);
-        return 0;
-    case MTT_OP_attention_values:
-        mtt__append(b, op);
-        copy = mtt__make_eight(b, MTT__A_ATTENDED_EIGHT, op->layer);
-        MTT__EMIT(b, op->layer, 0, quantize, made, NULL, NULL, NULL, copy, NULL);
-        return 1;
-    default: return 0;
-    }
-}
-
-/* Makes an activation's gradient in 8 bits, as it is and transposed. */
-static void mtt__gradient_eight(mtt__builder *b, const mtt_op *op, const mtt_tensor *t, mtt_tensor *made[2])
-{
-    mtt_tensor *gradient = *mtt__gradient(b, t);
-    made[0] = mtt__add_eight(b, gradient, -1, 0);
-    made[1] = mtt__add_eight(b, gradient, -1, 1);
-    MTT__EMIT(b, op->layer, 0, quantize, gradient, NULL, NULL, NULL, made[0], made[1]);
-}
-
-/* The 8-bit copy of a weight for the backward products of its layer, which have theirs made together. */
-static mtt_tensor *mtt__weight_eight(mtt__builder *b, int layer, const mtt_tensor *weight)
-{
-    const mtt_op *op = NULL;
-    int i = b->program->op_count, k = 0;
-    while (i-- > 0) {
-        op = &b->program->ops[i];
-        if (op->kind == MTT_OP_quantize_weights && !op->transposed) break; /* of this layer or one above */
-    }
-    if (i < 0 || op->layer != layer) mtt__emit_weights(b, layer, 0), i = b->program->op_count - 1;
-    if (b->status) return NULL;
-    op = &b->program->ops[i];
-    while (op->operands[k] != weight) k++;
-    return op->operands[op->inputs + k];
-}
-
-/* The gradient of x. An activation's input is made again before it, so that its backward pass can follow. */
-static void mtt__input_gradient_eight(mtt__builder *b, const mtt_op *op, mtt_tensor *dy,
-                                      const mtt_tensor *weight)
-{
-    const mtt_tensor *x = MTT_OPERANDS_OF(linear, op)->x;
-    mtt_op maker = mtt__maker(b, x);
-    mtt_tensor *eight;
-    if (mtt__is_activation(maker.kind)) mtt__need(b, maker.operands[0]);
-    eight = mtt__weight_eight(b, op->layer, weight);
-    MTT__EMIT(b, op->layer, 0, linear_backward_input, dy, eight, mtt__make_gradient(b, x));
-}
-
-/* The weight's gradient comes first, but last where x is the result of a norm or of an activation, whose
-   backward pass follows and can make x_t on its way. */
-static void mtt__adjoint_linear_eight(mtt__builder *b, const mtt_op *op)
-{
-    const mtt_op_linear *f = MTT_OPERANDS_OF(linear, op);
-    mtt_tensor *weight = b->program->parameters[f->weight->parameter].weight, *x_t;
-    mtt_tensor *d_weight = mtt__parameter_gradient(b, weight), *d_bias = mtt__parameter_gradient(b, f->bias);
-    mtt_tensor *dy[2];
-    mtt_op_kind maker = mtt__maker(b, f->x).kind;
-    int trains = mtt__trains(b, f->x);
-    int last = trains && d_weight && (maker == MTT_OP_norm || mtt__is_activation(maker));
-    mtt__gradient_eight(b, op, f->y, dy);
-    if (last) mtt__input_gradient_eight(b, op, dy[0], weight);
-    x_t = d_weight ? mtt__input_again(b, op->layer, f->x) : NULL;
-    if (d_weight || d_bias)
-        MTT__EMIT(b, op->layer, 0, linear_backward_weight, x_t, dy[1], d_weight, d_bias);
-    if (trains && !last) mtt__input_gradient_eight(b, op, dy[0], weight);
-}
-
-/* Emits it not in place, since what it makes will be rounded. */
-static void mtt__adjoint_activation_eight(mtt__builder *b, const mtt_op *op)
-{
-    const mtt_op_activation *f = MTT_OPERANDS_OF(activation, op);
-    mtt_tensor *x = mtt__need(b, f->x);
-    mtt_op_activation_backward row = {*mtt__gradient(b, f->y), x, mtt__make_gradient(b, x), NULL, NULL};
-    mtt__emit(b, op->kind == MTT_OP_gelu ? MTT_OP_gelu_backward : MTT_OP_activation_backward, op->layer, 0,
-              &row);
-}
-
-/* The gradient passes through, and joins that of another use. Weights' are made by their products, and
-   transposes need none. */
-static void mtt__adjoint_quantize(mtt__builder *b, const mtt_op *op)
-{
-    const mtt_op_quantize *f = MTT_OPERANDS_OF(quantize, op);
-    mtt_tensor *other;
-    if (f->x->role < 0 || !f->y || f->y->role < 0) return;
-    other = *mtt__gradient(b, f->x);
-    *mtt__gradient(b, f->x) = *mtt__gradient(b, f->y);
-    mtt__join_gradient(b, op->layer, f->x, other);
-}
-
-/* Emits the adjoint of an operation on 8 bits. 0 = it is on none: its usual adjoint follows. */
-static int mtt__adjoint_eight(mtt__builder *b, const mtt_op *op)
-{
-    int narrow = op->operands[mtt__is_activation(op->kind) ? op->inputs : 0]->dtype == MTT_F8_E4M3;
-    if (op->kind == MTT_OP_quantize) mtt__adjoint_quantize(b, op);
-    else if (op->kind == MTT_OP_linear && narrow) mtt__adjoint_linear_eight(b, op);
-    else if (mtt__is_activation(op->kind) && narrow) mtt__adjoint_activation_eight(b, op);
-    else return 0;
-    return 1;
-}
-
-/* The last operation that writes a tensor. */
-static mtt_op *mtt__writer(const mtt__builder *b, const mtt_tensor *t)
-{
-    int i = b->program->op_count, k;
-    while (i-- > 0) {
-        mtt_op *op = &b->program->ops[i];
-        for (k = op->inputs; k < op->inputs + op->outputs; k++)
-            if (op->operands[k] == t) return op;
-    }
-    return NULL;
-}
-
-/* A gradient in 8 bits: by what makes it, if that can. Attention can with sequences of whole 16 tokens, and
-   rotary where q and k have no norms. */
-static int mtt__absorb_gradient(mtt__builder *b, const mtt_op_quantize *q)
-{
-    mtt_op *maker = mtt__writer(b, q->x);
-    mtt_op_norm_backward *n = (mtt_op_norm_backward *)(void *)maker->operands;
-    mtt_op_activation_backward *a = (mtt_op_activation_backward *)(void *)maker->operands;
-    mtt_op_flash_backward *f = (mtt_op_flash_backward *)(void *)maker->operands;
-    mtt_op_rotary_backward *r = (mtt_op_rotary_backward *)(void *)maker->operands;
-    switch (maker->kind) {
-    case MTT_OP_norm_backward: n->dx_8 = q->y, n->dx_t = q->y_t; return 1;
-    case MTT_OP_gelu_backward:
-    case MTT_OP_activation_backward: a->dx = q->y, a->dx_t = q->y_t; return 1;
-    case MTT_OP_flash_backward:
-        if (b->program->shape.seq_len % 16) return 0;
-        f->d_qkv = q->y, f->d_qkv_t = q->y_t;
-        return 1;
-    case MTT_OP_rotary_backward:
-        if (r->q_gain) return 0;
-        r->dx = q->y, r->dx_t = q->y_t;
-        return 1;
-    default: return 0;
-    }
-}
-
-/* [an activation again], x_t, the weight's gradient of it, and now the backward pass of what made x: that
-   makes x_t on its way, and goes before the weight's gradient. */
-static int mtt__absorb_input(mtt__builder *b, mtt_op *op)
-{
-    mtt__program *p = b->program;
-    mtt_op_norm_backward *n = (mtt_op_norm_backward *)(void *)op->operands;
-    mtt_op_activation_backward *a = (mtt_op_activation_backward *)(void *)op->operands;
-    int activation = op->kind != MTT_OP_norm_backward;
-    const mtt_op_quantize *q;
-    mtt_op weight;
-    if (p->op_count < 3 || p->ops[p->op_count - 2].kind != MTT_OP_quantize) return 0;
-    weight = p->ops[p->op_count - 1];
-    q = MTT_OPERANDS_OF(quantize, &p->ops[p->op_count - 2]);
-    if (weight.kind != MTT_OP_linear_backward_weight || q->y || q->y_t != weight.operands[0]) return 0;
-    if (activation ? p->ops[p->op_count - 3].operands[0] != a->x : q->x != n->x) return 0;
-    if (activation) a->y_t = q->y_t;
-    else n->y_t = q->y_t, n->shift = q->shift;
-    p->op_count -= 2 + activation;
-    mtt__append(b, op);
-    mtt__append(b, &weight);
-    return 1;
-}
-
-/* What quantize would do in a pass of its own, the backward passes of norms, activations, attention and
-   rotary do on their way. */
-static int mtt__rule_absorb(mtt__builder *b, mtt_op *op, const mtt_op *end)
-{
-    const mtt_op_quantize *q;
-    if (op == end || op->phase != MTT_BACKWARD) return 0;
-    q = MTT_OPERANDS_OF(quantize, op);
-    switch (op->kind) {
-    case MTT_OP_quantize: return q->y && q->y_t && mtt__absorb_gradient(b, q);
-    case MTT_OP_norm_backward:
-    case MTT_OP_gelu_backward:
-    case MTT_OP_activation_backward: return mtt__absorb_input(b, op);
-    default: return 0;
-    }
-}
-
-static int mtt__has_eight(const mtt__builder *b)
-{
-    return mtt__in_eight(b, MTT_FP8_LAYERS);
-}
-#else
-static int mtt__adjoint_eight(mtt__builder *b, const mtt_op *op)
-{
-    (void)b, (void)op;
-    return 0;
-}
-#endif /* MTT_NO_FP8 */
-
 /* ---- the backward pass ---- */
+
+/* Emits the adjoint of an operation: a wing's where it has changed the operation, else that of its row. */
+static void mtt__emit_adjoint(mtt__builder *b, const mtt_op *op)
+{
+    mtt__wing_of *const *wing = mtt__wings;
+    size_t i = 0;
+    for (; *wing; wing++)
+        if ((*wing)()->adjoint && (*wing)()->adjoint(b, op)) return;
+    while (i < MTT__LENGTH(mtt__adjoints) && mtt__adjoints[i].kind != op->kind) i++;
+    if (i < MTT__LENGTH(mtt__adjoints)) mtt__adjoints[i].emit(b, op);
+    else b->status = mtt__fail(b->env, MTT_E_ARGUMENT, "operation %s has no adjoint: add a row to "
+                               "MTT__ADJOINTS, with `none` if it passes no gradient on",
+                               mtt_op_name(op->kind));
+}
 
 /* The backward pass: the forward list in reverse, down to the lowest parameter that is trained. chunked_loss
    has made its gradients in the forward pass. */
-static void mtt__emit_backward(mtt__builder *b)
+static void mtt__emit_adjoints(mtt__builder *b)
 {
     int i;
     b->phase = MTT_BACKWARD;
@@ -5367,17 +5037,7 @@ static void mtt__emit_backward(mtt__builder *b)
         mtt_op op = b->program->ops[i];
         int trains = mtt__some_train(b, op.operands, op.inputs, op.inputs + op.outputs);
         if (op.layer >= 0) b->backward_at = op.layer;
-        switch (trains && !mtt__adjoint_eight(b, &op) ? op.kind : MTT_OP_KIND_COUNT) {
-#define MTT__ADJOINT(name)                                                              \
-    case MTT_OP_##name: mtt__adjoint_##name(b, &op); break;
-            MTT__ADJOINT(embed) MTT__ADJOINT(norm) MTT__ADJOINT(linear) MTT__ADJOINT(residual)
-            MTT__ADJOINT(attention_scores) MTT__ADJOINT(softmax) MTT__ADJOINT(dropout_scores)
-            MTT__ADJOINT(attention_values) MTT__ADJOINT(flash) MTT__ADJOINT(cross_entropy)
-            MTT__ADJOINT(rotary) MTT__ADJOINT(linear_adapted)
-        case MTT_OP_gelu:
-            MTT__ADJOINT(activation)
-        default: break;
-        }
+        if (trains) mtt__emit_adjoint(b, &op);
         if (!b->status) mtt__free_half(b, &op);
     }
 }
@@ -5386,13 +5046,13 @@ static void mtt__emit_backward(mtt__builder *b)
 
 /* 1 = an operation is followed by another one that reads the first tensor it makes; `alone`: which nothing
    else reads, so that it need not be made. */
-static int mtt__can_fuse(const mtt__builder *b, const mtt_op *op, const mtt_op *end, mtt_op_kind first,
+static int mtt__can_fuse(const int *reads, const mtt_op *op, const mtt_op *end, mtt_op_kind first,
                          mtt_op_kind second, int alone)
 {
     const mtt_tensor *made;
     if (op->kind != first || op + 1 == end || op[1].kind != second) return 0;
     made = op->operands[op->inputs];
-    return op[1].operands[0] == made && (!alone || b->reads[made->index] == 1);
+    return op[1].operands[0] == made && (!alone || reads[made->index] == 1);
 }
 
 /* Makes one operation of two. Returns its operands. */
@@ -5478,15 +5138,15 @@ static void mtt__fuse_norm_bias(mtt_op *op, const mtt_op *end)
     if (!n->dx_t && !n->y_t) n->d_bias = mtt__take_bias(op + 1, end, n->dx);
 }
 
-static void mtt__count_reads(mtt__builder *b)
+/* Returns by how many operands of a list each tensor is read. */
+static int *mtt__reads(mtt__builder *b, const mtt_op *op, const mtt_op *end)
 {
-    const mtt__program *p = b->program;
-    int i, k;
-    b->reads = (int *)mtt__pool_take(b->env, &b->pool, (size_t)p->tensor_count * sizeof(int));
-    if (!b->reads) b->status = MTT_E_MEMORY;
-    for (i = 0; i < p->op_count && !b->status; i++)
-        for (k = 0; k < p->ops[i].inputs; k++)
-            if (p->ops[i].operands[k]) b->reads[p->ops[i].operands[k]->index]++;
+    int counted = b->own != NULL, k;
+    int *reads = (int *)mtt__own(b, (size_t)b->program->tensor_count * sizeof(int));
+    for (; op < end && reads && !counted; op++)
+        for (k = 0; k < op->inputs; k++)
+            if (op->operands[k]) reads[op->operands[k]->index]++;
+    return reads;
 }
 
 /* Joins neighbours that one kernel can do. Products take GELU in 16 bits alone: in FP32 and in 8 bits a step
@@ -5496,15 +5156,15 @@ static void mtt__count_reads(mtt__builder *b)
    both. */
 static int mtt__rule_fusions(mtt__builder *b, mtt_op *op, const mtt_op *end)
 {
-    int half = mtt__dtype(b) != MTT_F32;
-    if (op == end) return 0;
-    if (mtt__can_fuse(b, op, end, MTT_OP_residual, MTT_OP_norm, 0)) mtt__fuse_residual_norm(b, op);
-    else if (mtt__can_fuse(b, op, end, MTT_OP_linear, MTT_OP_rotary, 1)) {
+    int half = mtt__dtype(b) != MTT_F32, *reads = mtt__reads(b, op, end);
+    if (op == end || !reads) return 0;
+    if (mtt__can_fuse(reads, op, end, MTT_OP_residual, MTT_OP_norm, 0)) mtt__fuse_residual_norm(b, op);
+    else if (mtt__can_fuse(reads, op, end, MTT_OP_linear, MTT_OP_rotary, 1)) {
         if (b->trains && MTT_OPERANDS_OF(rotary, &op[1])->q_gain) return 0;
         mtt__fuse_linear_rotary(b, op);
-    } else if (half && mtt__can_fuse(b, op, end, MTT_OP_linear, MTT_OP_gelu, 0)) {
-        if (op->operands[0]->dtype == MTT_F8_E4M3 || !mtt__fuse_linear_gelu(b, op)) return 0;
-    } else if (half && mtt__can_fuse(b, op, end, MTT_OP_linear_backward_input, MTT_OP_gelu_backward, 0)) {
+    } else if (half && mtt__can_fuse(reads, op, end, MTT_OP_linear, MTT_OP_gelu, 0)) {
+        if (op->operands[0]->dtype != mtt__dtype(b) || !mtt__fuse_linear_gelu(b, op)) return 0;
+    } else if (half && mtt__can_fuse(reads, op, end, MTT_OP_linear_backward_input, MTT_OP_gelu_backward, 0)) {
         if (MTT_OPERANDS_OF(gelu_backward, &op[1])->dx_t && b->policy->device == MTT_DEVICE_CPU) return 0;
         mtt__fuse_linear_backward_gelu(b, op, end);
     } else {
@@ -5698,21 +5358,17 @@ static int mtt__end_loss(mtt__builder *b, mtt_op *op)
     return 1;
 }
 
-/* After the backward pass through a layer, its gradients are added to sums, exchanged, or used at once. What
-   comes after the layers counts as layer `layers`, what comes before them as -1. An operation that is done
-   again is for the one that follows. */
+/* After the backward pass through a layer, its gradients are added to sums, exchanged, or used at once. */
 static int mtt__rule_gradients(mtt__builder *b, mtt_op *op, const mtt_op *end)
 {
-    int layers = b->program->shape.layers, next = -2;
+    int layers = b->program->shape.layers, at;
     const mtt_op *gather;
     if (op < end && op->phase == MTT_FORWARD)
         return op->kind == MTT_OP_sum_loss ? mtt__end_loss(b, op) : 0;
     b->phase = MTT_BACKWARD;
-    while (op < end && op->recomputed) op++;
-    if (op < end) next = op->layer >= 0 ? op->layer : b->at == layers ? layers : -1;
-    for (; b->at > next; b->at--)
-        if (b->at == layers) mtt__end_layer(b, MTT__AFTER, -1);
-        else mtt__end_layer(b, b->at < 0 ? MTT__BEFORE : MTT__LAYER, b->at);
+    for (at = b->left; at > b->layer; at--)
+        if (at == layers) mtt__end_layer(b, MTT__AFTER, -1);
+        else mtt__end_layer(b, at < 0 ? MTT__BEFORE : MTT__LAYER, at);
     if (op < end || b->policy->ranks == 1) return 0;
     gather = mtt__last_of(b, MTT_OP_sum_loss) + 1;
     MTT__EMIT(b, -1, 0, add_counts, gather->operands[0], gather->operands[1], b->program->control,
@@ -5728,7 +5384,7 @@ static int mtt__rule_gradients(mtt__builder *b, mtt_op *op, const mtt_op *end)
 static void mtt__emit_step(mtt__builder *b)
 {
     mtt__program *p = b->program;
-    mtt_tensor *squares = NULL, *rows;
+    mtt_tensor *squares = NULL;
     int ranks = b->policy->ranks, shares = ranks > 1 && b->policy->shard != MTT_SHARD_NONE, i, end;
     b->phase = MTT_STEP;
     for (i = 0; i < p->parameter_count && ranks > 1 && !b->status; i = end) {
@@ -5753,40 +5409,26 @@ static void mtt__emit_step(mtt__builder *b)
         MTT__EMIT(b, p->parameters[i].layer, 0, gather_weights, p->ranges);
         mtt__use_parameters(b, i, end, MTT__WEIGHTS);
     }
-    if (p->scales && ranks > 1) {
-        rows = mtt__add_tensor(b, MTT_U8, MTT_DATA, -1, "", "records", ranks, (int64_t)p->scales->bytes, 0);
-        MTT__EMIT(b, -1, 0, all_gather, p->scales, rows);
-        MTT__EMIT(b, -1, 0, merge_records, rows, p->scales);
-    }
-    if (p->scales) MTT__EMIT(b, -1, 0, rescale, p->scales, p->counters);
 }
 
 /* ---- state ---- */
-
-/* 1 = a linear layer has an adapter, which `name` is a part of, as h.0.attn.c_attn.lora_A. */
-static int mtt__is_target(const char *targets, const char *name)
-{
-    size_t size = strlen(name) - strlen(".lora_A");
-    char layer[40] = "";
-    memcpy(layer, name, size);
-    return mtt__matches(targets, layer) || mtt__matches(targets, strchr(layer + 2, '.') + 1);
-}
 
 static void mtt__add_parameter(mtt__builder *b, int kind, int layer)
 {
     mtt__program *p = b->program;
     mtt__parameter *q = &p->parameters[p->parameter_count];
     int64_t stored[2];
-    int rank = b->policy->lora_rank;
+    int fate = MTT__TRAINED;
     char name[40];
-    if (!mtt__parameter_shape(&b->schedule->model, kind, rank, p->shape.vocab, q->shape)) return;
-    mtt__parameter_shape(&b->schedule->model, kind, rank, p->shape.vocab_padded, stored);
+    if (!mtt__parameter_shape(&b->schedule->model, b->policy, kind, p->shape.vocab, q->shape)) return;
+    mtt__parameter_shape(&b->schedule->model, b->policy, kind, p->shape.vocab_padded, stored);
     mtt__format(name, sizeof(name), mtt__parameter_row[kind].name, layer);
-    if (mtt__is_adapter(kind) && !mtt__is_target(b->policy->lora_targets, name)) return;
+    MTT__EACH_WING(parameter, (b->policy, kind, name, &fate));
+    if (fate == MTT__LEFT_OUT) return;
     q->kind = kind;
     q->layer = layer;
     q->weight = mtt__add_state(b, mtt__dtype(b), MTT_WEIGHTS, name, stored[0], stored[1]);
-    q->frozen = (rank && !mtt__is_adapter(kind)) || mtt__matches(b->policy->freeze, name);
+    q->frozen = fate == MTT__FROZEN || mtt__matches(b->policy->freeze, name);
     q->first_range = p->range_count;
     if (!q->frozen) p->range_count += (int)mtt__ceil_div(mtt__elements(q->weight), MTT__RANGE);
     q->part.group = q->weight->dims == 1; /* a trainer may have others */
@@ -5794,8 +5436,16 @@ static void mtt__add_parameter(mtt__builder *b, int kind, int layer)
     b->parameters[mtt__slot(b, kind, layer)] = q;
 }
 
-/* Refuses the first pattern of a list that no parameter fits: of freeze, or of lora_targets (`layers`). */
-static void mtt__check_patterns(mtt__builder *b, const char *list, const char *field, int layers)
+/* 1 = a pattern names a parameter. */
+typedef int mtt__pattern_fits(const mtt__parameter *q, const char *pattern);
+static int mtt__is_named(const mtt__parameter *q, const char *pattern)
+{
+    return mtt__matches(pattern, q->weight->name);
+}
+
+/* Refuses the first pattern of a list that fits no parameter; `none` says which names there are. */
+static void mtt__check_patterns(mtt__builder *b, const char *list, const char *field, mtt__pattern_fits *fits,
+                                const char *none)
 {
     const mtt__program *p = b->program;
     const char *at;
@@ -5804,14 +5454,10 @@ static void mtt__check_patterns(mtt__builder *b, const char *list, const char *f
     for (at = list; at && !b->status; at += *at == ',') {
         at += strspn(at, " ");
         mtt__format(one, sizeof(one), "%.*s", (int)strcspn(at, ", "), at);
-        for (i = 0; i < p->parameter_count; i++)
-            if (layers ? mtt__is_adapter(p->parameters[i].kind) &&
-                             mtt__is_target(one, p->parameters[i].weight->name)
-                       : mtt__matches(one, p->parameters[i].weight->name)) break;
+        for (i = 0; i < p->parameter_count && !fits(&p->parameters[i], one);) i++;
         if (i == p->parameter_count)
-            b->status = mtt__fail(b->env, MTT_E_ARGUMENT, "%s is %.200s: %s named \"%s\"", field, list,
-                                  layers ? "none of attn.c_attn, attn.c_proj, mlp.c_fc and mlp.c_proj is"
-                                         : "no parameter, as h.0.attn.c_attn.weight, is", one);
+            b->status = mtt__fail(b->env, MTT_E_ARGUMENT, "%s is %.200s: %s named \"%s\"", field, list, none,
+                                  one);
         at += strcspn(at, ", ");
         at += strspn(at, " ");
         if (!*at) return;
@@ -5878,28 +5524,6 @@ static void mtt__add_optim(mtt__builder *b)
     }
 }
 
-/* The keys and values of each layer, and what a pass reads besides tokens. */
-static void mtt__add_cache(mtt__builder *b)
-{
-    const mtt_schedule *s = b->schedule;
-    const mtt_model_desc *m = &s->model;
-    mtt__program *p = b->program;
-    int64_t rows = s->programs[0].shape.rows;
-    int i;
-    p->sequences = mtt__add_state(b, MTT_I32, MTT_DATA, "sequences", rows, 0);
-    p->places = mtt__add_state(b, MTT_I32, MTT_DATA, "places", rows, 0);
-    p->last = mtt__add_state(b, MTT_I32, MTT_DATA, "last", s->batch, 0);
-    p->choices = mtt__add_state(b, MTT_U8, MTT_DATA, "choices", s->batch, (int64_t)sizeof(mtt_choice));
-    p->chosen = mtt__add_state(b, MTT_U8, MTT_DATA, "chosen", s->batch, (int64_t)sizeof(mtt_chosen));
-    p->cache = (mtt_tensor **)mtt__take(b, 2 * (size_t)m->layers * sizeof(*p->cache));
-    for (i = 0; i < 2 * m->layers && !b->status; i++) {
-        p->cache[i] = mtt__add_tensor(b, mtt__dtype(b), MTT_ACTIVATIONS, i / 2, "attn.",
-                                      i % 2 ? "values" : "keys", (int64_t)s->batch * m->heads_kv, s->seq_len,
-                                      m->d_head);
-        p->cache[i]->persistent = 1;
-    }
-}
-
 /* Everything that lives from step to step, in one order for all programs. The workspace comes last: its size
    is known when the operations are. */
 static void mtt__add_all_state(mtt__builder *b)
@@ -5907,19 +5531,23 @@ static void mtt__add_all_state(mtt__builder *b)
     const mtt_shape *first = &b->schedule->programs[0].shape;
     mtt__program *p = b->program;
     mtt_dtype dtype = mtt__dtype(b);
-    int place, layer, kind, frozen = 0;
+    int place, layer, kind, frozen = 0, added = 0;
     for (place = MTT__BEFORE; place <= MTT__AFTER; place++)
         for (layer = 0; layer < (place == MTT__LAYER ? p->shape.layers : 1); layer++)
             for (kind = 0; kind < MTT__PARAMETER_KINDS && !b->status; kind++)
                 if (mtt__parameter_row[kind].place == place)
                     mtt__add_parameter(b, kind, place == MTT__LAYER ? layer : -1);
     if (b->status) return;
-    for (kind = 0; kind < p->parameter_count; kind++) frozen += p->parameters[kind].frozen;
-    if (b->policy->lora_rank) mtt__check_patterns(b, b->policy->lora_targets, "lora_targets", 1);
-    mtt__check_patterns(b, b->policy->freeze, "freeze", 0);
+    for (kind = 0; kind < p->parameter_count; kind++) {
+        frozen += p->parameters[kind].frozen;
+        added += mtt__is_added(p->parameters[kind].kind);
+    }
+    MTT__EACH_WING(parameters, (b));
+    mtt__check_patterns(b, b->policy->freeze, "freeze", mtt__is_named,
+                        "no parameter, as h.0.attn.c_attn.weight, is");
     if (!b->status && frozen == p->parameter_count)
         b->status = mtt__fail(b->env, MTT_E_ARGUMENT, "freeze is %.200s, which names every %s: leave some",
-                              b->policy->freeze, b->policy->lora_rank ? "adapter" : "parameter");
+                              b->policy->freeze, added ? "adapter" : "parameter");
     if (b->status) return;
     mtt__divide(b);
     if (!b->schedule->chunk) mtt__add_optim(b);
@@ -5929,18 +5557,13 @@ static void mtt__add_all_state(mtt__builder *b)
                                       p->shape.d_model);
     if (b->schedule->model.positions == MTT_POSITIONS_ROTARY)
         p->angles = mtt__add_state(b, MTT_F32, MTT_DATA, "angles", b->schedule->seq_len, p->shape.d_head);
-    b->positions = p->positions, b->angles = p->angles;
     p->tokens = mtt__add_state(b, MTT_I32, MTT_DATA, "tokens", first->rows, 0);
-    if (b->schedule->chunk) mtt__add_cache(b); /* beside the tokens: a pass uploads all in one copy */
+    MTT__EACH_WING(state, (b)); /* that of generation beside the tokens: a pass uploads all in one copy */
     p->control = mtt__add_state(b, MTT_U8, MTT_DATA, "control", (int64_t)sizeof(mtt_control), 0);
     if (!b->schedule->chunk) {
         p->targets = mtt__add_state(b, MTT_I32, MTT_DATA, "targets", first->rows, 0);
         p->counters = mtt__add_state(b, MTT_U8, MTT_DATA, "counters", (int64_t)sizeof(mtt_counters), 0);
     }
-    if (b->policy->precision == MTT_FP8)
-        p->scales = mtt__add_state(b, MTT_U8, MTT_DATA, "scales",
-                                   MTT__LAYER_SCALES * p->shape.layers + MTT__MODEL_SCALES,
-                                   (int64_t)sizeof(mtt_scale));
     if (b->policy->device == MTT_DEVICE_CUDA)
         p->workspace = mtt__add_state(b, MTT_U8, MTT_WORKSPACE, "workspace", 0, 0);
 }
@@ -6024,15 +5647,13 @@ static void mtt__close_program(mtt__builder *b)
 
 /* ---- the table of passes ---- */
 
+typedef void mtt__pass_writer(mtt__builder *b);
+typedef int mtt__condition(const mtt__builder *b);
+
 static int mtt__always(const mtt__builder *b)
 {
     (void)b;
     return 1;
-}
-
-static int mtt__has_adapters(const mtt__builder *b)
-{
-    return b->policy->lora_rank > 0;
 }
 
 static int mtt__has_backward(const mtt__builder *b)
@@ -6045,27 +5666,36 @@ static int mtt__has_step(const mtt__builder *b)
     return b->trains && !b->policy->early_update;
 }
 
-/* In their order: each writes on at the end of the list, or writes the list again by a rule, where it
-   applies. `fusions` first counts readers. */
+/* In their order: each writes on at the end of the list (EMIT), or writes the list again (RULE), where it
+   applies. What changes which operation makes a value comes before the adjoints, so that recomputation makes
+   it the same way; what only moves or joins comes after them. */
+#define MTT__PASS_LIST(EMIT, RULE)                                                      \
+    EMIT(forward, always)                                                               \
+    MTT_IF_GENERATOR(RULE(generate, generates))                                         \
+    MTT_IF_ADAPTERS(RULE(adapters, has_adapters))                                       \
+    MTT_IF_EIGHT(RULE(eight, has_eight))                                                \
+    EMIT(adjoints, has_backward)                                                        \
+    MTT_IF_EIGHT(RULE(absorb, has_eight))                                               \
+    RULE(gradients, has_backward)                                                       \
+    RULE(fusions, always)                                                               \
+    EMIT(step, has_step)                                                                \
+    MTT_IF_EIGHT(EMIT(scales, has_eight))
+
+#define MTT__EMIT_DECLARED(name, applies)                                               \
+    static mtt__pass_writer mtt__emit_##name;                                           \
+    static mtt__condition mtt__##applies;
+#define MTT__RULE_DECLARED(name, applies)                                               \
+    static mtt__rule mtt__rule_##name;                                                  \
+    static mtt__condition mtt__##applies;
+MTT__PASS_LIST(MTT__EMIT_DECLARED, MTT__RULE_DECLARED)
+#define MTT__EMIT_ROW(name, applies) {#name, mtt__emit_##name, NULL, mtt__##applies},
+#define MTT__RULE_ROW(name, applies) {#name, NULL, mtt__rule_##name, mtt__##applies},
 static const struct {
     const char *name;
-    void (*write)(mtt__builder *b);
+    mtt__pass_writer *write;
     mtt__rule *rule;
-    int (*applies)(const mtt__builder *b);
-} mtt__passes[] = {
-    {"forward", mtt__emit_forward, NULL, mtt__always},
-    {"adapters", NULL, mtt__rule_adapters, mtt__has_adapters},
-#ifndef MTT_NO_FP8
-    {"eight", NULL, mtt__rule_eight, mtt__has_eight},
-#endif /* MTT_NO_FP8 */
-    {"adjoints", mtt__emit_backward, NULL, mtt__has_backward},
-#ifndef MTT_NO_FP8
-    {"absorb", NULL, mtt__rule_absorb, mtt__has_eight},
-#endif /* MTT_NO_FP8 */
-    {"gradients", NULL, mtt__rule_gradients, mtt__has_backward},
-    {"fusions", mtt__count_reads, mtt__rule_fusions, mtt__always},
-    {"step", mtt__emit_step, NULL, mtt__has_step},
-};
+    mtt__condition *applies;
+} mtt__passes[] = {MTT__PASS_LIST(MTT__EMIT_ROW, MTT__RULE_ROW)};
 enum { MTT__PASSES = MTT__LENGTH(mtt__passes) };
 
 /* Writes a program by the first `passes` of the passes. */
@@ -6082,10 +5712,11 @@ static mtt_status mtt__build_program(mtt_schedule *s, int which, int passes)
     b.policy = &s->policy;
     b.program = p;
     b.trains = which == MTT__TRAIN && !s->chunk;
-    b.at = s->model.layers;
     if (s->chunk) mtt__set_shape(&p->shape, s, 1, which == MTT__CHUNK ? s->chunk : s->batch);
     else mtt__set_shape(&p->shape, s, which == MTT__NEXT ? 1 : s->batch, s->seq_len);
     if (!b.trains) p->shape.dropout = 0;
+    b.one_row = which == (s->chunk ? (int)MTT__CHUNK : (int)MTT__NEXT);
+    b.logits = s->chunk || which == MTT__NEXT;
     b.head_rows = s->chunk ? s->batch : which == MTT__NEXT ? 1 : p->shape.rows;
     p->parameters = (mtt__parameter *)mtt__take(&b, kinds * sizeof(*p->parameters));
     b.parameters = (mtt__parameter **)mtt__pool_take(s->env, &b.pool, kinds * sizeof(*b.parameters));
@@ -7064,9 +6695,6 @@ enum {
     MTT__STRIPE = 32,      /* rows of A or columns of B that are packed together */
     MTT__DEPTH = 64,       /* terms of a product that are packed and summed at a time, before C adds them */
     MTT__SIDE = 128,       /* rows and columns of a tile of a product, at most */
-    MTT__FEW_ROWS = 32,    /* up to so many of C, B is multiplied where it lies, instead of packed */
-    MTT__FEW_QUERIES = 4,  /* up to so many of a cache, its keys are, too */
-    MTT__FEW_COLUMNS = 4096, /* of C that a thread then computes at a time, at most */
     MTT__LANES = 16,       /* partial sums of a long sum */
     MTT__MAX_WIDTH = 16384,
     MTT__MAX_HEAD = 256
@@ -7083,55 +6711,21 @@ static float *mtt__tiles(const mtt_op *op)
 
 /* ---- reading and writing ---- */
 
+/* Values of other types: a wing's. */
+typedef void mtt__load_function(const mtt_tensor *t, int64_t first, int64_t count, float *out);
+typedef void mtt__round_function(const mtt_tensor *t, int64_t count, const float *values, uint8_t *out);
+MTT_IF_EIGHT(static mtt__load_function mtt__load_eight; static mtt__round_function mtt__round_eight;)
+
 static void mtt__load(const mtt_tensor *t, int64_t first, int64_t count, float *out)
 {
     const uint16_t *half = (const uint16_t *)t->data + first;
-    const uint8_t *eight = (const uint8_t *)t->data + first;
-    float inverse = t->scale ? t->scale->inverse : 1.0f;
     int64_t i;
     switch (t->dtype) {
     case MTT_F32: memcpy(out, (const float *)t->data + first, (size_t)count * sizeof(float)); break;
     case MTT_BF16_BITS: for (i = 0; i < count; i++) out[i] = mtt__from_bf16(half[i]); break;
     case MTT_F16_BITS: for (i = 0; i < count; i++) out[i] = mtt__from_fp16(half[i]); break;
-    case MTT_F8_E4M3: for (i = 0; i < count; i++) out[i] = mtt__from_e4m3(eight[i]) * inverse; break;
-    default: for (i = 0; i < count; i++) out[i] = mtt__from_e5m2(eight[i]) * inverse;
+    default: MTT_IF_EIGHT(mtt__load_eight(t, first, count, out);) break;
     }
-}
-
-/* Notes the largest absolute value and how many are clipped. The order of threads does not matter. */
-static void mtt__record(mtt_scale *scale, const float *values, int64_t count)
-{
-    float largest = mtt__largest_magnitude(values, count), limit = 448.0f * scale->inverse;
-    uint32_t clipped = 0, bits;
-    int64_t i;
-    for (i = 0; i < count && largest > limit; i++) clipped += fabsf(values[i]) > limit;
-    bits = mtt__float_bits(largest);
-#ifdef MTT__GNU
-    {
-        uint32_t seen = __atomic_load_n(&scale->largest, __ATOMIC_RELAXED);
-        while (bits > seen && !__atomic_compare_exchange_n(&scale->largest, &seen, bits, 1, __ATOMIC_RELAXED,
-                                                           __ATOMIC_RELAXED)) {}
-        if (clipped) __atomic_fetch_add(&scale->clipped, clipped, __ATOMIC_RELAXED);
-    }
-#else /* MSVC's own, and others in one thread */
-    MTT__OMP(omp critical(mtt__record))
-    {
-        if (bits > scale->largest) scale->largest = bits;
-        scale->clipped += clipped;
-    }
-#endif
-}
-
-/* Rounds values to the 8 bits of a tensor. */
-static void mtt__round_eight(const mtt_tensor *t, int64_t count, const float *values, uint8_t *out)
-{
-    float scale = t->scale ? t->scale->scale : 1.0f;
-    int64_t i;
-    if (t->dtype == MTT_F8_E4M3)
-        for (i = 0; i < count; i++) out[i] = mtt__to_e4m3(values[i] * scale);
-    else
-        for (i = 0; i < count; i++) out[i] = mtt__to_e5m2(values[i] * scale);
-    if (t->recorded) mtt__record(t->scale, values, count);
 }
 
 static void mtt__store(const mtt_tensor *t, int64_t first, int64_t count, const float *values)
@@ -7142,7 +6736,7 @@ static void mtt__store(const mtt_tensor *t, int64_t first, int64_t count, const 
     case MTT_F32: memcpy((float *)t->data + first, values, (size_t)count * sizeof(float)); break;
     case MTT_BF16_BITS: for (i = 0; i < count; i++) half[i] = mtt__to_bf16(values[i]); break;
     case MTT_F16_BITS: for (i = 0; i < count; i++) half[i] = mtt__to_fp16(values[i]); break;
-    default: mtt__round_eight(t, count, values, (uint8_t *)t->data + first);
+    default: MTT_IF_EIGHT(mtt__round_eight(t, count, values, (uint8_t *)t->data + first);) break;
     }
 }
 
@@ -7767,345 +7361,9 @@ static int mtt__blas_gemm(mtt__view a, mtt__view b, mtt__view c, const mtt_tenso
 #endif
 }
 
-/* ---- products of few rows ---- */
-
-/* A token of one sequence, or of each of a batch: B is read once from memory, at 28 GB/s a core, and from a
-   cache again for every MTT__ROWS rows of C. Terms are added as mtt__product_tile adds them, so the bits are
-   the same. A sum of DEPTH terms begins with 0 in `sum`; then C adds it. BF16 becomes floats in registers. No
-   generator computes in FP16.
-
-   MTT__FEW_ALONG: B's rows are side by side. Of whole rows it adds one at a time, because one long run of
-   memory is read up to twice as fast as many short ones. Of parts of rows it adds 16 at a time.
-
-   MTT__FEW_TOGETHER: the same for several rows of C, whose sums are in registers. Up to 512 columns are taken
-   at a time, and prefetched two vectors ahead: a step of 8 sequences of GPT-2 takes 1.5 times as long as of
-   one, instead of 2.7 times with 192 columns and no prefetch.
-
-   MTT__FEW_ACROSS: B's columns are contiguous. W of them and W rows are transposed in registers: log2 W
-   rounds, each of which interleaves the first half of the vectors with the second, bring the bits of the
-   columns into the rows' places. BF16 stays in pairs, words, until then. A sum waits for its last addition,
-   so the next columns are begun before these end. What comes next is prefetched: with 16 lanes the next
-   columns, 28 GB/s instead of 18; else the next terms of these, so that with AVX2 GPT-2's head takes 2.5 ms
-   in BF16 instead of 4. */
-#define MTT__FEW_ACROSS(name, vector, low, high, terms, add_terms)                                           \
-    static void name(int64_t m, int64_t n, int64_t k, const float *x, int64_t ldx, const float *b,           \
-                     int64_t ldb, float *sum)                                                                \
-    {                                                                                                        \
-        enum { wide = sizeof(vector) / sizeof(float) };                                                      \
-        typedef int32_t lanes __attribute__((vector_size(sizeof(vector)), unused));                          \
-        const int64_t next = wide == 16 ? wide * ldb : k;                                                    \
-        int64_t j, p, r;                                                                                     \
-        int i, round;                                                                                        \
-        for (p = 0; p < k; p += wide)                                                                        \
-            for (j = 0; j < n; j += wide) {                                                                  \
-                const float *at = b + j * ldb + p;                                                           \
-                vector total, t[wide], u[wide];                                                              \
-                MTT__UNROLL_VECTORS                                                                          \
-                for (i = 0; i < wide; i++, at += ldb) {                                                      \
-                    MTT__PREFETCH(at + next);                                                                \
-                    memcpy(&t[i], at, sizeof(vector));                                                       \
-                }                                                                                            \
-                MTT__UNROLL_VECTORS                                                                          \
-                for (round = 1; round < wide; round *= 2) {                                                  \
-                    MTT__UNROLL_VECTORS                                                                      \
-                    for (i = 0; i < wide / 2; i++) {                                                         \
-                        u[2 * i] = MTT__SHUFFLE(t[i], t[i + wide / 2], lanes, low);                          \
-                        u[2 * i + 1] = MTT__SHUFFLE(t[i], t[i + wide / 2], lanes, high);                     \
-                    }                                                                                        \
-                    MTT__UNROLL_VECTORS                                                                      \
-                    for (i = 0; i < wide; i++) t[i] = u[i];                                                  \
-                }                                                                                            \
-                for (r = 0; r < m; r++) {                                                                    \
-                    const float *of_row = x + r * ldx + p * terms;                                           \
-                    memcpy(&total, sum + r * n + j, sizeof(total));                                          \
-                    MTT__UNROLL_VECTORS                                                                      \
-                    for (i = 0; i < wide; i++) add_terms(total, of_row + i * terms, t[i]);                   \
-                    memcpy(sum + r * n + j, &total, sizeof(total));                                          \
-                }                                                                                            \
-            }                                                                                                \
-    }
-#define MTT__FEW_ALONG(name, element, load, value)                                                           \
-    static void name(int64_t n, int64_t k, const float *x, const element *b, int64_t ldb, float *sum)        \
-    {                                                                                                        \
-        enum { run = 16, wide = sizeof(mtt__vector) / sizeof(float) };                                       \
-        const int whole = n == ldb, even = n % wide == 0;                                                    \
-        int64_t p, j;                                                                                        \
-        mtt__vector v, row;                                                                                  \
-        int i;                                                                                               \
-        for (p = 0; p < k && whole && even; p++, b += ldb)                                                   \
-            for (j = 0; j < n; j += wide) {                                                                  \
-                memcpy(&v, sum + j, sizeof(v));                                                              \
-                load(row, b + j);                                                                            \
-                v = MTT__MULTIPLY_ADD(v, x[p], row);                                                         \
-                memcpy(sum + j, &v, sizeof(v));                                                              \
-            }                                                                                                \
-        for (; p < k && (whole || !even || k % run); p++, b += ldb) {                                        \
-            for (j = 0; j + wide <= n; j += wide) {                                                          \
-                memcpy(&v, sum + j, sizeof(v));                                                              \
-                load(row, b + j);                                                                            \
-                v = MTT__MULTIPLY_ADD(v, x[p], row);                                                         \
-                memcpy(sum + j, &v, sizeof(v));                                                              \
-            }                                                                                                \
-            for (; j < n; j++) sum[j] = MTT__ADD_PRODUCT(sum[j], x[p], value(b[j]));                         \
-        }                                                                                                    \
-        for (; p < k; p += run, b += run * ldb)                                                              \
-            for (j = 0; j < n; j += wide) {                                                                  \
-                memcpy(&v, sum + j, sizeof(v));                                                              \
-                MTT__UNROLL_VECTORS                                                                          \
-                for (i = 0; i < run; i++) {                                                                  \
-                    load(row, b + i * ldb + j);                                                              \
-                    v = MTT__MULTIPLY_ADD(v, x[p + i], row);                                                 \
-                }                                                                                            \
-                memcpy(sum + j, &v, sizeof(v));                                                              \
-            }                                                                                                \
-    }
-
-/* Up to MTT__ROWS rows: each vector of B is read once for all of them. Rows that C lacks repeat the last. */
-#define MTT__FEW_TOGETHER(name, element, load)                                                               \
-    static void name(int64_t m, int64_t n, int64_t k, const float *x, int64_t ldx, const element *b,         \
-                     int64_t ldb, float *sum)                                                                \
-    {                                                                                                        \
-        enum { wide = sizeof(mtt__vector) / sizeof(float) };                                                 \
-        mtt__vector total[MTT__ROWS], row;                                                                   \
-        const float *of_row[MTT__ROWS];                                                                      \
-        int64_t j, p;                                                                                        \
-        int r;                                                                                               \
-        for (r = 0; r < MTT__ROWS; r++) of_row[r] = x + (r < m ? r : m - 1) * ldx;                           \
-        for (j = 0; j < n; j += wide) {                                                                      \
-            memset(total, 0, sizeof(total));                                                                 \
-            for (p = 0; p < k; p++) {                                                                        \
-                MTT__PREFETCH(b + p * ldb + j + 2 * wide);                                                   \
-                load(row, b + p * ldb + j);                                                                  \
-                MTT__UNROLL_ROWS                                                                             \
-                for (r = 0; r < MTT__ROWS; r++) total[r] = MTT__MULTIPLY_ADD(total[r], of_row[r][p], row);   \
-            }                                                                                                \
-            for (r = 0; r < m; r++) memcpy(sum + r * n + j, &total[r], sizeof(total[r]));                    \
-        }                                                                                                    \
-    }
-
-#if defined(__x86_64__) && defined(__FMA__)
-#define MTT__ADD_PRODUCT(sum, x, y) fmaf(x, y, sum)
-#else
-#define MTT__ADD_PRODUCT(sum, x, y) ((sum) + (x) * (y))
-#endif
-#ifdef __clang__
-#define MTT__UNROLL_VECTORS _Pragma("clang loop unroll(full)")
-#define MTT__SHUFFLE(a, b, lanes, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
-#else
-#define MTT__UNROLL_VECTORS _Pragma("GCC unroll 16")
-#define MTT__SHUFFLE(a, b, lanes, ...) __builtin_shuffle(a, b, __extension__(lanes){__VA_ARGS__})
-#endif
-#define MTT__PREFETCH(address) __builtin_prefetch(address, 0, 2)
-
-#ifdef MTT__GNU
-enum { MTT__ACROSS = sizeof(mtt__vector) / sizeof(float) };
-typedef uint32_t mtt__words __attribute__((vector_size(sizeof(mtt__vector))));
-typedef uint16_t mtt__halves __attribute__((vector_size(sizeof(mtt__vector) / 2)));
-
-/* Elements of BF16 as floats. Of a conversion of vectors GCC makes five instructions. */
-#if defined(__x86_64__) && defined(__AVX512F__)
-#define MTT__TO_WORDS(halves) (mtt__words) _mm512_cvtepu16_epi32((__m256i)(halves))
-#elif defined(__x86_64__) && defined(__AVX2__)
-#define MTT__TO_WORDS(halves) (mtt__words) _mm256_cvtepu16_epi32((__m128i)(halves))
-#else
-#define MTT__TO_WORDS(halves) __builtin_convertvector(halves, mtt__words)
-#endif
-MTT__INLINE void mtt__load_bf16(mtt__vector *v, const uint16_t *from)
-{
-    mtt__halves halves;
-    memcpy(&halves, from, sizeof(halves));
-    *v = (mtt__vector)(MTT__TO_WORDS(halves) << 16);
-}
-
-/* The terms of the lower, then of the upper halves of words. */
-#define MTT__ADD_TWO(sum, x, y)                                                                              \
-    ((sum) = MTT__MULTIPLY_ADD(sum, (x)[0], (mtt__vector)((mtt__words)(y) << 16)),                           \
-     (sum) = MTT__MULTIPLY_ADD(sum, (x)[1], (mtt__vector)((mtt__words)(y) & 0xffff0000u)))
-#define MTT__ADD_ONE(sum, x, y) ((sum) = MTT__MULTIPLY_ADD(sum, *(x), y))
-#define MTT__LOAD(v, from) memcpy(&(v), from, sizeof(v))
-#define MTT__LOAD_BF16(v, from) mtt__load_bf16(&(v), from)
-#define MTT__FLOAT(x) (x)
-MTT__FEW_ACROSS(mtt__few_across, mtt__vector, MTT__LOW, MTT__HIGH, 1, MTT__ADD_ONE)
-MTT__FEW_ACROSS(mtt__few_across_bf16, mtt__vector, MTT__LOW, MTT__HIGH, 2, MTT__ADD_TWO)
-MTT__FEW_ALONG(mtt__few_along, float, MTT__LOAD, MTT__FLOAT)
-MTT__FEW_ALONG(mtt__few_along_bf16, uint16_t, MTT__LOAD_BF16, mtt__from_bf16)
-MTT__FEW_TOGETHER(mtt__few_together, float, MTT__LOAD)
-MTT__FEW_TOGETHER(mtt__few_together_bf16, uint16_t, MTT__LOAD_BF16)
-#else
-enum { MTT__ACROSS = 0 }; /* no vectors */
-#define mtt__few_across(m, n, k, x, ldx, b, ldb, sum) ((void)(b))
-#define mtt__few_across_bf16(m, n, k, x, ldx, b, ldb, sum) ((void)(b))
-#define mtt__few_along(n, k, x, b, ldb, sum) ((void)(b))
-#define mtt__few_along_bf16(n, k, x, b, ldb, sum) ((void)(b))
-#define mtt__few_together(m, n, k, x, ldx, b, ldb, sum) ((void)(b))
-#define mtt__few_together_bf16(m, n, k, x, ldx, b, ldb, sum) ((void)(b))
-#endif
-
-/* Of words: x has k words, B rows of BF16, of which two make words. */
-#ifdef MTT__PAIRS_CODE
-#define MTT__ADD_PAIR(sum, x, y) ((sum) = MTT__PAIRS_ADD(sum, *(x), y))
-MTT__PAIRS_CODE
-MTT__FEW_ACROSS(mtt__few_across_pairs, mtt__pairs_vector, MTT__PAIRS_WORDS(LOW), MTT__PAIRS_WORDS(HIGH), 1,
-                MTT__ADD_PAIR)
-__attribute__((always_inline)) MTT__PAIRS_CODE
-MTT__INLINE void mtt__few_along_words(int64_t n, int64_t k, const float *x, const uint16_t *b, int64_t ldb,
-                                      float *sum, int words)
-{
-    enum { wide = sizeof(mtt__pairs_vector) / 2 };
-    typedef uint16_t row __attribute__((vector_size(2 * wide)));
-    int64_t p, j;
-    row even, odd;
-    int i;
-    for (p = 0; p < k; p += words, b += 2 * words * ldb, x += words)
-        for (j = 0; j < n; j += wide) {
-            mtt__pairs_vector left, right;
-            memcpy(&left, sum + j, sizeof(left));
-            memcpy(&right, sum + j + wide / 2, sizeof(right));
-            MTT__UNROLL_ROWS
-            for (i = 0; i < words; i++) {
-                if (words == 1) MTT__PREFETCH(b + 2 * (ldb + j)), MTT__PREFETCH(b + 2 * (ldb + j) + wide);
-                memcpy(&even, b + 2 * i * ldb + j, sizeof(even));
-                memcpy(&odd, b + (2 * i + 1) * ldb + j, sizeof(odd));
-                left = MTT__PAIRS_ADD(left, x[i], MTT__SHUFFLE(even, odd, row, MTT__PAIRS_HALVES(LOW)));
-                right = MTT__PAIRS_ADD(right, x[i], MTT__SHUFFLE(even, odd, row, MTT__PAIRS_HALVES(HIGH)));
-            }
-            memcpy(sum + j, &left, sizeof(left));
-            memcpy(sum + j + wide / 2, &right, sizeof(right));
-        }
-}
-
-MTT__PAIRS_CODE
-static void mtt__few_along_pairs(int64_t n, int64_t k, const float *x, const uint16_t *b, int64_t ldb,
-                                 float *sum)
-{
-    if (n == ldb || k % 8) mtt__few_along_words(n, k, x, b, ldb, sum, 1);
-    else mtt__few_along_words(n, k, x, b, ldb, sum, 8);
-}
-
-MTT__PAIRS_CODE
-static void mtt__few_together_pairs(int64_t m, int64_t n, int64_t k, const float *x, int64_t ldx,
-                                    const uint16_t *b, int64_t ldb, float *sum)
-{
-    enum { wide = sizeof(mtt__pairs_vector) / 2, side = wide / 2 };
-    typedef uint16_t row __attribute__((vector_size(2 * wide)));
-    mtt__pairs_vector left[MTT__ROWS], right[MTT__ROWS];
-    const float *of_row[MTT__ROWS];
-    int64_t j, p;
-    row even, odd, low, high;
-    int r;
-    for (r = 0; r < MTT__ROWS; r++) of_row[r] = x + (r < m ? r : m - 1) * ldx;
-    for (j = 0; j < n; j += wide) {
-        memset(left, 0, sizeof(left));
-        memset(right, 0, sizeof(right));
-        for (p = 0; p < k; p++) {
-            MTT__PREFETCH(b + 2 * p * ldb + j + 2 * wide);
-            MTT__PREFETCH(b + (2 * p + 1) * ldb + j + 2 * wide);
-            memcpy(&even, b + 2 * p * ldb + j, sizeof(even));
-            memcpy(&odd, b + (2 * p + 1) * ldb + j, sizeof(odd));
-            low = MTT__SHUFFLE(even, odd, row, MTT__PAIRS_HALVES(LOW));
-            high = MTT__SHUFFLE(even, odd, row, MTT__PAIRS_HALVES(HIGH));
-            MTT__UNROLL_ROWS
-            for (r = 0; r < MTT__ROWS; r++) {
-                left[r] = MTT__PAIRS_ADD(left[r], of_row[r][p], low);
-                right[r] = MTT__PAIRS_ADD(right[r], of_row[r][p], high);
-            }
-        }
-        for (r = 0; r < m; r++) {
-            memcpy(sum + r * n + j, &left[r], sizeof(left[r]));
-            memcpy(sum + r * n + j + side, &right[r], sizeof(right[r]));
-        }
-    }
-}
-#else
-#define mtt__few_across_pairs(m, n, k, x, ldx, b, ldb, sum) ((void)(b))
-#define mtt__few_along_pairs(n, k, x, b, ldb, sum) ((void)(b))
-#define mtt__few_together_pairs(m, n, k, x, ldx, b, ldb, sum) ((void)(b))
-#endif
-
-/* Adds up to DEPTH terms, from p up, for n columns, from j0 up, of C's rows i to i + m - 1. */
-static void mtt__few_terms(const mtt__product *g, int64_t i, int64_t m, int64_t p, int64_t j0, int64_t n,
-                           float *sum)
-{
-    int64_t k = mtt__min(MTT__DEPTH, g->a.m - p), at = g->b.first + p * g->b.row + j0 * g->b.column;
-    int64_t ldb = g->b.row * g->b.column, first = g->a.first + i * g->a.column + p, ldx = g->a.column, r;
-    int across = g->b.column != 1, half = g->b.t->dtype == MTT_BF16_BITS;
-    int floats = g->pairs || g->a.t->dtype == MTT_F32;
-    float terms[(int)MTT__ROWS * MTT__DEPTH];
-    const float *x = floats ? (const float *)g->a.t->data + first : terms;
-    const float *b = (const float *)g->b.t->data + at;
-    const uint16_t *halves = (const uint16_t *)g->b.t->data + at;
-    const float *words = (const float *)(const void *)halves;
-    for (r = 0; r < m && !floats; r++) mtt__load(g->a.t, first + r * ldx, k, terms + r * MTT__DEPTH);
-    if (!floats) ldx = MTT__DEPTH;
-    memset(sum, 0, (size_t)(m * n) * sizeof(float));
-    if (g->pairs && across) mtt__few_across_pairs(m, n, k, x, ldx, b, ldb, sum);
-    else if (g->pairs && m > 1) mtt__few_together_pairs(m, n, k, x, ldx, halves + p * ldb, ldb, sum);
-    else if (g->pairs) mtt__few_along_pairs(n, k, x, halves + p * ldb, ldb, sum);
-    else if (half && across) mtt__few_across_bf16(m, n, k / 2, x, ldx, words, ldb / 2, sum);
-    else if (half && m > 1) mtt__few_together_bf16(m, n, k, x, ldx, halves, ldb, sum);
-    else if (half) mtt__few_along_bf16(n, k, x, halves, ldb, sum);
-    else if (across) mtt__few_across(m, n, k, x, ldx, b, ldb, sum);
-    else if (m > 1) mtt__few_together(m, n, k, x, ldx, b, ldb, sum);
-    else mtt__few_along(n, k, x, b, ldb, sum);
-}
-
-/* n columns of C, from j0 up. */
-static void mtt__few_columns(const mtt__product *g, int64_t j0, int64_t n)
-{
-    int64_t p, i, j, m;
-    float *sum = mtt__tiles(g->op), *c = sum + MTT__ROWS * n;
-    memset(c, 0, (size_t)(g->c.m * n) * sizeof(float));
-    for (i = 0; i < g->c.m && g->bias; i++) mtt__load(g->bias, j0, n, c + i * n);
-    for (p = 0; p < g->a.m; p += MTT__DEPTH)
-        for (i = 0; i < g->c.m; i += m) {
-            m = mtt__min(MTT__ROWS, g->c.m - i);
-            mtt__few_terms(g, i, m, p, j0, n, sum);
-            for (j = 0; j < m * n; j++) c[i * n + j] += sum[j];
-        }
-    for (i = 0; i < g->c.m; i++) mtt__store(g->c.t, g->c.first + i * g->c.row + j0, n, c + i * n);
-}
-
-/* Computes C's only row. Threads share B's rows, DEPTH at a time, so each reads long runs of memory: up to
-   twice as fast as if they shared its columns. 0 = B has too few rows for all threads, or there are too many
-   sums. */
-static int mtt__few_panels(const mtt__product *g)
-{
-    enum { depth = MTT__DEPTH, space = 65536 };
-    float *sums = mtt__tiles(g->op), *c = sums + space - g->c.n;
-    int64_t n = g->c.n, threads = mtt__threads(), panels = mtt__ceil_div(g->a.m, depth), p, j;
-    if (threads == 1 || panels < threads || (panels + 1) * n > space || n * g->a.m <= MTT__ALONE) return 0;
-    MTT__OMP(omp parallel for schedule(dynamic, 1))
-    for (p = 0; p < panels; p++) mtt__few_terms(g, 0, 1, p * depth, 0, n, sums + p * n);
-    memset(c, 0, (size_t)n * sizeof(float));
-    if (g->bias) mtt__load(g->bias, 0, n, c);
-    for (p = 0; p < panels; p++)
-        for (j = 0; j < n; j++) c[j] += sums[p * n + j];
-    mtt__store(g->c.t, g->c.first, n, c);
-    return 1;
-}
-
-/* 1 = done, 0 = C has too many rows, or the operands are of other types or widths. */
-static int mtt__few_rows(const mtt__product *g)
-{
-    int across = g->b.column != 1, half = !g->pairs && g->b.t->dtype == MTT_BF16_BITS;
-    int wide = g->pairs ? 16 : MTT__ACROSS;
-    int64_t n = g->c.n, share = mtt__ceil_div(n, mtt__threads()), j0;
-    int64_t columns = !across ? 192 : wide == 16 ? 16 : 64;
-    if (!across && g->c.m == 1 && share > columns)
-        columns = mtt__min(MTT__FEW_COLUMNS, mtt__round_up(share, 32));
-    if (!across && g->c.m > 1) columns = mtt__round_up(mtt__ceil_div(share, mtt__ceil_div(share, 512)), 32);
-    if (g->c.m > MTT__FEW_ROWS || g->add || g->scale != 1 || g->a.column == 1 || MTT__ACROSS == 0) return 0;
-    if (g->b.t->dtype != MTT_F32 && g->b.t->dtype != MTT_BF16_BITS) return 0;
-    if (across && (g->a.m % (half ? 2 * wide : wide) || n % wide)) return 0;
-    if (across && half && (g->b.first | g->b.column) % 2) return 0;
-    if (!across && g->pairs && n % 32) return 0;
-    if (!across && g->c.m > 1 && n % wide) return 0;
-    if (!across && g->c.m == 1 && mtt__few_panels(g)) return 1;
-    MTT__OMP(omp parallel for schedule(dynamic, across ? share / (4 * columns) + 1 : 1)
-                 if (n * g->a.m > MTT__ALONE))
-    for (j0 = 0; j0 < n; j0 += columns) mtt__few_columns(g, j0, mtt__min(columns, n - j0));
-    return 1;
-}
+/* Computes a product in another way; 0: it does not take this one. */
+typedef int mtt__product_function(const mtt__product *g);
+MTT_IF_GENERATOR(static mtt__product_function mtt__few_rows;)
 
 /* C = A B + bias, or C += A B where `add` is set, or C = scale A B: one parallel region, in which a late
    thread holds up no other. */
@@ -8118,7 +7376,7 @@ static void mtt__gemm(const mtt_op *op, mtt__view a, mtt__view b, mtt__view c, c
     g.bias = bias;
     g.add = add;
     g.scale = scale;
-    if (mtt__few_rows(&g) || mtt__blas_gemm(a, b, c, bias, add, scale)) return;
+    if (MTT_IF_GENERATOR(mtt__few_rows(&g) ||) mtt__blas_gemm(a, b, c, bias, add, scale)) return;
     MTT__OMP(omp parallel for schedule(dynamic, 1) if (c.m * c.n * a.n > 32 * MTT__ALONE))
     for (tile = 0; tile < g.tiles; tile++) mtt__product_tile(&g, tile);
 }
@@ -8196,20 +7454,6 @@ static void mtt__cpu_pick_row(const mtt_op *op, const mtt_op_pick_row *o)
     memcpy(o->row->data, (const char *)o->x->data + (size_t)mtt__control(o->control)->row * bytes, bytes);
 }
 
-/* y[i] = x[index[i]], or 0 */
-static void mtt__cpu_gather(const mtt_op *op, const mtt_op_gather *o)
-{
-    const int32_t *index = (const int32_t *)o->index->data;
-    size_t bytes = o->y->bytes / (size_t)o->y->shape[0];
-    int64_t i;
-    (void)op;
-    for (i = 0; i < o->y->shape[0]; i++)
-        if (index[i] < 0) memset((char *)o->y->data + (size_t)i * bytes, 0, bytes);
-        else
-            memcpy((char *)o->y->data + (size_t)i * bytes,
-                   (const char *)o->x->data + (size_t)index[i] * bytes, bytes);
-}
-
 /* ---- norms ---- */
 
 /* y = (x - mean) rstd gain + shift with rstd = 1 / sqrt(variance + eps). The variance is the biased one and
@@ -8280,14 +7524,6 @@ static void mtt__cpu_linear(const mtt_op *op, const mtt_op_linear *o)
 {
     mtt__gemm(op, mtt__matrix(o->x, 0), mtt__matrix(o->weight, op->transposed), mtt__matrix(o->y, 0),
               o->bias, 0, mtt__op_scale(op));
-}
-
-/* y = x W + b, rounded; y += xa B */
-static void mtt__cpu_linear_adapted(const mtt_op *op, const mtt_op_linear_adapted *o)
-{
-    mtt_op_linear linear = {o->x, o->weight, o->bias, o->y};
-    mtt__cpu_linear(op, &linear);
-    mtt__gemm(op, mtt__matrix(o->xa, 0), mtt__matrix(o->lora_b, 0), mtt__matrix(o->y, 0), NULL, 1, 1);
 }
 
 /* dx = scale dy W^T */
@@ -8569,42 +7805,52 @@ typedef struct mtt__attention_tile {
     float *lse;                /* of the first row, or NULL */
 } mtt__attention_tile;
 
+/* Tiles that a thread works on: queries, keys, values, the sums of the output, and scores, [query][key]. */
+typedef struct mtt__attention_tiles {
+    mtt__tile q, k, v, o;
+    mtt__score_tile s;
+} mtt__attention_tiles;
+
+/* The two products of a tile of queries and n keys from j0 up: s = q k^T, and o += s v. */
+typedef void mtt__tile_product(const mtt__attention_tile *t, int64_t dim, int64_t j0, int64_t n,
+                               mtt__attention_tiles *a);
+static void mtt__tile_scores(const mtt__attention_tile *t, int64_t dim, int64_t j0, int64_t n,
+                             mtt__attention_tiles *a)
+{
+    mtt__load_block(t->k_t, 0, dim, j0, n, a->k, MTT__TILE);
+    mtt__multiply_block(t->m, n, dim, a->q, MTT__MAX_HEAD, 1, a->k, MTT__TILE, a->s, MTT__TILE);
+}
+
+static void mtt__tile_values(const mtt__attention_tile *t, int64_t dim, int64_t j0, int64_t n,
+                             mtt__attention_tiles *a)
+{
+    mtt__load_block(t->v, j0, n, 0, dim, a->v, MTT__MAX_HEAD);
+    mtt__multiply_block(t->m, dim, n, a->s, MTT__TILE, 1, a->v, MTT__MAX_HEAD, a->o, MTT__MAX_HEAD);
+}
+
 /* The forward pass of a tile of queries (algorithm 1 with queries in the outer loop), an online softmax. Each
    query has a running maximum m and a running sum l. Each tile of keys, with scores S = Q K^T / sqrt(D),
    updates both and rescales the output, so O = softmax(S) V is exact:
      m' = max(m, rowmax S)        P = e^(S - m')
      l' = e^(m - m') l + rowsum P
      O' = e^(m - m') O + mask P V
-   At the end O is divided by l. Keeps lse = m + log l, from which the backward pass recomputes P.
-
-   Few queries of a cache, whose keys are contiguous, are multiplied as few rows, with the same bits. That
-   takes half the time: keys are not transposed, and no rows of zeros are multiplied. */
-static void mtt__attend(const mtt_op *op, const mtt__attention_tile *t)
+   At the end O is divided by l. Keeps lse = m + log l, from which the backward pass recomputes P. */
+static void mtt__attend(const mtt_op *op, const mtt__attention_tile *t, mtt__tile_product *scores,
+                        mtt__tile_product *values)
 {
     enum { side = MTT__TILE, stride = MTT__MAX_HEAD };
-    mtt__tile *tiles = (mtt__tile *)mtt__tiles(op);
-    float *q = tiles[0], *k = tiles[1], *v = tiles[2], *o = tiles[3], *s = tiles[4];
-    float row_max[side], row_sum[side], sum[stride], scale = mtt__score_scale(op);
-    int64_t dim = op->shape->d_head, m = t->m, rows = mtt__round_up(m, 8), across = MTT__ACROSS, j0, i, j;
-    int few = m <= MTT__FEW_QUERIES && across && dim % across == 0 && t->v.row == dim;
-    mtt__load_block(t->q, t->i0, m, 0, dim, q, stride);
-    memset(o, 0, (size_t)(rows * stride) * sizeof(float));
+    mtt__attention_tiles *a = (mtt__attention_tiles *)(void *)mtt__tiles(op);
+    float row_max[side], row_sum[side], scale = mtt__score_scale(op);
+    int64_t dim = op->shape->d_head, m = t->m, rows = mtt__round_up(m, 8), j0, i, j;
+    mtt__load_block(t->q, t->i0, m, 0, dim, a->q, stride);
+    memset(a->o, 0, (size_t)(rows * stride) * sizeof(float));
     for (i = 0; i < side; i++) row_max[i] = -3.4e38f, row_sum[i] = 0;
     for (j0 = mtt__first_key(op->shape->window, t->place) / side * side; j0 < t->place + m; j0 += side) {
         int64_t n = mtt__min(side, t->keys - j0), low, high;
-        memset(s, 0, (size_t)(rows * side) * sizeof(float));
-        if (few) {
-            mtt__load(t->k_t.t, t->k_t.first + j0 * dim, n * dim, k);
-            mtt__load(t->v.t, t->v.first + j0 * dim, n * dim, v);
-            for (i = 0; i < m; i++)
-                mtt__few_across(1, mtt__round_up(n, across), dim, q + i * stride, 0, k, dim, s + i * side);
-        } else {
-            mtt__load_block(t->k_t, 0, dim, j0, n, k, side);
-            mtt__load_block(t->v, j0, n, 0, dim, v, stride);
-            mtt__multiply_block(m, n, dim, q, stride, 1, k, side, s, side);
-        }
+        memset(a->s, 0, (size_t)(rows * side) * sizeof(float));
+        scores(t, dim, j0, n, a);
         for (i = 0; i < m; i++) {
-            float *p = s + i * side, *out = o + i * stride, most, rescale;
+            float *p = a->s + i * side, *out = a->o + i * stride, most, rescale;
             mtt__attended(op->shape, t->place + i, j0, &low, &high);
             for (j = 0; j < side; j++) p[j] = j < low || j >= high ? 0.0f : p[j] * scale;
             most = fmaxf(row_max[i], mtt__largest(p + low, high - low));
@@ -8614,17 +7860,14 @@ static void mtt__attend(const mtt_op *op, const mtt__attention_tile *t)
             for (j = 0; j < dim; j++) out[j] *= rescale;
             row_max[i] = most;
             if (t->control) mtt__drop(op, t->control, t->element + i * t->keys + j0, n, p);
-            memset(sum, 0, sizeof(sum));
-            if (few) mtt__few_along(dim, n, p, v, dim, sum);
-            for (j = 0; j < dim && few; j++) out[j] += sum[j];
         }
-        if (!few) mtt__multiply_block(m, dim, n, s, side, 1, v, stride, o, stride);
+        values(t, dim, j0, n, a);
     }
     for (i = 0; i < m; i++) {
-        for (j = 0; j < dim; j++) o[i * stride + j] /= row_sum[i];
+        for (j = 0; j < dim; j++) a->o[i * stride + j] /= row_sum[i];
         if (t->lse) t->lse[i] = row_max[i] + (float)log((double)row_sum[i]); /* systems' logf differ */
     }
-    mtt__store_block(t->out, t->i0, m, 0, dim, o, stride);
+    mtt__store_block(t->out, t->i0, m, 0, dim, a->o, stride);
 }
 
 static void mtt__flash_tile(const mtt_op *op, const mtt_op_flash *f, int64_t head, int64_t i0)
@@ -8635,7 +7878,7 @@ static void mtt__flash_tile(const mtt_op *op, const mtt_op_flash *f, int64_t hea
                              mtt__head(op, f->qkv, MTT__V, head), mtt__head(op, f->out, MTT__OUT, head),
                              i0, mtt__min(MTT__TILE, seq - i0), i0, seq,
                              f->control, row * seq, (float *)f->lse->data + row};
-    mtt__attend(op, &t);
+    mtt__attend(op, &t, mtt__tile_scores, mtt__tile_values);
 }
 
 static void mtt__cpu_flash(const mtt_op *op, const mtt_op_flash *f)
@@ -8775,157 +8018,6 @@ static void mtt__cpu_flash_backward(const mtt_op *op, const mtt_op_flash_backwar
         if (i % 2) mtt__flash_backward_queries(op, f, head, first);
         else if (head % group == 0) mtt__flash_backward_keys(op, f, head, first);
     }
-}
-
-/* ---- attention to a cache ---- */
-
-/* Counts the rows of a tile from row i up: neighbours in their sequence, up to a place that tiles of keys
-   divide. So a row's bits do not depend on which rows are computed with it. 0 = row i is within a tile, or no
-   token. */
-static int64_t mtt__tile_rows(const mtt_op *op, const int32_t *sequences, const int32_t *places, int64_t i)
-{
-    int64_t n = 1;
-    if (places[i] < 0) return 0;
-    if (i && places[i] % MTT__TILE && sequences[i - 1] == sequences[i] && places[i - 1] == places[i] - 1)
-        return 0;
-    while (i + n < op->shape->rows && (places[i] + n) % MTT__TILE && sequences[i + n] == sequences[i] &&
-           places[i + n] == places[i] + n)
-        n++;
-    return n;
-}
-
-/* k and v of each row into the cache; then flash attention with the keys and values there */
-static void mtt__cpu_cached_attention(const mtt_op *op, const mtt_op_cached_attention *o)
-{
-    const mtt_shape *d = op->shape;
-    const int32_t *sequences = (const int32_t *)o->sequences->data;
-    const int32_t *places = (const int32_t *)o->places->data;
-    mtt_qkv qkv = mtt_qkv_of(d);
-    int64_t dim = d->d_head, context = o->keys->shape[1], groups = d->heads_kv, i, job;
-    size_t size = mtt__bytes_of(o->qkv->dtype, 1), row = size * (size_t)qkv.row;
-    for (i = 0; i < d->rows; i++) {
-        const char *from = (const char *)o->qkv->data + (size_t)i * row;
-        int head;
-        if (places[i] < 0) memset((char *)o->out->data + size * (size_t)(i * d->heads * dim), 0,
-                                  size * (size_t)(d->heads * dim));
-        for (head = 0; head < groups && places[i] >= 0; head++) {
-            size_t at = size * (size_t)(((sequences[i] * groups + head) * context + places[i]) * dim);
-            int query = head * (d->heads / d->heads_kv);
-            memcpy((char *)o->keys->data + at,
-                   from + size * (size_t)mtt_qkv_column(&qkv, MTT__K, query), size * (size_t)dim);
-            memcpy((char *)o->values->data + at,
-                   from + size * (size_t)mtt_qkv_column(&qkv, MTT__V, query), size * (size_t)dim);
-        }
-    }
-    MTT__OMP(omp parallel for schedule(dynamic, 1) if (d->rows * d->heads * dim * (*places + 1) > MTT__ALONE))
-    for (job = 0; job < d->rows * d->heads; job++) {
-        int64_t at = job / d->heads, head = job % d->heads, m = mtt__tile_rows(op, sequences, places, at);
-        int64_t kv = sequences[at] * groups + head / (d->heads / groups);
-        mtt__attention_tile t = {mtt__head(op, o->qkv, MTT__Q, head),
-                                 mtt__matrix_at(o->keys, kv * context * dim, context, dim, 1),
-                                 mtt__matrix_at(o->values, kv * context * dim, context, dim, 0),
-                                 mtt__head(op, o->out, MTT__OUT, head), at, m, places[at], places[at] + m,
-                                 NULL, 0, NULL};
-        if (m) mtt__attend(op, &t);
-    }
-}
-
-/* ---- the choice of an id ---- */
-
-/* Returns the weight of a row's first `count` ids, or without a scale their number, of those whose logits are
-   not before `least` in order. */
-static uint64_t mtt__choice_mass(const mtt_tensor *logits, int64_t first, int64_t count, uint32_t least,
-                                 float most, float scale)
-{
-    float buffer[MTT__BLOCK];
-    uint64_t mass = 0;
-    int64_t at, n, k;
-    MTT__BLOCKS(at, n, first, first + count) {
-        const float *x = mtt__read(logits, at, n, buffer);
-        if (scale > 0)
-            for (k = 0; k < n; k++)
-                mass += mtt__order(x[k]) >= least ? mtt__choice_weight(most, x[k], scale) : 0;
-        else
-            for (k = 0; k < n; k++) mass += mtt__order(x[k]) >= least;
-    }
-    return mass;
-}
-
-/* Finds the last place in order, from `least` up, that leaves a mass of `wanted`. Bisection needs no
-   memory. */
-static uint32_t mtt__choice_least(const mtt_tensor *logits, int64_t first, int64_t count, uint32_t least,
-                                  float most, float scale, double wanted)
-{
-    uint32_t end = mtt__order(most) + 1;
-    while (end - least > 1) {
-        uint32_t middle = least + (end - least) / 2;
-        double mass = (double)mtt__choice_mass(logits, first, count, middle, most, scale);
-        if (mass < wanted) end = middle;
-        else least = middle;
-        if (mass >= wanted && mass <= wanted) break;
-    }
-    return least;
-}
-
-/* Takes an id from the row of logits that begins at element `first`. */
-static mtt_chosen mtt__choose_in_row(const mtt_tensor *logits, int64_t first, const mtt_choice *c)
-{
-    mtt_chosen chosen = {-1, 0};
-    float buffer[MTT__BLOCK], most;
-    uint32_t top = 0, least = 1, floor_order;
-    uint64_t mass, target;
-    int64_t end = first + c->count, at, n, k;
-    if (c->count < 1) return chosen;
-    MTT__BLOCKS(at, n, first, end) {
-        const float *x = mtt__read(logits, at, n, buffer);
-        for (k = 0; k < n; k++) top = mtt__order(x[k]) > top ? mtt__order(x[k]) : top;
-    }
-    mtt__load(logits, first, 1, &most);
-    if (!mtt__order(most)) top = 0; /* a NaN is taken if it comes first, and so noticed */
-    MTT__BLOCKS(at, n, first, end) {
-        const float *x = mtt__read(logits, at, n, buffer);
-        for (k = 0; k < n && mtt__order(x[k]) != top; k++) {}
-        if (k < n) break;
-    }
-    most = chosen.logit = mtt__read(logits, at, n, buffer)[k];
-    chosen.id = (int32_t)(at + k - first);
-    if (!(c->scale > 0) || !mtt__finite((double)most)) return chosen;
-    if (c->top_k > 0 && c->top_k < c->count)
-        least = mtt__choice_least(logits, first, c->count, least, most, 0, c->top_k);
-    mass = mtt__choice_mass(logits, first, c->count, least, most, c->scale);
-    if (c->top_p > 0 && c->top_p < 1) {
-        least = mtt__choice_least(logits, first, c->count, least, most, c->scale,
-                                  (double)c->top_p * (double)mass);
-        mass = mtt__choice_mass(logits, first, c->count, least, most, c->scale);
-    }
-    floor_order = mtt__order(most - c->below);
-    if (floor_order > least) {
-        least = floor_order;
-        mass = mtt__choice_mass(logits, first, c->count, least, most, c->scale);
-    }
-    target = (uint64_t)((double)mass * c->place);
-    if (target >= mass) target = mass - 1; /* the product was rounded up */
-    MTT__BLOCKS(at, n, first, end) {
-        const float *x = mtt__read(logits, at, n, buffer);
-        for (k = 0; k < n; k++) {
-            uint32_t weight = mtt__order(x[k]) < least ? 0 : mtt__choice_weight(most, x[k], c->scale);
-            chosen.id = (int32_t)(at + k - first);
-            chosen.logit = x[k];
-            if (target < weight) return chosen;
-            target -= weight;
-        }
-    }
-    return chosen;
-}
-
-static void mtt__cpu_choose_id(const mtt_op *op, const mtt_op_choose_id *o)
-{
-    int64_t rows = mtt__rows(o->logits), width = mtt__width(o->logits), row;
-    (void)op;
-    MTT__THREADS(rows * width)
-    for (row = 0; row < rows; row++)
-        ((mtt_chosen *)o->chosen->data)[row] =
-            mtt__choose_in_row(o->logits, row * width, (const mtt_choice *)o->choices->data + row);
 }
 
 /* ---- loss ---- */
@@ -9209,272 +8301,6 @@ static void mtt__cpu_adamw(const mtt_op *op, const mtt_op_adamw *o)
     }
 }
 
-/* ---- 8 bits: what FP8 adds to operations ---- */
-
-#ifndef MTT_NO_FP8
-/* Stores a row of values as a column of a transposed tensor in 8 bits. */
-static void mtt__store_column(const mtt_tensor *t, int64_t column, int64_t count, const float *values)
-{
-    uint8_t codes[MTT__BLOCK], *to = (uint8_t *)t->data + column;
-    int64_t at, n, i;
-    MTT__BLOCKS(at, n, 0, count) {
-        mtt__round_eight(t, n, values + at, codes);
-        for (i = 0; i < n; i++) to[(at + i) * mtt__width(t)] = codes[i];
-    }
-}
-
-/* y and y_t = x, or (x - mean) rstd gain + shift, in 8 bits; zeros where y_t has no row of x */
-static void mtt__cpu_quantize(const mtt_op *op, const mtt_op_quantize *o)
-{
-    int64_t n = mtt__width(o->x), rows = mtt__rows(o->x), row;
-    (void)op;
-    MTT__THREADS(rows * n)
-    for (row = 0; row < (o->y_t ? mtt__width(o->y_t) : rows); row++) {
-        float x[MTT__BLOCK], gain[MTT__BLOCK], shift[MTT__BLOCK];
-        const float *stats = o->stats ? (const float *)o->stats->data + 2 * row : NULL;
-        int64_t at, count, k;
-        MTT__BLOCKS(at, count, 0, n) {
-            memset(x, 0, sizeof(x));
-            if (row < rows) mtt__load(o->x, row * n + at, count, x);
-            if (row < rows && stats) {
-                mtt__load(o->gain, at, count, gain);
-                if (o->shift) mtt__load(o->shift, at, count, shift);
-                else memset(shift, 0, sizeof(shift));
-                for (k = 0; k < count; k++) x[k] = (x[k] - stats[0]) * stats[1] * gain[k] + shift[k];
-            }
-            if (row < rows && o->y) mtt__store(o->y, row * n + at, count, x);
-            if (o->y_t) {
-                mtt_tensor y_t = mtt__row_range(o->y_t, at, count);
-                mtt__store_column(&y_t, row, count, x);
-            }
-        }
-    }
-}
-
-static void mtt__cpu_quantize_weights(const mtt_op *op, const mtt_op_quantize_weights *o)
-{
-    int i;
-    (void)o;
-    for (i = 0; i < 4; i++) {
-        mtt_op_quantize q = {op->operands[i], NULL, NULL, NULL, NULL, NULL};
-        if (op->transposed) q.y_t = op->operands[4 + i];
-        else q.y = op->operands[4 + i];
-        mtt__cpu_quantize(op, &q);
-    }
-}
-
-/* Rounds what an operation has made to 8 bits: as it is, and transposed. Either may be absent. */
-static void mtt__round_also(const mtt_op *op, mtt_tensor *x, mtt_tensor *x_8, mtt_tensor *x_t)
-{
-    mtt_op_quantize row = {x, NULL, NULL, NULL, x_8, x_t};
-    if (x_8 || x_t) mtt__cpu_quantize(op, &row);
-}
-
-/* dx = dy in 8 bits, with q and k rotated back. Before 8 bits, they are rounded to 16. */
-static void mtt__rotary_backward_eight(const mtt_op *op, const mtt_op_rotary_backward *o)
-{
-    const mtt_shape *d = op->shape;
-    int64_t dim = d->d_head, turned = d->heads + d->heads_kv, row;
-    MTT__THREADS(mtt__elements(o->dx))
-    for (row = 0; row < d->rows; row++) {
-        const float *angles = (const float *)o->angles->data + row % d->seq_len * dim;
-        int64_t head, at = row * mtt__width(o->dx), k;
-        float g[MTT__MAX_HEAD];
-        for (head = 0; head < turned + d->heads_kv; head++, at += dim) {
-            mtt__load(o->dy, at, dim, g);
-            if (head < turned) mtt__rotate(g, angles, dim, d->rotary_interleaved, 1);
-            for (k = 0; k < dim; k++) g[k] = mtt__from_bf16(mtt__to_bf16(g[k]));
-            mtt__store(o->dx, at, dim, g);
-        }
-    }
-}
-
-/* y_t = the activation of x, transposed, and zeros where it has no row of x */
-static void mtt__activation_transposed(mtt_mlp mlp, const mtt_tensor *x, const mtt_tensor *y_t)
-{
-    int64_t n = mtt__rows(y_t), pitch = mtt__width(x), rows = mtt__rows(x), row;
-    MTT__THREADS(rows * n)
-    for (row = 0; row < mtt__width(y_t); row++) {
-        float values[MTT__BLOCK], up[MTT__BLOCK], y[MTT__BLOCK] = {0};
-        int64_t at, count;
-        MTT__BLOCKS(at, count, 0, n) {
-            mtt_tensor columns = mtt__row_range(y_t, at, count);
-            if (row < rows) {
-                mtt__load(x, row * pitch + at, count, values);
-                if (pitch > n) mtt__load(x, row * pitch + n + at, count, up);
-                mtt__activation_block(mlp, values, up, y, count);
-            }
-            mtt__store_column(&columns, row, count, y);
-        }
-    }
-}
-
-/* sums (+)= the sums of the rows of dy_t */
-static void mtt__sum_columns(const mtt_tensor *dy_t, const mtt_tensor *sums, int add)
-{
-    int64_t n = mtt__width(dy_t), rows = mtt__rows(dy_t), row;
-    MTT__THREADS(rows * n)
-    for (row = 0; row < rows; row++) {
-        float buffer[MTT__BLOCK], *out = (float *)sums->data + row, sum = add ? *out : 0.0f;
-        int64_t at, count;
-        MTT__BLOCKS(at, count, 0, n) sum += mtt__sum(mtt__read(dy_t, row * n + at, count, buffer), count);
-        *out = sum;
-    }
-}
-
-/* d_weight (+)= x_t dy_t^T, or dy_t x_t^T for a transposed weight; d_bias (+)= sums of the rows of dy_t */
-static void mtt__weight_gradients_eight(const mtt_op *op, const mtt_op_linear_backward_weight *o)
-{
-    const mtt_tensor *left = op->transposed ? o->dy : o->x, *right = op->transposed ? o->x : o->dy;
-    if (o->d_weight)
-        mtt__gemm(op, mtt__matrix(left, 0), mtt__matrix(right, 1), mtt__matrix(o->d_weight, 0), NULL,
-                  op->adds, 1);
-    if (o->d_bias) mtt__sum_columns(o->dy, o->d_bias, op->adds);
-}
-
-/* Stores columns of a row of d_logits in e5m2. `row` counts from the micro-batch's first one. Rounded to
-   nearest, a target's gradient would stay the same while its probability moves by up to 1/8. That raised a
-   small model's perplexity by 1.4 % in 10,000 steps, random bytes by 0.2 to 0.5 % (tools/performance.md). */
-static void mtt__store_logits_eight(const mtt_op *op, const mtt_op_cross_entropy_backward *o, int64_t row,
-                                    int64_t column, int64_t n, const float *values, uint8_t *out)
-{
-    const mtt_control *c = mtt__control(o->control);
-    uint64_t stream = mtt__op_stream(op) | mtt__stream_step(c->micro_batch);
-    float scale = o->d_logits->scale->scale;
-    int64_t i, k;
-    for (i = 0; i < n; i += 8) {
-        mtt_draw draw = mtt__logits_draw(c->seed, stream, row, column + i, mtt__width(o->d_logits));
-        for (k = 0; k < 8; k++)
-            out[i + k] = mtt__to_e5m2_by(values[i + k] * scale,
-                                         mtt__dropout_number(draw.word, (int)(row % 2 * 8 + k), 8));
-    }
-}
-
-/* Makes the same by gradients of logits in 8 bits, which lie beside the logits. */
-static void mtt__chunk_gradients_eight(const mtt_op *op, const mtt_op_chunked_loss *o, mtt__loss_chunk *c)
-{
-    mtt_tensor d_logits = mtt__row_range(o->d_logits, 0, mtt__rows(&c->logits));
-    mtt_op_cross_entropy_backward d_loss = {&c->logits, &c->losses,  &c->targets,
-                                            o->control, o->counters, &d_logits};
-    mtt_op_linear_backward_input d_input = {&d_logits, o->weight_t, &c->dx};
-    float factor = mtt__loss_factor(mtt__control(o->control), mtt__counters(o->counters));
-    int64_t rows = mtt__rows(&d_logits), width = mtt__width(&d_logits), row;
-    mtt_op plain = *op;
-    plain.transposed = 0; /* weight_t is [in, out] */
-    MTT__THREADS(rows * width)
-    for (row = 0; row < rows; row++) {
-        float x[MTT__BLOCK];
-        int64_t j, n;
-        MTT__BLOCKS(j, n, 0, width) {
-            mtt__logit_block(op, &d_loss, factor, row, j, n, x);
-            mtt__store_logits_eight(op, &d_loss, c->first + row, j, n, x,
-                                    (uint8_t *)d_logits.data + row * width + j);
-        }
-    }
-    mtt__round_also(op, &d_logits, NULL, o->d_logits_t);
-    mtt__cpu_linear_backward_input(&plain, &d_input);
-    if (o->d_weight) {
-        mtt__view left = mtt__matrix(o->d_logits_t, 0), right = mtt__matrix(o->x_t, 1);
-        left.n = right.m = mtt__round_up(rows, 16);
-        right.first += c->first;
-        mtt__gemm(op, left, right, mtt__matrix(o->d_weight, 0), NULL, op->adds, 1);
-    }
-    if (o->d_bias) mtt__sum_columns(o->d_logits_t, o->d_bias, op->adds);
-}
-
-static void mtt__loss_eight(const mtt_op *op, const mtt_op_chunked_loss *o)
-{
-    mtt__scale_logits(o->d_logits->scale, mtt__control(o->control), mtt__counters(o->counters));
-    mtt__loss_by_chunks(op, o, mtt__chunk_gradients_eight);
-}
-
-static void mtt__cpu_merge_records(const mtt_op *op, const mtt_op_merge_records *o)
-{
-    const mtt_scale *rows = (const mtt_scale *)o->rows->data;
-    mtt_scale *scales = (mtt_scale *)o->scales->data;
-    int64_t count = o->scales->shape[0], i;
-    for (i = 0; i < op->shape->ranks * count; i++)
-        if (i / count != op->shape->rank) mtt__merge_record(&scales[i % count], &rows[i]);
-}
-
-/* Scales of the next step, and what this one clipped */
-static void mtt__cpu_rescale(const mtt_op *op, const mtt_op_rescale *o)
-{
-    mtt_scale *scales = (mtt_scale *)o->scales->data;
-    mtt_counters *counters = mtt__counters(o->counters);
-    int64_t i;
-    (void)op;
-    for (i = counters->clipped = 0; i < o->scales->shape[0]; i++)
-        counters->clipped += mtt__rescale(&scales[i], counters->skipped);
-}
-
-/* Runs an operation that takes or makes tensors in 8 bits beside what it does without; 0 = it has none. */
-static int mtt__cpu_eight(const mtt_op *op)
-{
-    const mtt_op_flash *f = MTT_OPERANDS_OF(flash, op);
-    const mtt_op_flash_backward *df = MTT_OPERANDS_OF(flash_backward, op);
-    const mtt_op_rotary_backward *r = MTT_OPERANDS_OF(rotary_backward, op);
-    const mtt_op_norm_backward *n = MTT_OPERANDS_OF(norm_backward, op);
-    const mtt_op_activation_backward *a = MTT_OPERANDS_OF(activation_backward, op); /* gelu_backward, too */
-    const mtt_op_linear_backward_weight *w = MTT_OPERANDS_OF(linear_backward_weight, op);
-    const mtt_op_chunked_loss *loss = MTT_OPERANDS_OF(chunked_loss, op);
-    mtt_mlp mlp = MTT_MLP_GELU;
-    switch (op->kind) {
-    case MTT_OP_flash:
-        if (!f->out_8) return 0;
-        mtt__cpu_flash(op, f);
-        mtt__round_also(op, f->out, f->out_8, NULL);
-        return 1;
-    case MTT_OP_flash_backward:
-        if (!df->d_qkv_t) return 0;
-        mtt__cpu_flash_backward(op, df);
-        mtt__round_also(op, df->d_qkv, NULL, df->d_qkv_t);
-        return 1;
-    case MTT_OP_rotary_backward:
-        if (!r->dx_t) return 0;
-        mtt__rotary_backward_eight(op, r);
-        mtt__round_also(op, r->dx, NULL, r->dx_t);
-        return 1;
-    case MTT_OP_norm_backward:
-        if (!n->dx_t && !n->y_t) return 0;
-        mtt__cpu_norm_backward(op, n);
-        mtt__round_also(op, n->dx, n->dx_8, n->dx_t);
-        if (n->y_t) {
-            mtt_op_quantize y = {n->x, n->stats, n->gain, n->shift, NULL, n->y_t};
-            mtt__cpu_quantize(op, &y);
-        }
-        return 1;
-    case MTT_OP_gelu_backward:
-    case MTT_OP_activation_backward:
-        if (!a->dx_t && !a->y_t) return 0;
-        if (op->kind == MTT_OP_activation_backward) mlp = op->shape->mlp;
-        if (a->y_t) mtt__activation_transposed(mlp, a->x, a->y_t);
-        mtt__slope_rows(mlp, a);
-        mtt__round_also(op, a->dx, NULL, a->dx_t);
-        return 1;
-    case MTT_OP_linear_backward_weight:
-        if (w->dy->dtype != MTT_F8_E5M2) return 0;
-        mtt__weight_gradients_eight(op, w);
-        return 1;
-    case MTT_OP_chunked_loss:
-        if (!loss->d_logits) return 0;
-        mtt__loss_eight(op, loss);
-        return 1;
-    default: return 0;
-    }
-}
-#else
-#define mtt__cpu_quantize(op, o) status = MTT_E_ARGUMENT /* in no schedule: see mtt__check_fp8 */
-#define mtt__cpu_quantize_weights(op, o) mtt__cpu_quantize(op, o)
-#define mtt__cpu_merge_records(op, o) mtt__cpu_quantize(op, o)
-#define mtt__cpu_rescale(op, o) mtt__cpu_quantize(op, o)
-static int mtt__cpu_eight(const mtt_op *op)
-{
-    (void)op;
-    return 0;
-}
-#endif /* MTT_NO_FP8 */
-
 /* ---- backend ---- */
 
 /* A CPU needs a source of memory, the other ranks, and tiles for its threads: 0.5 MB each. */
@@ -9567,11 +8393,25 @@ static mtt_status mtt__cpu_copy(void *context, void *to, const void *from, size_
     return MTT_OK;
 }
 
+/* Functions of wings. */
+#define MTT__CPU_DECLARED(name, inputs, operands, flops, bytes, scratch)                \
+    static void mtt__cpu_##name(const mtt_op *op, const mtt_op_##name *o);
+MTT_WING_OPS(MTT__CPU_DECLARED)
+
 #define mtt__cpu_all_to_all(op, o) status = c->exchange(c->ranks, op->transfers, op->transfer_count)
 #define mtt__cpu_all_gather(op, o) mtt__cpu_all_to_all(op, o)
 #define mtt__cpu_gather_squares(op, o) mtt__cpu_all_to_all(op, o)
 #define mtt__cpu_gather_sums(op, o) mtt__cpu_all_to_all(op, o)
 #define mtt__cpu_gather_weights(op, o) mtt__cpu_all_to_all(op, o)
+
+/* Runs an operation that a wing has changed; 0: none has. */
+static int mtt__cpu_wing(const mtt_op *op)
+{
+    mtt__wing_of *const *wing = mtt__wings;
+    for (; *wing; wing++)
+        if ((*wing)()->run && (*wing)()->run(op)) return 1;
+    return 0;
+}
 
 static mtt_status mtt__cpu_run(void *context, const mtt_op *ops, int count)
 {
@@ -9581,7 +8421,7 @@ static mtt_status mtt__cpu_run(void *context, const mtt_op *ops, int count)
     for (i = 0; i < count && !status; i++) {
         mtt_op with_tiles = ops[i], *op = &with_tiles;
         op->workspace = &c->tiles;
-        if (mtt__cpu_eight(op)) continue;
+        if (mtt__cpu_wing(op)) continue;
         switch (op->kind) {
 #define MTT__CPU_RUN(name, inputs, operands, flops, bytes, scratch)                     \
         case MTT_OP_##name: mtt__cpu_##name(op, MTT_OPERANDS_OF(name, op)); break;
@@ -9952,29 +8792,6 @@ static float mtt__first_loss_scale(const mtt_trainer *t)
     return mtt__power_of_two(t->optim.loss_scale * (float)(tokens / 16384));
 }
 
-/* Moves scales of 8-bit tensors, from entry `at` up, between host and device. */
-static mtt_status mtt__move_scales(mtt_trainer *t, int way, int64_t at, int64_t count, float *values)
-{
-    mtt_scale *device = (mtt_scale *)t->schedule->programs[MTT__TRAIN].scales->data + at;
-    mtt_scale scale = {0, 0, 0, 0};
-    mtt_status status = MTT_OK;
-    int64_t i;
-    for (i = 0; i < count && !status; i++) {
-        if (way == MTT__PUT) scale.scale = values[i], scale.inverse = 1.0f / values[i];
-        status = mtt__copy(t, way, device + i, &scale, sizeof(scale));
-        if (way == MTT__GET) values[i] = t->measured ? scale.scale : 0.0f;
-    }
-    return status;
-}
-
-/* Scales for the pass that measures them: 14 is then the largest value. */
-static mtt_status mtt__fill_scales(mtt_trainer *t)
-{
-    int64_t count = t->schedule->programs[MTT__TRAIN].scales->shape[0], i;
-    for (i = 0; i < count; i++) t->values[i] = 1.0f / 32;
-    return mtt__move_scales(t, MTT__PUT, 0, count, t->values);
-}
-
 /* Fills the state that training and generation have in common: tables of positions, and zeros elsewhere. */
 static mtt_status mtt__fill_tables(mtt_trainer *t)
 {
@@ -10217,45 +9034,19 @@ static mtt_status mtt__send(mtt_trainer *t, const mtt__program *p, const int32_t
     return mtt__told(t, status);
 }
 
-/* Takes the scales of rank 0, whose micro-batch is the first. */
-static mtt_status mtt__take_scales(mtt_trainer *t)
-{
-    const mtt_tensor *scales = t->schedule->programs[MTT__TRAIN].scales;
-    mtt_status status = mtt__copy(t, MTT__GET, scales->data, t->staging, scales->bytes);
-    if (!status) status = mtt__spread(t, 0, t->staging, scales->bytes);
-    return status ? status : mtt__copy(t, MTT__PUT, scales->data, t->staging, scales->bytes);
-}
-
-/* Measures the scales of 8-bit tensors by the first step's forward pass. */
-static mtt_status mtt__measure_scales(mtt_trainer *t, const int32_t *tokens, const int32_t *targets,
-                                      int64_t counted)
-{
-    const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
-    int forward = 0;
-    mtt_status status;
-    if (!p->scales || t->measured) return MTT_OK;
-    while (p->ops[forward].phase == MTT_FORWARD) forward++;
-    status = mtt__fill_scales(t);
-    if (!status) status = mtt__send(t, p, tokens, targets, counted, 0);
-    if (!status) status = mtt__told(t, t->backend.run(t->context, p->ops, forward));
-    if (!status) /* rescale, the last operation: FP8 has no early updates, so there is a step */
-        status = mtt__told(t, t->backend.run(t->context, p->ops + p->op_count - 1, 1));
-    if (!status && t->schedule->policy.ranks > 1) status = mtt__take_scales(t);
-    t->measured = !status;
-    return status;
-}
-
 /* Runs a program's forward and backward pass over micro-batches. */
 static mtt_status mtt__run_micro_batches(mtt_trainer *t, const mtt__program *p, const int32_t *tokens,
                                          const int32_t *targets, int micro_batches, int training)
 {
     int64_t rows = p->shape.rows, counted = 0, k;
+    mtt__wing_of *const *wing = mtt__wings;
     mtt_status status = mtt__check_ids(t, tokens, rows * micro_batches, 0, "token");
     int i;
     if (!status) status = mtt__check_ids(t, targets, rows * micro_batches, -1, "target");
     for (k = 0; k < rows * micro_batches && !status; k++) counted += targets[k] >= 0;
     if (training) status = mtt__all_agree(t, status, &counted);
-    if (training && !status) status = mtt__measure_scales(t, tokens, targets, counted);
+    for (; *wing && training && !status; wing++)
+        if ((*wing)()->begin) status = (*wing)()->begin(t, tokens, targets, counted);
     for (i = 0; i < micro_batches && !status; i++) {
         status = mtt__send(t, p, tokens + i * rows, targets + i * rows, counted, 0);
         if (!status)
@@ -10673,6 +9464,954 @@ MTTDEF void mtt_schedule_json(const mtt_schedule *s, mtt_write_fn write, void *u
     }
     write(user, "\n]}\n", 4);
 }
+
+#ifndef MTT_NO_ADAPTERS
+/* -----------------------------------------------------------------------------------------------------------
+   >>adapters
+   -------------------------------------------------------------------------------------------------------- */
+
+/* LoRA (Hu et al. 2021, arXiv 2106.09685): a linear layer's weight W stays, and W + (alpha / rank) A B takes
+   its place, of which A and B are trained. */
+
+static int mtt__has_adapters(const mtt__builder *b)
+{
+    return b->policy->lora_rank > 0;
+}
+
+static void mtt__resolve_adapters(mtt_policy *p)
+{
+    if (p->lora_rank && p->lora_alpha == 0) p->lora_alpha = (float)p->lora_rank;
+    if (p->lora_rank && !p->lora_targets) p->lora_targets = "attn.c_attn";
+}
+
+static void mtt__check_adapters(mtt__faults *faults, const mtt_model_desc *model, const mtt_policy *p)
+{
+    (void)model;
+    mtt__require(faults, p->lora_rank % 8 == 0, "lora_rank is %d, it must be a multiple of 8", p->lora_rank);
+}
+
+/* 1 = a linear layer has an adapter, which `name` is a part of, as h.0.attn.c_attn.lora_A. */
+static int mtt__is_target(const char *targets, const char *name)
+{
+    size_t size = strlen(name) - strlen(".lora_A");
+    char layer[40] = "";
+    memcpy(layer, name, size);
+    return mtt__matches(targets, layer) || mtt__matches(targets, strchr(layer + 2, '.') + 1);
+}
+
+/* Adapters alone are trained, those of the targets. */
+static void mtt__adapts(const mtt_policy *policy, int kind, const char *name, int *fate)
+{
+    if (policy->lora_rank && !mtt__is_added(kind)) *fate = MTT__FROZEN;
+    if (mtt__is_added(kind) && !mtt__is_target(policy->lora_targets, name)) *fate = MTT__LEFT_OUT;
+}
+
+static int mtt__is_adapted(const mtt__parameter *q, const char *pattern)
+{
+    return mtt__is_added(q->kind) && mtt__is_target(pattern, q->weight->name);
+}
+
+static void mtt__check_targets(mtt__builder *b)
+{
+    if (mtt__has_adapters(b))
+        mtt__check_patterns(b, b->policy->lora_targets, "lora_targets", mtt__is_adapted,
+                            "none of attn.c_attn, attn.c_proj, mlp.c_fc and mlp.c_proj is");
+}
+
+/* An adapter's part in a product: alpha / rank. */
+static float mtt__lora_scale(const mtt_policy *policy)
+{
+    return policy->lora_alpha / (float)policy->lora_rank;
+}
+
+/* y = x W + b becomes xa = scale x A, y = x W + b + xa B. */
+static int mtt__rule_adapters(mtt__builder *b, mtt_op *op, const mtt_op *end)
+{
+    int which = op == end ? -1 : mtt__linear_number(b, op), kind = MTT__QKV_A + 2 * which;
+    mtt_tensor *lora_a = which < 0 ? NULL : mtt__weight(b, kind, op->layer), *xa;
+    const mtt_op_linear *f;
+    if (!lora_a) return 0;
+    f = MTT_OPERANDS_OF(linear, op);
+    xa = mtt__make(b, MTT__A_QKV_XA + which, op->layer);
+    MTT__EMIT(b, op->layer, 0, linear, f->x, lora_a, NULL, xa);
+    b->op->scale = mtt__lora_scale(b->policy);
+    MTT__EMIT(b, op->layer, 0, linear_adapted, f->x, f->weight, f->bias, xa,
+              mtt__weight(b, kind + 1, op->layer), f->y);
+    return 1;
+}
+
+/* The gradients of B and of x A, then those of the layer itself. */
+static void mtt__adjoint_linear_adapted(mtt__builder *b, const mtt_op *op)
+{
+    const mtt_op_linear_adapted *f = MTT_OPERANDS_OF(linear_adapted, op);
+    mtt_op_linear linear = {f->x, f->weight, f->bias, f->y};
+    mtt_tensor *dy = *mtt__gradient(b, f->y), *d_b = mtt__parameter_gradient(b, f->lora_b);
+    mtt_op base = *op;
+    if (d_b) {
+        mtt_tensor *xa = mtt__need(b, f->xa);
+        MTT__EMIT(b, op->layer, 0, linear_backward_weight, xa, dy, d_b, NULL);
+    }
+    if (mtt__trains(b, f->xa)) {
+        MTT__EMIT(b, op->layer, 0, linear_backward_input, dy, f->lora_b, mtt__make_gradient(b, f->xa));
+        b->op->scale = mtt__lora_scale(b->policy);
+    }
+    base.operands = (mtt_tensor **)(void *)&linear;
+    mtt__adjoint_linear(b, &base);
+}
+
+/* y = x W + b, rounded; y += xa B */
+static void mtt__cpu_linear_adapted(const mtt_op *op, const mtt_op_linear_adapted *o)
+{
+    mtt_op_linear linear = {o->x, o->weight, o->bias, o->y};
+    mtt__cpu_linear(op, &linear);
+    mtt__gemm(op, mtt__matrix(o->xa, 0), mtt__matrix(o->lora_b, 0), mtt__matrix(o->y, 0), NULL, 1, 1);
+}
+
+/* Returns the adapter of a weight, A or B; NULL: none. */
+static const mtt__parameter *mtt__adapter(const mtt_trainer *t, const mtt__parameter *q, int of_b)
+{
+    const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
+    int i, k = 0;
+    while (k < (int)MTT__LENGTH(mtt__linears) && mtt__linears[k] != q->kind) k++;
+    for (i = 0; i < p->parameter_count; i++)
+        if (p->parameters[i].layer == q->layer && p->parameters[i].kind == MTT__QKV_A + 2 * k + of_b)
+            return &p->parameters[i];
+    return NULL;
+}
+
+/* Returns all values of a parameter, in memory of the caller's; NULL after a failure. */
+static float *mtt__all_values(mtt_trainer *t, const mtt__parameter *q, mtt_status *status)
+{
+    int64_t count = mtt__parameter_elements(q);
+    float *values = *status ? NULL : (float *)mtt__alloc(t->env, (size_t)count, sizeof(float));
+    if (!values && !*status) *status = MTT_E_MEMORY;
+    if (values) *status = mtt__move_optim(t, MTT__GET, q, MTT__MASTER, 0, count, values);
+    return values;
+}
+
+/* Adds scale A B to elements of a weight. */
+static mtt_status mtt__add_adapter(mtt_trainer *t, const mtt__parameter *q, int64_t at, int64_t count,
+                                   float *values)
+{
+    const mtt__parameter *a = mtt__adapter(t, q, 0), *b = mtt__adapter(t, q, 1);
+    mtt_status status = MTT_OK;
+    float *as, *bs;
+    int64_t i, k;
+    if (!a) return MTT_OK;
+    as = mtt__all_values(t, a, &status);
+    bs = mtt__all_values(t, b, &status);
+    for (i = 0; i < count && !status; i++) {
+        int64_t row = (at + i) / q->shape[1], column = (at + i) % q->shape[1];
+        double sum = 0;
+        for (k = 0; k < a->shape[1]; k++)
+            sum += (double)as[row * a->shape[1] + k] * (double)bs[k * q->shape[1] + column];
+        values[i] += (float)((double)mtt__lora_scale(&t->schedule->policy) * sum);
+    }
+    mtt__free(t->env, as);
+    mtt__free(t->env, bs);
+    return status;
+}
+
+static const mtt__wing *mtt__wing_adapters(void)
+{
+    static const mtt__wing wing = {mtt__resolve_adapters, mtt__check_adapters, mtt__adapts,
+                                   mtt__check_targets, NULL, NULL, NULL, NULL};
+    return &wing;
+}
+#endif /* MTT_NO_ADAPTERS */
+
+#ifndef MTT_NO_FP8
+/* -----------------------------------------------------------------------------------------------------------
+   >>eight
+   -------------------------------------------------------------------------------------------------------- */
+
+/* A product of FP8 takes x and W in e4m3, each times a scale of its own, and the gradient dy in e5m2, at
+   scale 1. It sums along the rows of both, so y = x W needs W transposed, and dW = x^T dy needs both
+   transposed. So the weights of a layer are rounded twice, transposed before its forward pass and as they are
+   before its backward pass, and dy at once in both orders. x is not kept: from what was kept its transpose is
+   made again. What makes a tensor rounds it on its way where it can, `absorb`; else quantize does, an
+   operation of its own. The comment at MTT_EIGHT_OPS has the operands. */
+
+/* ---- checks ---- */
+
+static void mtt__resolve_eight(mtt_policy *p)
+{
+    if (p->precision != MTT_FP8) return;
+    if (p->fp8_products == MTT_FP8_ALL) p->loss = MTT_LOSS_CHUNKED;
+    if (p->loss_chunk_rows > 0) p->loss_chunk_rows = (int)mtt__round_up(p->loss_chunk_rows, 16);
+}
+
+static void mtt__check_eight(mtt__faults *faults, const mtt_model_desc *model, const mtt_policy *p)
+{
+    int kv = model->heads_kv * model->d_head;
+    if (p->precision != MTT_FP8) return;
+    mtt__require(faults, model->d_model % 16 == 0 && model->d_ff % 16 == 0,
+                 "precision is fp8: d_model %d and d_ff %d must be multiples of 16", model->d_model,
+                 model->d_ff);
+    mtt__require(faults, kv % 16 == 0,
+                 "precision is fp8: heads_kv * d_head is %d, it must be a multiple of 16", kv);
+    mtt__require(faults, !p->lora_rank,
+                 "precision is fp8, which has no adapters: set it to bf16, or lora_rank to 0");
+}
+
+/* ---- the forward and the backward pass ---- */
+
+/* 1 = products are in 8 bits: of the layers, of the head (`least` is MTT_FP8_ALL). Evaluations and generation
+   have theirs in 16, for the weights as they are saved. */
+static int mtt__in_eight(const mtt__builder *b, mtt_fp8_products least)
+{
+    return b->trains && b->policy->precision == MTT_FP8 && b->policy->fp8_products <= least;
+}
+
+/* Entries of the table of scales: those of each layer, in the order of its roles, then the model's. */
+enum { MTT__LAYER_SCALES = 8, MTT__SCALE_LN_F = 0, MTT__SCALE_HEAD, MTT__SCALE_LOGITS, MTT__MODEL_SCALES };
+
+/* The entry of an activation or a transposed weight in the table of scales. */
+static int mtt__scale_entry(const mtt__builder *b, int role, int layer)
+{
+    static const int roles[MTT__LAYER_SCALES] = {MTT__A_LN_1, MTT__A_ATTENDED_EIGHT, MTT__A_LN_2, MTT__A_GELU,
+                                                 MTT__A_QKV_EIGHT, MTT__A_PROJ_EIGHT, MTT__A_FC_EIGHT,
+                                                 MTT__A_MLP_EIGHT};
+    int i = 0;
+    if (role == MTT__A_LN_F) return MTT__LAYER_SCALES * b->program->shape.layers + MTT__SCALE_LN_F;
+    while (i < MTT__LAYER_SCALES - 1 && roles[i] != role) i++;
+    return MTT__LAYER_SCALES * layer + i;
+}
+
+/* Makes an activation or a transposed weight that is in 8 bits. */
+static mtt_tensor *mtt__make_eight(mtt__builder *b, int role, int layer)
+{
+    mtt_tensor *t = mtt__make(b, role, layer);
+    if (b->status) return t;
+    t->entry = mtt__scale_entry(b, role, layer);
+    t->recorded = b->phase == MTT_FORWARD;
+    return t;
+}
+
+/* An 8-bit tensor for the values of another, or their transpose, whose rows are padded to 16 elements.
+   Without an entry it is a gradient in e5m2. */
+static mtt_tensor *mtt__add_eight(mtt__builder *b, const mtt_tensor *t, int entry, int transposed)
+{
+    mtt_dtype dtype = entry < 0 ? MTT_F8_E5M2 : MTT_F8_E4M3;
+    int64_t rows, width;
+    mtt_tensor *eight;
+    if (b->status) return &b->nothing;
+    rows = mtt__rows(t), width = mtt__width(t);
+    eight = mtt__add_tensor(b, dtype, t->category, -1, t->name, transposed ? ".t8" : ".8",
+                            transposed ? width : rows, transposed ? mtt__round_up(rows, 16) : width, 0);
+    eight->entry = entry;
+    return eight;
+}
+
+/* A product's input, made again from what was kept: in 8 bits and transposed. */
+static mtt_tensor *mtt__input_again(mtt__builder *b, int layer, const mtt_tensor *x)
+{
+    mtt_op maker = mtt__maker(b, x);
+    const mtt_op_norm *n = MTT_OPERANDS_OF(norm, &maker);
+    int attention = maker.kind == MTT_OP_flash; /* its output is there in 16 bits */
+    mtt_tensor *from, *stats = NULL, *gain = NULL, *shift = NULL, *again;
+    from = mtt__need(b, maker.operands[attention ? maker.inputs : 0]);
+    if (maker.kind == MTT_OP_norm) stats = mtt__need(b, n->stats), gain = n->gain, shift = n->shift;
+    if (mtt__is_activation(maker.kind)) { /* quantize can apply a norm on its way, but no activation */
+        mtt_op_activation row = {from, mtt__add_tensor(b, mtt__dtype(b), x->category, -1, x->name, ".16",
+                                                    mtt__rows(x), mtt__width(x), 0)};
+        mtt__emit(b, maker.kind, layer, 0, &row)->recomputed = 1;
+        from = row.y;
+    }
+    again = mtt__add_eight(b, x, x->entry, 1);
+    MTT__EMIT(b, layer, 0, quantize, from, stats, gain, shift, NULL, again);
+    return again;
+}
+
+/* From now on an activation is in 8 bits: what makes it rounds it. */
+static mtt_tensor *mtt__narrow(mtt__builder *b, mtt_tensor *t)
+{
+    if (b->status) return t;
+    t->dtype = MTT_F8_E4M3;
+    t->bytes = (size_t)mtt__elements(t);
+    t->entry = mtt__scale_entry(b, t->role, t->layer);
+    t->recorded = 1;
+    return t;
+}
+
+/* Returns the 8-bit input of a product: x itself, attention's output in 8 bits, or a copy as activation
+   `role`. */
+static mtt_tensor *mtt__eight_input(mtt__builder *b, int layer, mtt_tensor *x, int role)
+{
+    mtt_tensor *y;
+    if (b->status || x->dtype == MTT_F8_E4M3) return x;
+    if (x->role == MTT__A_ATTENDED)
+        return b->activations[mtt__slot(b, MTT__A_ATTENDED_EIGHT, x->layer)].current;
+    y = mtt__narrow(b, mtt__make(b, role, layer < 0 ? b->program->shape.layers : layer));
+    MTT__EMIT(b, layer, 0, quantize, x, NULL, NULL, NULL, y, NULL);
+    return y;
+}
+
+/* The weights of a layer in 8 bits, transposed or as they are. */
+static void mtt__emit_weights(mtt__builder *b, int layer, int transposed)
+{
+    mtt_tensor *operands[8];
+    int i;
+    for (i = 0; i < 4 && !b->status; i++) {
+        mtt_tensor *w = operands[i] = mtt__weight(b, mtt__linears[i], layer);
+        int role = MTT__A_QKV_EIGHT + i;
+        operands[4 + i] = transposed ? mtt__make_eight(b, role, layer)
+                                     : mtt__add_eight(b, w, mtt__scale_entry(b, role, layer), 0);
+        operands[4 + i]->parameter = w->parameter;
+    }
+    if (!b->status) mtt__emit(b, MTT_OP_quantize_weights, layer, 0, operands)->transposed = transposed;
+}
+
+/* y = x W + b with x and W in 8 bits, and W transposed. A layer's weights are made before its first one. Only
+   what no norm has made needs a copy, the input of attention and of the MLP: as that norm's output. */
+static int mtt__eight_linear(mtt__builder *b, const mtt_op *op, int which)
+{
+    const mtt_op_linear *f = MTT_OPERANDS_OF(linear, op);
+    mtt_tensor *x = mtt__eight_input(b, op->layer, f->x, which == 0 ? MTT__A_LN_1 : MTT__A_LN_2), *w;
+    if (which == 0) mtt__emit_weights(b, op->layer, 1);
+    w = b->activations[mtt__slot(b, MTT__A_QKV_EIGHT + which, op->layer)].current;
+    MTT__EMIT(b, op->layer, 0, linear, x, w, f->bias, f->y);
+    b->op->transposed = 1;
+    return 1;
+}
+
+/* The head's products, with its weight as it is and transposed. */
+static int mtt__eight_loss(mtt__builder *b, const mtt_op *op)
+{
+    mtt_op_chunked_loss f = *MTT_OPERANDS_OF(chunked_loss, op);
+    mtt_tensor *x = mtt__eight_input(b, -1, f.x, MTT__A_LN_F), *w = f.weight;
+    int scales = MTT__LAYER_SCALES * b->program->shape.layers;
+    int64_t rows, vocab = b->program->shape.vocab_padded;
+    if (b->status) return 1;
+    if (x != f.x) { /* a copy has the gradient now */
+        *mtt__gradient(b, f.x) = NULL;
+        f.dx = mtt__make_gradient(b, x);
+    }
+    f.weight = mtt__add_eight(b, w, scales + MTT__SCALE_HEAD, 0);
+    f.weight_t = mtt__add_eight(b, w, scales + MTT__SCALE_HEAD, 1);
+    f.weight->recorded = 1;
+    MTT__EMIT(b, -1, 0, quantize, w, NULL, NULL, NULL, f.weight, f.weight_t);
+    if (f.d_weight) f.x_t = mtt__input_again(b, -1, x);
+    f.x = x;
+    if (b->status) return 1;
+    rows = f.logits->shape[0];
+    f.d_logits = mtt__add_tensor(b, MTT_F8_E5M2, MTT_LOGITS, -1, "", "d_logits.8", rows, vocab, 0);
+    f.d_logits_t = mtt__add_tensor(b, MTT_F8_E5M2, MTT_LOGITS, -1, "", "d_logits.t8", vocab,
+                                   mtt__round_up(rows, 16), 0);
+    f.d_logits->entry = f.d_logits_t->entry = scales + MTT__SCALE_LOGITS;
+    mtt__emit(b, MTT_OP_chunked_loss, -1, op->site, &f)->transposed = 1;
+    return 1;
+}
+
+/* Products of the forward pass take 8 bits. What only they read is narrowed: a norm before a branch or the
+   head, and an activation of the MLP. The backward pass reads attention's output in 16 bits, too: it gets a
+   copy. */
+static int mtt__rule_eight(mtt__builder *b, mtt_op *op, const mtt_op *end)
+{
+    int head = mtt__in_eight(b, MTT_FP8_ALL), pre = b->schedule->model.norm_place == MTT_NORM_PRE, which;
+    mtt_tensor *made, *copy;
+    if (op == end) return 0;
+    which = mtt__linear_number(b, op);
+    if (which >= 0) return mtt__eight_linear(b, op, which);
+    made = op->operands[op->inputs]; /* every operation of the forward pass makes something */
+    switch (op->kind) {
+    case MTT_OP_norm:
+        if (pre && (op->layer >= 0 || head)) mtt__narrow(b, made);
+        return 0;
+    case MTT_OP_gelu:
+    case MTT_OP_activation: mtt__narrow(b, made); return 0;
+    case MTT_OP_chunked_loss: return head && mtt__eight_loss(b, op);
+    case MTT_OP_flash:
+        ((mtt_op_flash *)(void *)op->operands)->out_8 = mtt__make_eight(b, MTT__A_ATTENDED_EIGHT, op->layer);
+        return 0;
+    case MTT_OP_attention_values:
+        mtt__append(b, op);
+        copy = mtt__make_eight(b, MTT__A_ATTENDED_EIGHT, op->layer);
+        MTT__EMIT(b, op->layer, 0, quantize, made, NULL, NULL, NULL, copy, NULL);
+        return 1;
+    default: return 0;
+    }
+}
+
+/* Makes an activation's gradient in 8 bits, as it is and transposed. */
+static void mtt__gradient_eight(mtt__builder *b, const mtt_op *op, const mtt_tensor *t, mtt_tensor *made[2])
+{
+    mtt_tensor *gradient = *mtt__gradient(b, t);
+    made[0] = mtt__add_eight(b, gradient, -1, 0);
+    made[1] = mtt__add_eight(b, gradient, -1, 1);
+    MTT__EMIT(b, op->layer, 0, quantize, gradient, NULL, NULL, NULL, made[0], made[1]);
+}
+
+/* The 8-bit copy of a weight for the backward products of its layer, which have theirs made together. */
+static mtt_tensor *mtt__weight_eight(mtt__builder *b, int layer, const mtt_tensor *weight)
+{
+    const mtt_op *op = NULL;
+    int i = b->program->op_count, k = 0;
+    while (i-- > 0) {
+        op = &b->program->ops[i];
+        if (op->kind == MTT_OP_quantize_weights && !op->transposed) break; /* of this layer or one above */
+    }
+    if (i < 0 || op->layer != layer) mtt__emit_weights(b, layer, 0), i = b->program->op_count - 1;
+    if (b->status) return NULL;
+    op = &b->program->ops[i];
+    while (op->operands[k] != weight) k++;
+    return op->operands[op->inputs + k];
+}
+
+/* The gradient of x. An activation's input is made again before it, so that its backward pass can follow. */
+static void mtt__input_gradient_eight(mtt__builder *b, const mtt_op *op, mtt_tensor *dy,
+                                      const mtt_tensor *weight)
+{
+    const mtt_tensor *x = MTT_OPERANDS_OF(linear, op)->x;
+    mtt_op maker = mtt__maker(b, x);
+    mtt_tensor *eight;
+    if (mtt__is_activation(maker.kind)) mtt__need(b, maker.operands[0]);
+    eight = mtt__weight_eight(b, op->layer, weight);
+    MTT__EMIT(b, op->layer, 0, linear_backward_input, dy, eight, mtt__make_gradient(b, x));
+}
+
+/* The weight's gradient comes first, but last where x is the result of a norm or of an activation, whose
+   backward pass follows and can make x_t on its way. */
+static void mtt__adjoint_linear_eight(mtt__builder *b, const mtt_op *op)
+{
+    const mtt_op_linear *f = MTT_OPERANDS_OF(linear, op);
+    mtt_tensor *weight = b->program->parameters[f->weight->parameter].weight, *x_t;
+    mtt_tensor *d_weight = mtt__parameter_gradient(b, weight), *d_bias = mtt__parameter_gradient(b, f->bias);
+    mtt_tensor *dy[2];
+    mtt_op_kind maker = mtt__maker(b, f->x).kind;
+    int trains = mtt__trains(b, f->x);
+    int last = trains && d_weight && (maker == MTT_OP_norm || mtt__is_activation(maker));
+    mtt__gradient_eight(b, op, f->y, dy);
+    if (last) mtt__input_gradient_eight(b, op, dy[0], weight);
+    x_t = d_weight ? mtt__input_again(b, op->layer, f->x) : NULL;
+    if (d_weight || d_bias)
+        MTT__EMIT(b, op->layer, 0, linear_backward_weight, x_t, dy[1], d_weight, d_bias);
+    if (trains && !last) mtt__input_gradient_eight(b, op, dy[0], weight);
+}
+
+/* Emits it not in place, since what it makes will be rounded. */
+static void mtt__adjoint_activation_eight(mtt__builder *b, const mtt_op *op)
+{
+    const mtt_op_activation *f = MTT_OPERANDS_OF(activation, op);
+    mtt_tensor *x = mtt__need(b, f->x);
+    mtt_op_activation_backward row = {*mtt__gradient(b, f->y), x, mtt__make_gradient(b, x), NULL, NULL};
+    mtt__emit(b, op->kind == MTT_OP_gelu ? MTT_OP_gelu_backward : MTT_OP_activation_backward, op->layer, 0,
+              &row);
+}
+
+/* The gradient passes through, and joins that of another use. Weights' are made by their products, and
+   transposes need none. */
+static void mtt__adjoint_quantize(mtt__builder *b, const mtt_op *op)
+{
+    const mtt_op_quantize *f = MTT_OPERANDS_OF(quantize, op);
+    mtt_tensor *other;
+    if (f->x->role < 0 || !f->y || f->y->role < 0) return;
+    other = *mtt__gradient(b, f->x);
+    *mtt__gradient(b, f->x) = *mtt__gradient(b, f->y);
+    mtt__join_gradient(b, op->layer, f->x, other);
+}
+
+/* Emits the adjoint of an operation on 8 bits. 0 = it is on none: its usual adjoint follows. */
+static int mtt__adjoint_eight(mtt__builder *b, const mtt_op *op)
+{
+    int narrow = op->operands[mtt__is_activation(op->kind) ? op->inputs : 0]->dtype == MTT_F8_E4M3;
+    const mtt_op_flash *f = MTT_OPERANDS_OF(flash, op);
+    if (op->kind == MTT_OP_flash && f->out_8) *mtt__gradient(b, f->out) = *mtt__gradient(b, f->out_8);
+    if (op->kind == MTT_OP_linear && narrow) mtt__adjoint_linear_eight(b, op);
+    else if (mtt__is_activation(op->kind) && narrow) mtt__adjoint_activation_eight(b, op);
+    else return 0;
+    return 1;
+}
+
+/* The last operation that writes a tensor. */
+static mtt_op *mtt__writer(const mtt__builder *b, const mtt_tensor *t)
+{
+    int i = b->program->op_count, k;
+    while (i-- > 0) {
+        mtt_op *op = &b->program->ops[i];
+        for (k = op->inputs; k < op->inputs + op->outputs; k++)
+            if (op->operands[k] == t) return op;
+    }
+    return NULL;
+}
+
+/* A gradient in 8 bits: by what makes it, if that can. Attention can with sequences of whole 16 tokens, and
+   rotary where q and k have no norms. */
+static int mtt__absorb_gradient(mtt__builder *b, const mtt_op_quantize *q)
+{
+    mtt_op *maker = mtt__writer(b, q->x);
+    mtt_op_norm_backward *n = (mtt_op_norm_backward *)(void *)maker->operands;
+    mtt_op_activation_backward *a = (mtt_op_activation_backward *)(void *)maker->operands;
+    mtt_op_flash_backward *f = (mtt_op_flash_backward *)(void *)maker->operands;
+    mtt_op_rotary_backward *r = (mtt_op_rotary_backward *)(void *)maker->operands;
+    switch (maker->kind) {
+    case MTT_OP_norm_backward: n->dx_8 = q->y, n->dx_t = q->y_t; return 1;
+    case MTT_OP_gelu_backward:
+    case MTT_OP_activation_backward: a->dx = q->y, a->dx_t = q->y_t; return 1;
+    case MTT_OP_flash_backward:
+        if (b->program->shape.seq_len % 16) return 0;
+        f->d_qkv = q->y, f->d_qkv_t = q->y_t;
+        return 1;
+    case MTT_OP_rotary_backward:
+        if (r->q_gain) return 0;
+        r->dx = q->y, r->dx_t = q->y_t;
+        return 1;
+    default: return 0;
+    }
+}
+
+/* [an activation again], x_t, the weight's gradient of it, and now the backward pass of what made x: that
+   makes x_t on its way, and goes before the weight's gradient. */
+static int mtt__absorb_input(mtt__builder *b, mtt_op *op)
+{
+    mtt__program *p = b->program;
+    mtt_op_norm_backward *n = (mtt_op_norm_backward *)(void *)op->operands;
+    mtt_op_activation_backward *a = (mtt_op_activation_backward *)(void *)op->operands;
+    int activation = op->kind != MTT_OP_norm_backward;
+    const mtt_op_quantize *q;
+    mtt_op weight;
+    if (p->op_count < 3 || p->ops[p->op_count - 2].kind != MTT_OP_quantize) return 0;
+    weight = p->ops[p->op_count - 1];
+    q = MTT_OPERANDS_OF(quantize, &p->ops[p->op_count - 2]);
+    if (weight.kind != MTT_OP_linear_backward_weight || q->y || q->y_t != weight.operands[0]) return 0;
+    if (activation ? p->ops[p->op_count - 3].operands[0] != a->x : q->x != n->x) return 0;
+    if (activation) a->y_t = q->y_t;
+    else n->y_t = q->y_t, n->shift = q->shift;
+    p->op_count -= 2 + activation;
+    mtt__append(b, op);
+    mtt__append(b, &weight);
+    return 1;
+}
+
+/* What quantize would do in a pass of its own, the backward passes of norms, activations, attention and
+   rotary do on their way. */
+static int mtt__rule_absorb(mtt__builder *b, mtt_op *op, const mtt_op *end)
+{
+    const mtt_op_quantize *q;
+    if (op == end || op->phase != MTT_BACKWARD) return 0;
+    q = MTT_OPERANDS_OF(quantize, op);
+    switch (op->kind) {
+    case MTT_OP_quantize: return q->y && q->y_t && mtt__absorb_gradient(b, q);
+    case MTT_OP_norm_backward:
+    case MTT_OP_gelu_backward:
+    case MTT_OP_activation_backward: return mtt__absorb_input(b, op);
+    default: return 0;
+    }
+}
+
+static int mtt__has_eight(const mtt__builder *b)
+{
+    return mtt__in_eight(b, MTT_FP8_LAYERS);
+}
+
+/* ---- state ---- */
+
+static void mtt__add_scales(mtt__builder *b)
+{
+    mtt__program *p = b->program;
+    if (b->policy->precision == MTT_FP8)
+        p->scales = mtt__add_state(b, MTT_U8, MTT_DATA, "scales",
+                                   MTT__LAYER_SCALES * p->shape.layers + MTT__MODEL_SCALES,
+                                   (int64_t)sizeof(mtt_scale));
+}
+
+/* The last pass: scales for the next step, of what all ranks have recorded. */
+static void mtt__emit_scales(mtt__builder *b)
+{
+    mtt__program *p = b->program;
+    int ranks = b->policy->ranks;
+    mtt_tensor *rows;
+    b->phase = MTT_STEP;
+    if (ranks > 1) {
+        rows = mtt__add_tensor(b, MTT_U8, MTT_DATA, -1, "", "records", ranks, (int64_t)p->scales->bytes, 0);
+        MTT__EMIT(b, -1, 0, all_gather, p->scales, rows);
+        MTT__EMIT(b, -1, 0, merge_records, rows, p->scales);
+    }
+    MTT__EMIT(b, -1, 0, rescale, p->scales, p->counters);
+}
+
+/* ---- numbers ---- */
+
+/* e5m2 is the upper half of a half: it becomes infinite from 61440 up. */
+MTT__INLINE uint8_t mtt__to_e5m2(float x)
+{
+    uint32_t bits = mtt__float_bits(x), magnitude = bits & 0x7fffffffu;
+    uint32_t normal = (magnitude - 0x38000000u + 0xfffffu + ((magnitude >> 21) & 1u)) >> 21;
+    uint32_t subnormal = mtt__float_bits(mtt__bits_float(magnitude) + 128.0f) - 0x43000000u;
+    uint32_t code = mtt__either(magnitude < 0x38800000u, subnormal, normal);
+    code = mtt__either(magnitude >= 0x47700000u, magnitude > 0x7f800000u ? 0x7fu : 0x7cu, code);
+    return (uint8_t)(code | (bits >> 24 & 0x80u));
+}
+
+/* Rounds to one of the two nearest e5m2. Over all bytes (0..255) the mean is x, rounded to a half. */
+MTT__INLINE uint8_t mtt__to_e5m2_by(float x, uint32_t byte)
+{
+    return (uint8_t)((mtt__to_fp16(x) + byte) >> 8);
+}
+
+MTT__INLINE float mtt__from_e5m2(uint8_t code) { return mtt__from_fp16((uint16_t)(code << 8)); }
+
+static void mtt__load_eight(const mtt_tensor *t, int64_t first, int64_t count, float *out)
+{
+    const uint8_t *eight = (const uint8_t *)t->data + first;
+    float inverse = t->scale ? t->scale->inverse : 1.0f;
+    int64_t i;
+    if (t->dtype == MTT_F8_E4M3)
+        for (i = 0; i < count; i++) out[i] = mtt__from_e4m3(eight[i]) * inverse;
+    else
+        for (i = 0; i < count; i++) out[i] = mtt__from_e5m2(eight[i]) * inverse;
+}
+
+/* Notes the largest absolute value and how many are clipped. The order of threads does not matter. */
+static void mtt__record(mtt_scale *scale, const float *values, int64_t count)
+{
+    float largest = mtt__largest_magnitude(values, count), limit = 448.0f * scale->inverse;
+    uint32_t clipped = 0, bits;
+    int64_t i;
+    for (i = 0; i < count && largest > limit; i++) clipped += fabsf(values[i]) > limit;
+    bits = mtt__float_bits(largest);
+#ifdef MTT__GNU
+    {
+        uint32_t seen = __atomic_load_n(&scale->largest, __ATOMIC_RELAXED);
+        while (bits > seen && !__atomic_compare_exchange_n(&scale->largest, &seen, bits, 1, __ATOMIC_RELAXED,
+                                                           __ATOMIC_RELAXED)) {}
+        if (clipped) __atomic_fetch_add(&scale->clipped, clipped, __ATOMIC_RELAXED);
+    }
+#else /* MSVC's own, and others in one thread */
+    MTT__OMP(omp critical(mtt__record))
+    {
+        if (bits > scale->largest) scale->largest = bits;
+        scale->clipped += clipped;
+    }
+#endif
+}
+
+/* Rounds values to the 8 bits of a tensor. */
+static void mtt__round_eight(const mtt_tensor *t, int64_t count, const float *values, uint8_t *out)
+{
+    float scale = t->scale ? t->scale->scale : 1.0f;
+    int64_t i;
+    if (t->dtype == MTT_F8_E4M3)
+        for (i = 0; i < count; i++) out[i] = mtt__to_e4m3(values[i] * scale);
+    else
+        for (i = 0; i < count; i++) out[i] = mtt__to_e5m2(values[i] * scale);
+    if (t->recorded) mtt__record(t->scale, values, count);
+}
+
+/* ---- operations ---- */
+
+/* Stores a row of values as a column of a transposed tensor in 8 bits. */
+static void mtt__store_column(const mtt_tensor *t, int64_t column, int64_t count, const float *values)
+{
+    uint8_t codes[MTT__BLOCK], *to = (uint8_t *)t->data + column;
+    int64_t at, n, i;
+    MTT__BLOCKS(at, n, 0, count) {
+        mtt__round_eight(t, n, values + at, codes);
+        for (i = 0; i < n; i++) to[(at + i) * mtt__width(t)] = codes[i];
+    }
+}
+
+/* y and y_t = x, or (x - mean) rstd gain + shift, in 8 bits; zeros where y_t has no row of x */
+static void mtt__cpu_quantize(const mtt_op *op, const mtt_op_quantize *o)
+{
+    int64_t n = mtt__width(o->x), rows = mtt__rows(o->x), row;
+    (void)op;
+    MTT__THREADS(rows * n)
+    for (row = 0; row < (o->y_t ? mtt__width(o->y_t) : rows); row++) {
+        float x[MTT__BLOCK], gain[MTT__BLOCK], shift[MTT__BLOCK];
+        const float *stats = o->stats ? (const float *)o->stats->data + 2 * row : NULL;
+        int64_t at, count, k;
+        MTT__BLOCKS(at, count, 0, n) {
+            memset(x, 0, sizeof(x));
+            if (row < rows) mtt__load(o->x, row * n + at, count, x);
+            if (row < rows && stats) {
+                mtt__load(o->gain, at, count, gain);
+                if (o->shift) mtt__load(o->shift, at, count, shift);
+                else memset(shift, 0, sizeof(shift));
+                for (k = 0; k < count; k++) x[k] = (x[k] - stats[0]) * stats[1] * gain[k] + shift[k];
+            }
+            if (row < rows && o->y) mtt__store(o->y, row * n + at, count, x);
+            if (o->y_t) {
+                mtt_tensor y_t = mtt__row_range(o->y_t, at, count);
+                mtt__store_column(&y_t, row, count, x);
+            }
+        }
+    }
+}
+
+static void mtt__cpu_quantize_weights(const mtt_op *op, const mtt_op_quantize_weights *o)
+{
+    int i;
+    (void)o;
+    for (i = 0; i < 4; i++) {
+        mtt_op_quantize q = {op->operands[i], NULL, NULL, NULL, NULL, NULL};
+        if (op->transposed) q.y_t = op->operands[4 + i];
+        else q.y = op->operands[4 + i];
+        mtt__cpu_quantize(op, &q);
+    }
+}
+
+/* Rounds what an operation has made to 8 bits: as it is, and transposed. Either may be absent. */
+static void mtt__round_also(const mtt_op *op, mtt_tensor *x, mtt_tensor *x_8, mtt_tensor *x_t)
+{
+    mtt_op_quantize row = {x, NULL, NULL, NULL, x_8, x_t};
+    if (x_8 || x_t) mtt__cpu_quantize(op, &row);
+}
+
+/* dx = dy in 8 bits, with q and k rotated back. Before 8 bits, they are rounded to 16. */
+static void mtt__rotary_backward_eight(const mtt_op *op, const mtt_op_rotary_backward *o)
+{
+    const mtt_shape *d = op->shape;
+    int64_t dim = d->d_head, turned = d->heads + d->heads_kv, row;
+    MTT__THREADS(mtt__elements(o->dx))
+    for (row = 0; row < d->rows; row++) {
+        const float *angles = (const float *)o->angles->data + row % d->seq_len * dim;
+        int64_t head, at = row * mtt__width(o->dx), k;
+        float g[MTT__MAX_HEAD];
+        for (head = 0; head < turned + d->heads_kv; head++, at += dim) {
+            mtt__load(o->dy, at, dim, g);
+            if (head < turned) mtt__rotate(g, angles, dim, d->rotary_interleaved, 1);
+            for (k = 0; k < dim; k++) g[k] = mtt__from_bf16(mtt__to_bf16(g[k]));
+            mtt__store(o->dx, at, dim, g);
+        }
+    }
+}
+
+/* y_t = the activation of x, transposed, and zeros where it has no row of x */
+static void mtt__activation_transposed(mtt_mlp mlp, const mtt_tensor *x, const mtt_tensor *y_t)
+{
+    int64_t n = mtt__rows(y_t), pitch = mtt__width(x), rows = mtt__rows(x), row;
+    MTT__THREADS(rows * n)
+    for (row = 0; row < mtt__width(y_t); row++) {
+        float values[MTT__BLOCK], up[MTT__BLOCK], y[MTT__BLOCK] = {0};
+        int64_t at, count;
+        MTT__BLOCKS(at, count, 0, n) {
+            mtt_tensor columns = mtt__row_range(y_t, at, count);
+            if (row < rows) {
+                mtt__load(x, row * pitch + at, count, values);
+                if (pitch > n) mtt__load(x, row * pitch + n + at, count, up);
+                mtt__activation_block(mlp, values, up, y, count);
+            }
+            mtt__store_column(&columns, row, count, y);
+        }
+    }
+}
+
+/* sums (+)= the sums of the rows of dy_t */
+static void mtt__sum_columns(const mtt_tensor *dy_t, const mtt_tensor *sums, int add)
+{
+    int64_t n = mtt__width(dy_t), rows = mtt__rows(dy_t), row;
+    MTT__THREADS(rows * n)
+    for (row = 0; row < rows; row++) {
+        float buffer[MTT__BLOCK], *out = (float *)sums->data + row, sum = add ? *out : 0.0f;
+        int64_t at, count;
+        MTT__BLOCKS(at, count, 0, n) sum += mtt__sum(mtt__read(dy_t, row * n + at, count, buffer), count);
+        *out = sum;
+    }
+}
+
+/* d_weight (+)= x_t dy_t^T, or dy_t x_t^T for a transposed weight; d_bias (+)= sums of the rows of dy_t */
+static void mtt__weight_gradients_eight(const mtt_op *op, const mtt_op_linear_backward_weight *o)
+{
+    const mtt_tensor *left = op->transposed ? o->dy : o->x, *right = op->transposed ? o->x : o->dy;
+    if (o->d_weight)
+        mtt__gemm(op, mtt__matrix(left, 0), mtt__matrix(right, 1), mtt__matrix(o->d_weight, 0), NULL,
+                  op->adds, 1);
+    if (o->d_bias) mtt__sum_columns(o->dy, o->d_bias, op->adds);
+}
+
+/* Stores columns of a row of d_logits in e5m2. `row` counts from the micro-batch's first one. Rounded to
+   nearest, a target's gradient would stay the same while its probability moves by up to 1/8. That raised a
+   small model's perplexity by 1.4 % in 10,000 steps, random bytes by 0.2 to 0.5 % (tools/performance.md). */
+static void mtt__store_logits_eight(const mtt_op *op, const mtt_op_cross_entropy_backward *o, int64_t row,
+                                    int64_t column, int64_t n, const float *values, uint8_t *out)
+{
+    const mtt_control *c = mtt__control(o->control);
+    uint64_t stream = mtt__op_stream(op) | mtt__stream_step(c->micro_batch);
+    float scale = o->d_logits->scale->scale;
+    int64_t i, k;
+    for (i = 0; i < n; i += 8) {
+        mtt_draw draw = mtt__logits_draw(c->seed, stream, row, column + i, mtt__width(o->d_logits));
+        for (k = 0; k < 8; k++)
+            out[i + k] = mtt__to_e5m2_by(values[i + k] * scale,
+                                         mtt__dropout_number(draw.word, (int)(row % 2 * 8 + k), 8));
+    }
+}
+
+/* Makes the same by gradients of logits in 8 bits, which lie beside the logits. */
+static void mtt__chunk_gradients_eight(const mtt_op *op, const mtt_op_chunked_loss *o, mtt__loss_chunk *c)
+{
+    mtt_tensor d_logits = mtt__row_range(o->d_logits, 0, mtt__rows(&c->logits));
+    mtt_op_cross_entropy_backward d_loss = {&c->logits, &c->losses,  &c->targets,
+                                            o->control, o->counters, &d_logits};
+    mtt_op_linear_backward_input d_input = {&d_logits, o->weight_t, &c->dx};
+    float factor = mtt__loss_factor(mtt__control(o->control), mtt__counters(o->counters));
+    int64_t rows = mtt__rows(&d_logits), width = mtt__width(&d_logits), row;
+    mtt_op plain = *op;
+    plain.transposed = 0; /* weight_t is [in, out] */
+    MTT__THREADS(rows * width)
+    for (row = 0; row < rows; row++) {
+        float x[MTT__BLOCK];
+        int64_t j, n;
+        MTT__BLOCKS(j, n, 0, width) {
+            mtt__logit_block(op, &d_loss, factor, row, j, n, x);
+            mtt__store_logits_eight(op, &d_loss, c->first + row, j, n, x,
+                                    (uint8_t *)d_logits.data + row * width + j);
+        }
+    }
+    mtt__round_also(op, &d_logits, NULL, o->d_logits_t);
+    mtt__cpu_linear_backward_input(&plain, &d_input);
+    if (o->d_weight) {
+        mtt__view left = mtt__matrix(o->d_logits_t, 0), right = mtt__matrix(o->x_t, 1);
+        left.n = right.m = mtt__round_up(rows, 16);
+        right.first += c->first;
+        mtt__gemm(op, left, right, mtt__matrix(o->d_weight, 0), NULL, op->adds, 1);
+    }
+    if (o->d_bias) mtt__sum_columns(o->d_logits_t, o->d_bias, op->adds);
+}
+
+static void mtt__loss_eight(const mtt_op *op, const mtt_op_chunked_loss *o)
+{
+    mtt__scale_logits(o->d_logits->scale, mtt__control(o->control), mtt__counters(o->counters));
+    mtt__loss_by_chunks(op, o, mtt__chunk_gradients_eight);
+}
+
+static void mtt__cpu_merge_records(const mtt_op *op, const mtt_op_merge_records *o)
+{
+    const mtt_scale *rows = (const mtt_scale *)o->rows->data;
+    mtt_scale *scales = (mtt_scale *)o->scales->data;
+    int64_t count = o->scales->shape[0], i;
+    for (i = 0; i < op->shape->ranks * count; i++)
+        if (i / count != op->shape->rank) mtt__merge_record(&scales[i % count], &rows[i]);
+}
+
+/* Scales of the next step, and what this one clipped */
+static void mtt__cpu_rescale(const mtt_op *op, const mtt_op_rescale *o)
+{
+    mtt_scale *scales = (mtt_scale *)o->scales->data;
+    mtt_counters *counters = mtt__counters(o->counters);
+    int64_t i;
+    (void)op;
+    for (i = counters->clipped = 0; i < o->scales->shape[0]; i++)
+        counters->clipped += mtt__rescale(&scales[i], counters->skipped);
+}
+
+/* Runs an operation that takes or makes tensors in 8 bits beside what it does without; 0 = it has none. */
+static int mtt__cpu_eight(const mtt_op *op)
+{
+    const mtt_op_flash *f = MTT_OPERANDS_OF(flash, op);
+    const mtt_op_flash_backward *df = MTT_OPERANDS_OF(flash_backward, op);
+    const mtt_op_rotary_backward *r = MTT_OPERANDS_OF(rotary_backward, op);
+    const mtt_op_norm_backward *n = MTT_OPERANDS_OF(norm_backward, op);
+    const mtt_op_activation_backward *a = MTT_OPERANDS_OF(activation_backward, op); /* gelu_backward, too */
+    const mtt_op_linear_backward_weight *w = MTT_OPERANDS_OF(linear_backward_weight, op);
+    const mtt_op_chunked_loss *loss = MTT_OPERANDS_OF(chunked_loss, op);
+    mtt_mlp mlp = MTT_MLP_GELU;
+    switch (op->kind) {
+    case MTT_OP_flash:
+        if (!f->out_8) return 0;
+        mtt__cpu_flash(op, f);
+        mtt__round_also(op, f->out, f->out_8, NULL);
+        return 1;
+    case MTT_OP_flash_backward:
+        if (!df->d_qkv_t) return 0;
+        mtt__cpu_flash_backward(op, df);
+        mtt__round_also(op, df->d_qkv, NULL, df->d_qkv_t);
+        return 1;
+    case MTT_OP_rotary_backward:
+        if (!r->dx_t) return 0;
+        mtt__rotary_backward_eight(op, r);
+        mtt__round_also(op, r->dx, NULL, r->dx_t);
+        return 1;
+    case MTT_OP_norm_backward:
+        if (!n->dx_t && !n->y_t) return 0;
+        mtt__cpu_norm_backward(op, n);
+        mtt__round_also(op, n->dx, n->dx_8, n->dx_t);
+        if (n->y_t) {
+            mtt_op_quantize y = {n->x, n->stats, n->gain, n->shift, NULL, n->y_t};
+            mtt__cpu_quantize(op, &y);
+        }
+        return 1;
+    case MTT_OP_gelu_backward:
+    case MTT_OP_activation_backward:
+        if (!a->dx_t && !a->y_t) return 0;
+        if (op->kind == MTT_OP_activation_backward) mlp = op->shape->mlp;
+        if (a->y_t) mtt__activation_transposed(mlp, a->x, a->y_t);
+        mtt__slope_rows(mlp, a);
+        mtt__round_also(op, a->dx, NULL, a->dx_t);
+        return 1;
+    case MTT_OP_linear_backward_weight:
+        if (w->dy->dtype != MTT_F8_E5M2) return 0;
+        mtt__weight_gradients_eight(op, w);
+        return 1;
+    case MTT_OP_chunked_loss:
+        if (!loss->d_logits) return 0;
+        mtt__loss_eight(op, loss);
+        return 1;
+    default: return 0;
+    }
+}
+
+/* ---- a trainer's scales ---- */
+
+/* Moves scales of 8-bit tensors, from entry `at` up, between host and device. */
+static mtt_status mtt__move_scales(mtt_trainer *t, int way, int64_t at, int64_t count, float *values)
+{
+    mtt_scale *device = (mtt_scale *)t->schedule->programs[MTT__TRAIN].scales->data + at;
+    mtt_scale scale = {0, 0, 0, 0};
+    mtt_status status = MTT_OK;
+    int64_t i;
+    for (i = 0; i < count && !status; i++) {
+        if (way == MTT__PUT) scale.scale = values[i], scale.inverse = 1.0f / values[i];
+        status = mtt__copy(t, way, device + i, &scale, sizeof(scale));
+        if (way == MTT__GET) values[i] = t->measured ? scale.scale : 0.0f;
+    }
+    return status;
+}
+
+/* Scales for the pass that measures them: 14 is then the largest value. */
+static mtt_status mtt__fill_scales(mtt_trainer *t)
+{
+    int64_t count = t->schedule->programs[MTT__TRAIN].scales->shape[0], i;
+    for (i = 0; i < count; i++) t->values[i] = 1.0f / 32;
+    return mtt__move_scales(t, MTT__PUT, 0, count, t->values);
+}
+
+/* Takes the scales of rank 0, whose micro-batch is the first. */
+static mtt_status mtt__take_scales(mtt_trainer *t)
+{
+    const mtt_tensor *scales = t->schedule->programs[MTT__TRAIN].scales;
+    mtt_status status = mtt__copy(t, MTT__GET, scales->data, t->staging, scales->bytes);
+    if (!status) status = mtt__spread(t, 0, t->staging, scales->bytes);
+    return status ? status : mtt__copy(t, MTT__PUT, scales->data, t->staging, scales->bytes);
+}
+
+/* Measures the scales of 8-bit tensors by the first step's forward pass. */
+static mtt_status mtt__measure_scales(mtt_trainer *t, const int32_t *tokens, const int32_t *targets,
+                                      int64_t counted)
+{
+    const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
+    int forward = 0;
+    mtt_status status;
+    if (!p->scales || t->measured) return MTT_OK;
+    while (p->ops[forward].phase == MTT_FORWARD) forward++;
+    status = mtt__fill_scales(t);
+    if (!status) status = mtt__send(t, p, tokens, targets, counted, 0);
+    if (!status) status = mtt__told(t, t->backend.run(t->context, p->ops, forward));
+    if (!status) /* rescale, the last operation: FP8 has no early updates, so there is a step */
+        status = mtt__told(t, t->backend.run(t->context, p->ops + p->op_count - 1, 1));
+    if (!status && t->schedule->policy.ranks > 1) status = mtt__take_scales(t);
+    t->measured = !status;
+    return status;
+}
+
+static const mtt__wing *mtt__wing_eight(void)
+{
+    static const mtt__wing wing = {mtt__resolve_eight, mtt__check_eight, NULL, NULL, mtt__add_scales,
+                                   mtt__adjoint_eight, mtt__cpu_eight, mtt__measure_scales};
+    return &wing;
+}
+#endif /* MTT_NO_FP8 */
 
 /* -----------------------------------------------------------------------------------------------------------
    >>json
@@ -14636,7 +14375,7 @@ static mtt_status mtt__checkpoint_init(mtt__checkpoint *c, mtt_trainer *t, const
     for (i = 0; i < most - 1; i++) { /* of a frozen one the weight alone, and what exists of the others */
         const mtt__parameter *q = &p->parameters[i / MTT__OPTIM_KINDS];
         const int kind = (int)(i % MTT__OPTIM_KINDS);
-        if (merged ? kind == MTT__MASTER && !mtt__is_adapter(q->kind)
+        if (merged ? kind == MTT__MASTER && !mtt__is_added(q->kind)
                    : kind == MTT__MASTER || (!q->frozen && p->optim[kind]))
             c->kinds[c->kept++] = (int)i;
     }
@@ -14797,52 +14536,6 @@ static mtt_status mtt__checkpoint_numbers(mtt__checkpoint *c)
     return c->status;
 }
 
-/* Returns the adapter of a weight, A or B; NULL: none. */
-static const mtt__parameter *mtt__adapter(const mtt_trainer *t, const mtt__parameter *q, int of_b)
-{
-    static const int kinds[] = {MTT__QKV_WEIGHT, MTT__PROJ_WEIGHT, MTT__FC_WEIGHT, MTT__MLP_WEIGHT};
-    const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
-    int i, k = 0;
-    while (k < 4 && kinds[k] != q->kind) k++;
-    for (i = 0; i < p->parameter_count && k < 4; i++)
-        if (p->parameters[i].layer == q->layer && p->parameters[i].kind == MTT__QKV_A + 2 * k + of_b)
-            return &p->parameters[i];
-    return NULL;
-}
-
-/* Returns all values of a parameter, in memory of the caller's; NULL after a failure. */
-static float *mtt__all_values(mtt_trainer *t, const mtt__parameter *q, mtt_status *status)
-{
-    int64_t count = mtt__parameter_elements(q);
-    float *values = *status ? NULL : (float *)mtt__alloc(t->env, (size_t)count, sizeof(float));
-    if (!values && !*status) *status = MTT_E_MEMORY;
-    if (values) *status = mtt__move_optim(t, MTT__GET, q, MTT__MASTER, 0, count, values);
-    return values;
-}
-
-/* Adds scale A B to elements of a weight. */
-static mtt_status mtt__add_adapter(mtt_trainer *t, const mtt__parameter *q, int64_t at, int64_t count,
-                                   float *values)
-{
-    const mtt__parameter *a = mtt__adapter(t, q, 0), *b = mtt__adapter(t, q, 1);
-    mtt_status status = MTT_OK;
-    float *as, *bs;
-    int64_t i, k;
-    if (!a) return MTT_OK;
-    as = mtt__all_values(t, a, &status);
-    bs = mtt__all_values(t, b, &status);
-    for (i = 0; i < count && !status; i++) {
-        int64_t row = (at + i) / q->shape[1], column = (at + i) % q->shape[1];
-        double sum = 0;
-        for (k = 0; k < a->shape[1]; k++)
-            sum += (double)as[row * a->shape[1] + k] * (double)bs[k * q->shape[1] + column];
-        values[i] += (float)((double)mtt__lora_scale(&t->schedule->policy) * sum);
-    }
-    mtt__free(t->env, as);
-    mtt__free(t->env, bs);
-    return status;
-}
-
 /* Reads a piece of a tensor. Ranks that have a share of it send it to the others, so all must read it. */
 static mtt_status mtt__checkpoint_read(void *user, size_t index, size_t offset, void *buffer, size_t bytes)
 {
@@ -14854,9 +14547,9 @@ static mtt_status mtt__checkpoint_read(void *user, size_t index, size_t offset, 
     mtt_status status;
     c->read_tensors = index;
     c->read_bytes = offset + bytes;
-    if (index == c->kept) return mtt__move_scales(t, MTT__GET, at, count, (float *)buffer);
+    MTT_IF_EIGHT(if (index == c->kept) return mtt__move_scales(t, MTT__GET, at, count, (float *)buffer);)
     status = mtt__move_optim(t, MTT__GET, q, c->kinds[index] % MTT__OPTIM_KINDS, at, count, (float *)buffer);
-    if (!status && c->merged) status = mtt__add_adapter(t, q, at, count, (float *)buffer);
+    MTT_IF_ADAPTERS(if (!status && c->merged) status = mtt__add_adapter(t, q, at, count, (float *)buffer);)
     if (!status && !t->schedule->policy.rank)
         status = mtt__stay_busy(t); /* it may take long before it reads on */
     return status;
@@ -15043,11 +14736,13 @@ MTTDEF mtt_status mtt_resume(mtt_trainer *t, const char *path, mtt_batches *batc
                                 c.kinds[i] % MTT__OPTIM_KINDS, 0,
                                 (int64_t)(c.tensors[i].bytes / sizeof(float)),
                                 (float *)(uintptr_t)c.tensors[i].data);
+#ifndef MTT_NO_FP8
     if (!status && p->scales) {
         const float *scales = c.count > c.kept ? (const float *)(uintptr_t)c.tensors[c.kept].data : NULL;
         t->measured = scales && scales[0] > 0;
         if (t->measured) status = mtt__move_scales(t, MTT__PUT, 0, p->scales->shape[0], (float *)scales);
     }
+#endif /* MTT_NO_FP8 */
     if (!status) {
         const mtt__st_entry *from = mtt__st_find(&st.metadata, "precision");
         int scaled = from && (!strcmp(from->value, "fp16") || !strcmp(from->value, "fp8"));
@@ -15147,7 +14842,7 @@ MTTDEF int mtt_form_next(const mtt_model_desc *m, mtt_form form, int64_t *cursor
         if (mtt__parameter_row[kind].place != place ||
             strncmp(mtt__parameter_row[kind].name, begin, strlen(begin)) != 0 ||
             (part != MTT__WHOLE && (part == MTT__JOINED) != (form == MTT_FORM_MTT || !rotary)) ||
-            !mtt__parameter_shape(m, kind, 0, m->vocab, shape))
+            !mtt__parameter_shape(m, NULL, kind, m->vocab, shape))
             continue;
         mtt__form_fill(m, form, kind, layer, row, shape, t);
         return 1;
@@ -15748,7 +15443,7 @@ MTTDEF mtt_status mtt_trainer_load(mtt_trainer *t, mtt_model *m)
     if (!values) status = MTT_E_MEMORY;
     for (setting = 0; setting < 2; setting++) {
         for (q = p->parameters; q < end && !status; q++) {
-            if (mtt__is_adapter(q->kind)) continue;
+            if (mtt__is_added(q->kind)) continue;
             status = mtt_model_read(m, q->weight->name, values);
             if (!status && setting) status = mtt_parameter_set(t, (int)(q - p->parameters), values);
             if (!status && !setting && t->schedule->policy.ranks > 1)
@@ -15768,6 +15463,616 @@ MTTDEF mtt_status mtt_trainer_load(mtt_trainer *t, mtt_model *m)
 /* -----------------------------------------------------------------------------------------------------------
    >>generator
    -------------------------------------------------------------------------------------------------------- */
+
+/* ---- the pass `generate` ---- */
+
+static int mtt__generates(const mtt__builder *b)
+{
+    return b->schedule->chunk > 0;
+}
+
+/* The keys and values of each layer, and what a pass reads besides tokens. */
+static void mtt__add_cache(mtt__builder *b)
+{
+    const mtt_schedule *s = b->schedule;
+    const mtt_model_desc *m = &s->model;
+    mtt__program *p = b->program;
+    int64_t rows = s->programs[0].shape.rows;
+    int i;
+    if (!mtt__generates(b)) return;
+    p->sequences = mtt__add_state(b, MTT_I32, MTT_DATA, "sequences", rows, 0);
+    p->places = mtt__add_state(b, MTT_I32, MTT_DATA, "places", rows, 0);
+    p->last = mtt__add_state(b, MTT_I32, MTT_DATA, "last", s->batch, 0);
+    p->choices = mtt__add_state(b, MTT_U8, MTT_DATA, "choices", s->batch, (int64_t)sizeof(mtt_choice));
+    p->chosen = mtt__add_state(b, MTT_U8, MTT_DATA, "chosen", s->batch, (int64_t)sizeof(mtt_chosen));
+    p->cache = (mtt_tensor **)mtt__take(b, 2 * (size_t)m->layers * sizeof(*p->cache));
+    for (i = 0; i < 2 * m->layers && !b->status; i++) {
+        p->cache[i] = mtt__add_tensor(b, mtt__dtype(b), MTT_ACTIVATIONS, i / 2, "attn.",
+                                      i % 2 ? "values" : "keys", (int64_t)s->batch * m->heads_kv, s->seq_len,
+                                      m->d_head);
+        p->cache[i]->persistent = 1;
+    }
+}
+
+/* Returns the rows of a table at an index. */
+static mtt_tensor *mtt__gather_rows(mtt__builder *b, mtt_tensor *table, mtt_tensor *index, const char *name)
+{
+    mtt_tensor *y;
+    if (!table) return NULL;
+    y = mtt__add_tensor(b, table->dtype, MTT_DATA, -1, name, ".row", b->program->shape.rows,
+                        mtt__width(table), 0);
+    MTT__EMIT(b, -1, 0, gather, table, index, y);
+    return y;
+}
+
+/* The forward pass for rows of any sequences: tables of positions are gathered for each row, attention reads
+   the cache, the last row of each sequence reaches the head, and ids are chosen from its logits. */
+static int mtt__rule_generate(mtt__builder *b, mtt_op *op, const mtt_op *end)
+{
+    mtt__program *p = b->program;
+    mtt_tensor **angles = (mtt_tensor **)mtt__own(b, sizeof(*angles));
+    const mtt_op_flash *f = op < end ? MTT_OPERANDS_OF(flash, op) : NULL;
+    if (!angles) return 0;
+    switch (op < end ? op->kind : MTT_OP_KIND_COUNT) {
+    case MTT_OP_embed:
+        ((mtt_op_embed *)(void *)op->operands)->positions =
+            mtt__gather_rows(b, p->positions, p->places, "positions");
+        *angles = mtt__gather_rows(b, p->angles, p->places, "angles");
+        return 0;
+    case MTT_OP_rotary: ((mtt_op_rotary *)(void *)op->operands)->angles = *angles; return 0;
+    case MTT_OP_flash:
+        MTT__EMIT(b, op->layer, 0, cached_attention, f->qkv, p->sequences, p->places,
+                  p->cache[2 * op->layer], p->cache[2 * op->layer + 1], f->out);
+        return 1;
+    case MTT_OP_pick_row:
+        MTT__EMIT(b, -1, 0, gather, op->operands[0], p->last, op->operands[2]);
+        return 1;
+    case MTT_OP_KIND_COUNT: MTT__EMIT(b, -1, 0, choose_id, p->output, p->choices, p->chosen); return 0;
+    default: return 0;
+    }
+}
+
+static const mtt__wing *mtt__wing_generator(void)
+{
+    static const mtt__wing wing = {NULL, NULL, NULL, NULL, mtt__add_cache, NULL, NULL, NULL};
+    return &wing;
+}
+
+/* ---- products of few rows ---- */
+
+enum {
+    MTT__FEW_ROWS = 32,     /* up to so many of C, B is multiplied where it lies, instead of packed */
+    MTT__FEW_QUERIES = 4,   /* up to so many of a cache, its keys are, too */
+    MTT__FEW_COLUMNS = 4096 /* of C that a thread then computes at a time, at most */
+};
+
+/* A token of one sequence, or of each of a batch: B is read once from memory, at 28 GB/s a core, and from a
+   cache again for every MTT__ROWS rows of C. Terms are added as mtt__product_tile adds them, so the bits are
+   the same. A sum of DEPTH terms begins with 0 in `sum`; then C adds it. BF16 becomes floats in registers. No
+   generator computes in FP16.
+
+   MTT__FEW_ALONG: B's rows are side by side. Of whole rows it adds one at a time, because one long run of
+   memory is read up to twice as fast as many short ones. Of parts of rows it adds 16 at a time.
+
+   MTT__FEW_TOGETHER: the same for several rows of C, whose sums are in registers. Up to 512 columns are taken
+   at a time, and prefetched two vectors ahead: a step of 8 sequences of GPT-2 takes 1.5 times as long as of
+   one, instead of 2.7 times with 192 columns and no prefetch.
+
+   MTT__FEW_ACROSS: B's columns are contiguous. W of them and W rows are transposed in registers: log2 W
+   rounds, each of which interleaves the first half of the vectors with the second, bring the bits of the
+   columns into the rows' places. BF16 stays in pairs, words, until then. A sum waits for its last addition,
+   so the next columns are begun before these end. What comes next is prefetched: with 16 lanes the next
+   columns, 28 GB/s instead of 18; else the next terms of these, so that with AVX2 GPT-2's head takes 2.5 ms
+   in BF16 instead of 4. */
+#define MTT__FEW_ACROSS(name, vector, low, high, terms, add_terms)                                           \
+    static void name(int64_t m, int64_t n, int64_t k, const float *x, int64_t ldx, const float *b,           \
+                     int64_t ldb, float *sum)                                                                \
+    {                                                                                                        \
+        enum { wide = sizeof(vector) / sizeof(float) };                                                      \
+        typedef int32_t lanes __attribute__((vector_size(sizeof(vector)), unused));                          \
+        const int64_t next = wide == 16 ? wide * ldb : k;                                                    \
+        int64_t j, p, r;                                                                                     \
+        int i, round;                                                                                        \
+        for (p = 0; p < k; p += wide)                                                                        \
+            for (j = 0; j < n; j += wide) {                                                                  \
+                const float *at = b + j * ldb + p;                                                           \
+                vector total, t[wide], u[wide];                                                              \
+                MTT__UNROLL_VECTORS                                                                          \
+                for (i = 0; i < wide; i++, at += ldb) {                                                      \
+                    MTT__PREFETCH(at + next);                                                                \
+                    memcpy(&t[i], at, sizeof(vector));                                                       \
+                }                                                                                            \
+                MTT__UNROLL_VECTORS                                                                          \
+                for (round = 1; round < wide; round *= 2) {                                                  \
+                    MTT__UNROLL_VECTORS                                                                      \
+                    for (i = 0; i < wide / 2; i++) {                                                         \
+                        u[2 * i] = MTT__SHUFFLE(t[i], t[i + wide / 2], lanes, low);                          \
+                        u[2 * i + 1] = MTT__SHUFFLE(t[i], t[i + wide / 2], lanes, high);                     \
+                    }                                                                                        \
+                    MTT__UNROLL_VECTORS                                                                      \
+                    for (i = 0; i < wide; i++) t[i] = u[i];                                                  \
+                }                                                                                            \
+                for (r = 0; r < m; r++) {                                                                    \
+                    const float *of_row = x + r * ldx + p * terms;                                           \
+                    memcpy(&total, sum + r * n + j, sizeof(total));                                          \
+                    MTT__UNROLL_VECTORS                                                                      \
+                    for (i = 0; i < wide; i++) add_terms(total, of_row + i * terms, t[i]);                   \
+                    memcpy(sum + r * n + j, &total, sizeof(total));                                          \
+                }                                                                                            \
+            }                                                                                                \
+    }
+#define MTT__FEW_ALONG(name, element, load, value)                                                           \
+    static void name(int64_t n, int64_t k, const float *x, const element *b, int64_t ldb, float *sum)        \
+    {                                                                                                        \
+        enum { run = 16, wide = sizeof(mtt__vector) / sizeof(float) };                                       \
+        const int whole = n == ldb, even = n % wide == 0;                                                    \
+        int64_t p, j;                                                                                        \
+        mtt__vector v, row;                                                                                  \
+        int i;                                                                                               \
+        for (p = 0; p < k && whole && even; p++, b += ldb)                                                   \
+            for (j = 0; j < n; j += wide) {                                                                  \
+                memcpy(&v, sum + j, sizeof(v));                                                              \
+                load(row, b + j);                                                                            \
+                v = MTT__MULTIPLY_ADD(v, x[p], row);                                                         \
+                memcpy(sum + j, &v, sizeof(v));                                                              \
+            }                                                                                                \
+        for (; p < k && (whole || !even || k % run); p++, b += ldb) {                                        \
+            for (j = 0; j + wide <= n; j += wide) {                                                          \
+                memcpy(&v, sum + j, sizeof(v));                                                              \
+                load(row, b + j);                                                                            \
+                v = MTT__MULTIPLY_ADD(v, x[p], row);                                                         \
+                memcpy(sum + j, &v, sizeof(v));                                                              \
+            }                                                                                                \
+            for (; j < n; j++) sum[j] = MTT__ADD_PRODUCT(sum[j], x[p], value(b[j]));                         \
+        }                                                                                                    \
+        for (; p < k; p += run, b += run * ldb)                                                              \
+            for (j = 0; j < n; j += wide) {                                                                  \
+                memcpy(&v, sum + j, sizeof(v));                                                              \
+                MTT__UNROLL_VECTORS                                                                          \
+                for (i = 0; i < run; i++) {                                                                  \
+                    load(row, b + i * ldb + j);                                                              \
+                    v = MTT__MULTIPLY_ADD(v, x[p + i], row);                                                 \
+                }                                                                                            \
+                memcpy(sum + j, &v, sizeof(v));                                                              \
+            }                                                                                                \
+    }
+
+/* Up to MTT__ROWS rows: each vector of B is read once for all of them. Rows that C lacks repeat the last. */
+#define MTT__FEW_TOGETHER(name, element, load)                                                               \
+    static void name(int64_t m, int64_t n, int64_t k, const float *x, int64_t ldx, const element *b,         \
+                     int64_t ldb, float *sum)                                                                \
+    {                                                                                                        \
+        enum { wide = sizeof(mtt__vector) / sizeof(float) };                                                 \
+        mtt__vector total[MTT__ROWS], row;                                                                   \
+        const float *of_row[MTT__ROWS];                                                                      \
+        int64_t j, p;                                                                                        \
+        int r;                                                                                               \
+        for (r = 0; r < MTT__ROWS; r++) of_row[r] = x + (r < m ? r : m - 1) * ldx;                           \
+        for (j = 0; j < n; j += wide) {                                                                      \
+            memset(total, 0, sizeof(total));                                                                 \
+            for (p = 0; p < k; p++) {                                                                        \
+                MTT__PREFETCH(b + p * ldb + j + 2 * wide);                                                   \
+                load(row, b + p * ldb + j);                                                                  \
+                MTT__UNROLL_ROWS                                                                             \
+                for (r = 0; r < MTT__ROWS; r++) total[r] = MTT__MULTIPLY_ADD(total[r], of_row[r][p], row);   \
+            }                                                                                                \
+            for (r = 0; r < m; r++) memcpy(sum + r * n + j, &total[r], sizeof(total[r]));                    \
+        }                                                                                                    \
+    }
+
+#if defined(__x86_64__) && defined(__FMA__)
+#define MTT__ADD_PRODUCT(sum, x, y) fmaf(x, y, sum)
+#else
+#define MTT__ADD_PRODUCT(sum, x, y) ((sum) + (x) * (y))
+#endif
+#ifdef __clang__
+#define MTT__UNROLL_VECTORS _Pragma("clang loop unroll(full)")
+#define MTT__SHUFFLE(a, b, lanes, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define MTT__UNROLL_VECTORS _Pragma("GCC unroll 16")
+#define MTT__SHUFFLE(a, b, lanes, ...) __builtin_shuffle(a, b, __extension__(lanes){__VA_ARGS__})
+#endif
+#define MTT__PREFETCH(address) __builtin_prefetch(address, 0, 2)
+
+#ifdef MTT__GNU
+enum { MTT__ACROSS = sizeof(mtt__vector) / sizeof(float) };
+typedef uint32_t mtt__words __attribute__((vector_size(sizeof(mtt__vector))));
+typedef uint16_t mtt__halves __attribute__((vector_size(sizeof(mtt__vector) / 2)));
+
+/* Elements of BF16 as floats. Of a conversion of vectors GCC makes five instructions. */
+#if defined(__x86_64__) && defined(__AVX512F__)
+#define MTT__TO_WORDS(halves) (mtt__words) _mm512_cvtepu16_epi32((__m256i)(halves))
+#elif defined(__x86_64__) && defined(__AVX2__)
+#define MTT__TO_WORDS(halves) (mtt__words) _mm256_cvtepu16_epi32((__m128i)(halves))
+#else
+#define MTT__TO_WORDS(halves) __builtin_convertvector(halves, mtt__words)
+#endif
+MTT__INLINE void mtt__load_bf16(mtt__vector *v, const uint16_t *from)
+{
+    mtt__halves halves;
+    memcpy(&halves, from, sizeof(halves));
+    *v = (mtt__vector)(MTT__TO_WORDS(halves) << 16);
+}
+
+/* The terms of the lower, then of the upper halves of words. */
+#define MTT__ADD_TWO(sum, x, y)                                                                              \
+    ((sum) = MTT__MULTIPLY_ADD(sum, (x)[0], (mtt__vector)((mtt__words)(y) << 16)),                           \
+     (sum) = MTT__MULTIPLY_ADD(sum, (x)[1], (mtt__vector)((mtt__words)(y) & 0xffff0000u)))
+#define MTT__ADD_ONE(sum, x, y) ((sum) = MTT__MULTIPLY_ADD(sum, *(x), y))
+#define MTT__LOAD(v, from) memcpy(&(v), from, sizeof(v))
+#define MTT__LOAD_BF16(v, from) mtt__load_bf16(&(v), from)
+#define MTT__FLOAT(x) (x)
+MTT__FEW_ACROSS(mtt__few_across, mtt__vector, MTT__LOW, MTT__HIGH, 1, MTT__ADD_ONE)
+MTT__FEW_ACROSS(mtt__few_across_bf16, mtt__vector, MTT__LOW, MTT__HIGH, 2, MTT__ADD_TWO)
+MTT__FEW_ALONG(mtt__few_along, float, MTT__LOAD, MTT__FLOAT)
+MTT__FEW_ALONG(mtt__few_along_bf16, uint16_t, MTT__LOAD_BF16, mtt__from_bf16)
+MTT__FEW_TOGETHER(mtt__few_together, float, MTT__LOAD)
+MTT__FEW_TOGETHER(mtt__few_together_bf16, uint16_t, MTT__LOAD_BF16)
+#else
+enum { MTT__ACROSS = 0 }; /* no vectors */
+#define mtt__few_across(m, n, k, x, ldx, b, ldb, sum) ((void)(b))
+#define mtt__few_across_bf16(m, n, k, x, ldx, b, ldb, sum) ((void)(b))
+#define mtt__few_along(n, k, x, b, ldb, sum) ((void)(b))
+#define mtt__few_along_bf16(n, k, x, b, ldb, sum) ((void)(b))
+#define mtt__few_together(m, n, k, x, ldx, b, ldb, sum) ((void)(b))
+#define mtt__few_together_bf16(m, n, k, x, ldx, b, ldb, sum) ((void)(b))
+#endif
+
+/* Of words: x has k words, B rows of BF16, of which two make words. */
+#ifdef MTT__PAIRS_CODE
+#define MTT__ADD_PAIR(sum, x, y) ((sum) = MTT__PAIRS_ADD(sum, *(x), y))
+MTT__PAIRS_CODE
+MTT__FEW_ACROSS(mtt__few_across_pairs, mtt__pairs_vector, MTT__PAIRS_WORDS(LOW), MTT__PAIRS_WORDS(HIGH), 1,
+                MTT__ADD_PAIR)
+__attribute__((always_inline)) MTT__PAIRS_CODE
+MTT__INLINE void mtt__few_along_words(int64_t n, int64_t k, const float *x, const uint16_t *b, int64_t ldb,
+                                      float *sum, int words)
+{
+    enum { wide = sizeof(mtt__pairs_vector) / 2 };
+    typedef uint16_t row __attribute__((vector_size(2 * wide)));
+    int64_t p, j;
+    row even, odd;
+    int i;
+    for (p = 0; p < k; p += words, b += 2 * words * ldb, x += words)
+        for (j = 0; j < n; j += wide) {
+            mtt__pairs_vector left, right;
+            memcpy(&left, sum + j, sizeof(left));
+            memcpy(&right, sum + j + wide / 2, sizeof(right));
+            MTT__UNROLL_ROWS
+            for (i = 0; i < words; i++) {
+                if (words == 1) MTT__PREFETCH(b + 2 * (ldb + j)), MTT__PREFETCH(b + 2 * (ldb + j) + wide);
+                memcpy(&even, b + 2 * i * ldb + j, sizeof(even));
+                memcpy(&odd, b + (2 * i + 1) * ldb + j, sizeof(odd));
+                left = MTT__PAIRS_ADD(left, x[i], MTT__SHUFFLE(even, odd, row, MTT__PAIRS_HALVES(LOW)));
+                right = MTT__PAIRS_ADD(right, x[i], MTT__SHUFFLE(even, odd, row, MTT__PAIRS_HALVES(HIGH)));
+            }
+            memcpy(sum + j, &left, sizeof(left));
+            memcpy(sum + j + wide / 2, &right, sizeof(right));
+        }
+}
+
+MTT__PAIRS_CODE
+static void mtt__few_along_pairs(int64_t n, int64_t k, const float *x, const uint16_t *b, int64_t ldb,
+                                 float *sum)
+{
+    if (n == ldb || k % 8) mtt__few_along_words(n, k, x, b, ldb, sum, 1);
+    else mtt__few_along_words(n, k, x, b, ldb, sum, 8);
+}
+
+MTT__PAIRS_CODE
+static void mtt__few_together_pairs(int64_t m, int64_t n, int64_t k, const float *x, int64_t ldx,
+                                    const uint16_t *b, int64_t ldb, float *sum)
+{
+    enum { wide = sizeof(mtt__pairs_vector) / 2, side = wide / 2 };
+    typedef uint16_t row __attribute__((vector_size(2 * wide)));
+    mtt__pairs_vector left[MTT__ROWS], right[MTT__ROWS];
+    const float *of_row[MTT__ROWS];
+    int64_t j, p;
+    row even, odd, low, high;
+    int r;
+    for (r = 0; r < MTT__ROWS; r++) of_row[r] = x + (r < m ? r : m - 1) * ldx;
+    for (j = 0; j < n; j += wide) {
+        memset(left, 0, sizeof(left));
+        memset(right, 0, sizeof(right));
+        for (p = 0; p < k; p++) {
+            MTT__PREFETCH(b + 2 * p * ldb + j + 2 * wide);
+            MTT__PREFETCH(b + (2 * p + 1) * ldb + j + 2 * wide);
+            memcpy(&even, b + 2 * p * ldb + j, sizeof(even));
+            memcpy(&odd, b + (2 * p + 1) * ldb + j, sizeof(odd));
+            low = MTT__SHUFFLE(even, odd, row, MTT__PAIRS_HALVES(LOW));
+            high = MTT__SHUFFLE(even, odd, row, MTT__PAIRS_HALVES(HIGH));
+            MTT__UNROLL_ROWS
+            for (r = 0; r < MTT__ROWS; r++) {
+                left[r] = MTT__PAIRS_ADD(left[r], of_row[r][p], low);
+                right[r] = MTT__PAIRS_ADD(right[r], of_row[r][p], high);
+            }
+        }
+        for (r = 0; r < m; r++) {
+            memcpy(sum + r * n + j, &left[r], sizeof(left[r]));
+            memcpy(sum + r * n + j + side, &right[r], sizeof(right[r]));
+        }
+    }
+}
+#else
+#define mtt__few_across_pairs(m, n, k, x, ldx, b, ldb, sum) ((void)(b))
+#define mtt__few_along_pairs(n, k, x, b, ldb, sum) ((void)(b))
+#define mtt__few_together_pairs(m, n, k, x, ldx, b, ldb, sum) ((void)(b))
+#endif
+
+/* Adds up to DEPTH terms, from p up, for n columns, from j0 up, of C's rows i to i + m - 1. */
+static void mtt__few_terms(const mtt__product *g, int64_t i, int64_t m, int64_t p, int64_t j0, int64_t n,
+                           float *sum)
+{
+    int64_t k = mtt__min(MTT__DEPTH, g->a.m - p), at = g->b.first + p * g->b.row + j0 * g->b.column;
+    int64_t ldb = g->b.row * g->b.column, first = g->a.first + i * g->a.column + p, ldx = g->a.column, r;
+    int across = g->b.column != 1, half = g->b.t->dtype == MTT_BF16_BITS;
+    int floats = g->pairs || g->a.t->dtype == MTT_F32;
+    float terms[(int)MTT__ROWS * MTT__DEPTH];
+    const float *x = floats ? (const float *)g->a.t->data + first : terms;
+    const float *b = (const float *)g->b.t->data + at;
+    const uint16_t *halves = (const uint16_t *)g->b.t->data + at;
+    const float *words = (const float *)(const void *)halves;
+    for (r = 0; r < m && !floats; r++) mtt__load(g->a.t, first + r * ldx, k, terms + r * MTT__DEPTH);
+    if (!floats) ldx = MTT__DEPTH;
+    memset(sum, 0, (size_t)(m * n) * sizeof(float));
+    if (g->pairs && across) mtt__few_across_pairs(m, n, k, x, ldx, b, ldb, sum);
+    else if (g->pairs && m > 1) mtt__few_together_pairs(m, n, k, x, ldx, halves + p * ldb, ldb, sum);
+    else if (g->pairs) mtt__few_along_pairs(n, k, x, halves + p * ldb, ldb, sum);
+    else if (half && across) mtt__few_across_bf16(m, n, k / 2, x, ldx, words, ldb / 2, sum);
+    else if (half && m > 1) mtt__few_together_bf16(m, n, k, x, ldx, halves, ldb, sum);
+    else if (half) mtt__few_along_bf16(n, k, x, halves, ldb, sum);
+    else if (across) mtt__few_across(m, n, k, x, ldx, b, ldb, sum);
+    else if (m > 1) mtt__few_together(m, n, k, x, ldx, b, ldb, sum);
+    else mtt__few_along(n, k, x, b, ldb, sum);
+}
+
+/* n columns of C, from j0 up. */
+static void mtt__few_columns(const mtt__product *g, int64_t j0, int64_t n)
+{
+    int64_t p, i, j, m;
+    float *sum = mtt__tiles(g->op), *c = sum + MTT__ROWS * n;
+    memset(c, 0, (size_t)(g->c.m * n) * sizeof(float));
+    for (i = 0; i < g->c.m && g->bias; i++) mtt__load(g->bias, j0, n, c + i * n);
+    for (p = 0; p < g->a.m; p += MTT__DEPTH)
+        for (i = 0; i < g->c.m; i += m) {
+            m = mtt__min(MTT__ROWS, g->c.m - i);
+            mtt__few_terms(g, i, m, p, j0, n, sum);
+            for (j = 0; j < m * n; j++) c[i * n + j] += sum[j];
+        }
+    for (i = 0; i < g->c.m; i++) mtt__store(g->c.t, g->c.first + i * g->c.row + j0, n, c + i * n);
+}
+
+/* Computes C's only row. Threads share B's rows, DEPTH at a time, so each reads long runs of memory: up to
+   twice as fast as if they shared its columns. 0 = B has too few rows for all threads, or there are too many
+   sums. */
+static int mtt__few_panels(const mtt__product *g)
+{
+    enum { depth = MTT__DEPTH, space = 65536 };
+    float *sums = mtt__tiles(g->op), *c = sums + space - g->c.n;
+    int64_t n = g->c.n, threads = mtt__threads(), panels = mtt__ceil_div(g->a.m, depth), p, j;
+    if (threads == 1 || panels < threads || (panels + 1) * n > space || n * g->a.m <= MTT__ALONE) return 0;
+    MTT__OMP(omp parallel for schedule(dynamic, 1))
+    for (p = 0; p < panels; p++) mtt__few_terms(g, 0, 1, p * depth, 0, n, sums + p * n);
+    memset(c, 0, (size_t)n * sizeof(float));
+    if (g->bias) mtt__load(g->bias, 0, n, c);
+    for (p = 0; p < panels; p++)
+        for (j = 0; j < n; j++) c[j] += sums[p * n + j];
+    mtt__store(g->c.t, g->c.first, n, c);
+    return 1;
+}
+
+/* 1 = done, 0 = C has too many rows, or the operands are of other types or widths. */
+static int mtt__few_rows(const mtt__product *g)
+{
+    int across = g->b.column != 1, half = !g->pairs && g->b.t->dtype == MTT_BF16_BITS;
+    int wide = g->pairs ? 16 : MTT__ACROSS;
+    int64_t n = g->c.n, share = mtt__ceil_div(n, mtt__threads()), j0;
+    int64_t columns = !across ? 192 : wide == 16 ? 16 : 64;
+    if (!across && g->c.m == 1 && share > columns)
+        columns = mtt__min(MTT__FEW_COLUMNS, mtt__round_up(share, 32));
+    if (!across && g->c.m > 1) columns = mtt__round_up(mtt__ceil_div(share, mtt__ceil_div(share, 512)), 32);
+    if (g->c.m > MTT__FEW_ROWS || g->add || g->scale != 1 || g->a.column == 1 || MTT__ACROSS == 0) return 0;
+    if (g->b.t->dtype != MTT_F32 && g->b.t->dtype != MTT_BF16_BITS) return 0;
+    if (across && (g->a.m % (half ? 2 * wide : wide) || n % wide)) return 0;
+    if (across && half && (g->b.first | g->b.column) % 2) return 0;
+    if (!across && g->pairs && n % 32) return 0;
+    if (!across && g->c.m > 1 && n % wide) return 0;
+    if (!across && g->c.m == 1 && mtt__few_panels(g)) return 1;
+    MTT__OMP(omp parallel for schedule(dynamic, across ? share / (4 * columns) + 1 : 1)
+                 if (n * g->a.m > MTT__ALONE))
+    for (j0 = 0; j0 < n; j0 += columns) mtt__few_columns(g, j0, mtt__min(columns, n - j0));
+    return 1;
+}
+
+/* ---- attention to a cache, and rows of a table ---- */
+
+/* Counts the rows of a tile from row i up: neighbours in their sequence, up to a place that tiles of keys
+   divide. So a row's bits do not depend on which rows are computed with it. 0 = row i is within a tile, or no
+   token. */
+static int64_t mtt__tile_rows(const mtt_op *op, const int32_t *sequences, const int32_t *places, int64_t i)
+{
+    int64_t n = 1;
+    if (places[i] < 0) return 0;
+    if (i && places[i] % MTT__TILE && sequences[i - 1] == sequences[i] && places[i - 1] == places[i] - 1)
+        return 0;
+    while (i + n < op->shape->rows && (places[i] + n) % MTT__TILE && sequences[i + n] == sequences[i] &&
+           places[i + n] == places[i] + n)
+        n++;
+    return n;
+}
+
+/* The products of a few queries. Keys of a cache are contiguous, so they are multiplied as few rows, with the
+   same bits. That takes half the time: keys are not transposed, and no rows of zeros are multiplied. */
+static void mtt__few_scores(const mtt__attention_tile *t, int64_t dim, int64_t j0, int64_t n,
+                            mtt__attention_tiles *a)
+{
+    int64_t columns = mtt__round_up(n, MTT__ACROSS), i;
+    mtt__load(t->k_t.t, t->k_t.first + j0 * dim, n * dim, a->k);
+    for (i = 0; i < t->m; i++)
+        mtt__few_across(1, columns, dim, a->q + i * MTT__MAX_HEAD, 0, a->k, dim, a->s + i * MTT__TILE);
+}
+
+static void mtt__few_values(const mtt__attention_tile *t, int64_t dim, int64_t j0, int64_t n,
+                            mtt__attention_tiles *a)
+{
+    int64_t i, j;
+    mtt__load(t->v.t, t->v.first + j0 * dim, n * dim, a->v);
+    for (i = 0; i < t->m; i++) {
+        float sum[MTT__MAX_HEAD] = {0};
+        mtt__few_along(dim, n, a->s + i * MTT__TILE, a->v, dim, sum);
+        for (j = 0; j < dim; j++) a->o[i * MTT__MAX_HEAD + j] += sum[j];
+    }
+}
+
+/* k and v of each row into the cache; then flash attention with the keys and values there */
+static void mtt__cpu_cached_attention(const mtt_op *op, const mtt_op_cached_attention *o)
+{
+    const mtt_shape *d = op->shape;
+    const int32_t *sequences = (const int32_t *)o->sequences->data;
+    const int32_t *places = (const int32_t *)o->places->data;
+    mtt_qkv qkv = mtt_qkv_of(d);
+    int64_t dim = d->d_head, context = o->keys->shape[1], groups = d->heads_kv, across = MTT__ACROSS, i, job;
+    size_t size = mtt__bytes_of(o->qkv->dtype, 1), row = size * (size_t)qkv.row;
+    for (i = 0; i < d->rows; i++) {
+        const char *from = (const char *)o->qkv->data + (size_t)i * row;
+        int head;
+        if (places[i] < 0) memset((char *)o->out->data + size * (size_t)(i * d->heads * dim), 0,
+                                  size * (size_t)(d->heads * dim));
+        for (head = 0; head < groups && places[i] >= 0; head++) {
+            size_t at = size * (size_t)(((sequences[i] * groups + head) * context + places[i]) * dim);
+            int query = head * (d->heads / d->heads_kv);
+            memcpy((char *)o->keys->data + at,
+                   from + size * (size_t)mtt_qkv_column(&qkv, MTT__K, query), size * (size_t)dim);
+            memcpy((char *)o->values->data + at,
+                   from + size * (size_t)mtt_qkv_column(&qkv, MTT__V, query), size * (size_t)dim);
+        }
+    }
+    MTT__OMP(omp parallel for schedule(dynamic, 1) if (d->rows * d->heads * dim * (*places + 1) > MTT__ALONE))
+    for (job = 0; job < d->rows * d->heads; job++) {
+        int64_t at = job / d->heads, head = job % d->heads, m = mtt__tile_rows(op, sequences, places, at);
+        int64_t kv = sequences[at] * groups + head / (d->heads / groups);
+        mtt__attention_tile t = {mtt__head(op, o->qkv, MTT__Q, head),
+                                 mtt__matrix_at(o->keys, kv * context * dim, context, dim, 1),
+                                 mtt__matrix_at(o->values, kv * context * dim, context, dim, 0),
+                                 mtt__head(op, o->out, MTT__OUT, head), at, m, places[at], places[at] + m,
+                                 NULL, 0, NULL};
+        int few = m <= MTT__FEW_QUERIES && across && dim % across == 0;
+        if (few && m) mtt__attend(op, &t, mtt__few_scores, mtt__few_values);
+        else if (m) mtt__attend(op, &t, mtt__tile_scores, mtt__tile_values);
+    }
+}
+
+/* y[i] = x[index[i]], or 0 */
+static void mtt__cpu_gather(const mtt_op *op, const mtt_op_gather *o)
+{
+    const int32_t *index = (const int32_t *)o->index->data;
+    size_t bytes = o->y->bytes / (size_t)o->y->shape[0];
+    int64_t i;
+    (void)op;
+    for (i = 0; i < o->y->shape[0]; i++)
+        if (index[i] < 0) memset((char *)o->y->data + (size_t)i * bytes, 0, bytes);
+        else
+            memcpy((char *)o->y->data + (size_t)i * bytes,
+                   (const char *)o->x->data + (size_t)index[i] * bytes, bytes);
+}
+
+/* ---- the choice of an id ---- */
+
+/* Returns the weight of a row's first `count` ids, or without a scale their number, of those whose logits are
+   not before `least` in order. */
+static uint64_t mtt__choice_mass(const mtt_tensor *logits, int64_t first, int64_t count, uint32_t least,
+                                 float most, float scale)
+{
+    float buffer[MTT__BLOCK];
+    uint64_t mass = 0;
+    int64_t at, n, k;
+    MTT__BLOCKS(at, n, first, first + count) {
+        const float *x = mtt__read(logits, at, n, buffer);
+        if (scale > 0)
+            for (k = 0; k < n; k++)
+                mass += mtt__order(x[k]) >= least ? mtt__choice_weight(most, x[k], scale) : 0;
+        else
+            for (k = 0; k < n; k++) mass += mtt__order(x[k]) >= least;
+    }
+    return mass;
+}
+
+/* Finds the last place in order, from `least` up, that leaves a mass of `wanted`. Bisection needs no
+   memory. */
+static uint32_t mtt__choice_least(const mtt_tensor *logits, int64_t first, int64_t count, uint32_t least,
+                                  float most, float scale, double wanted)
+{
+    uint32_t end = mtt__order(most) + 1;
+    while (end - least > 1) {
+        uint32_t middle = least + (end - least) / 2;
+        double mass = (double)mtt__choice_mass(logits, first, count, middle, most, scale);
+        if (mass < wanted) end = middle;
+        else least = middle;
+        if (mass >= wanted && mass <= wanted) break;
+    }
+    return least;
+}
+
+/* Takes an id from the row of logits that begins at element `first`. */
+static mtt_chosen mtt__choose_in_row(const mtt_tensor *logits, int64_t first, const mtt_choice *c)
+{
+    mtt_chosen chosen = {-1, 0};
+    float buffer[MTT__BLOCK], most;
+    uint32_t top = 0, least = 1, floor_order;
+    uint64_t mass, target;
+    int64_t end = first + c->count, at, n, k;
+    if (c->count < 1) return chosen;
+    MTT__BLOCKS(at, n, first, end) {
+        const float *x = mtt__read(logits, at, n, buffer);
+        for (k = 0; k < n; k++) top = mtt__order(x[k]) > top ? mtt__order(x[k]) : top;
+    }
+    mtt__load(logits, first, 1, &most);
+    if (!mtt__order(most)) top = 0; /* a NaN is taken if it comes first, and so noticed */
+    MTT__BLOCKS(at, n, first, end) {
+        const float *x = mtt__read(logits, at, n, buffer);
+        for (k = 0; k < n && mtt__order(x[k]) != top; k++) {}
+        if (k < n) break;
+    }
+    most = chosen.logit = mtt__read(logits, at, n, buffer)[k];
+    chosen.id = (int32_t)(at + k - first);
+    if (!(c->scale > 0) || !mtt__finite((double)most)) return chosen;
+    if (c->top_k > 0 && c->top_k < c->count)
+        least = mtt__choice_least(logits, first, c->count, least, most, 0, c->top_k);
+    mass = mtt__choice_mass(logits, first, c->count, least, most, c->scale);
+    if (c->top_p > 0 && c->top_p < 1) {
+        least = mtt__choice_least(logits, first, c->count, least, most, c->scale,
+                                  (double)c->top_p * (double)mass);
+        mass = mtt__choice_mass(logits, first, c->count, least, most, c->scale);
+    }
+    floor_order = mtt__order(most - c->below);
+    if (floor_order > least) {
+        least = floor_order;
+        mass = mtt__choice_mass(logits, first, c->count, least, most, c->scale);
+    }
+    target = (uint64_t)((double)mass * c->place);
+    if (target >= mass) target = mass - 1; /* the product was rounded up */
+    MTT__BLOCKS(at, n, first, end) {
+        const float *x = mtt__read(logits, at, n, buffer);
+        for (k = 0; k < n; k++) {
+            uint32_t weight = mtt__order(x[k]) < least ? 0 : mtt__choice_weight(most, x[k], c->scale);
+            chosen.id = (int32_t)(at + k - first);
+            chosen.logit = x[k];
+            if (target < weight) return chosen;
+            target -= weight;
+        }
+    }
+    return chosen;
+}
+
+static void mtt__cpu_choose_id(const mtt_op *op, const mtt_op_choose_id *o)
+{
+    int64_t rows = mtt__rows(o->logits), width = mtt__width(o->logits), row;
+    (void)op;
+    MTT__THREADS(rows * width)
+    for (row = 0; row < rows; row++)
+        ((mtt_chosen *)o->chosen->data)[row] =
+            mtt__choose_in_row(o->logits, row * width, (const mtt_choice *)o->choices->data + row);
+}
 
 /* ---- drawing ids, and the text of a sequence ---- */
 
