@@ -10,10 +10,10 @@ static int live_blocks, allocations, fails_at = -1;
 static size_t taken_bytes;
 static mtt_backend backend;
 
-static mtt_status counted_arena(void *context, size_t bytes, void **block)
+static mtt_status counted_arena(void *context, mtt_place place, size_t bytes, void **block)
 {
     taken_bytes += bytes;
-    return mtt_cpu_backend()->alloc(context, bytes, block);
+    return mtt_cpu_backend()->alloc(context, place, bytes, block);
 }
 
 static void *counted_alloc(void *user, size_t bytes)

@@ -3230,9 +3230,9 @@ static void unread_failure(void)
 }
 
 /* A device whose memory is full. */
-static mtt_status full_alloc(void *context, size_t bytes, void **block)
+static mtt_status full_alloc(void *context, mtt_place place, size_t bytes, void **block)
 {
-    (void)bytes;
+    (void)place, (void)bytes;
     *block = NULL;
     snprintf(((mtt__cpu *)context)->env->error, sizeof(env.error), "the device has 4000000 bytes free");
     return MTT_E_BUDGET;

@@ -195,11 +195,11 @@ static void compact_bytes(void)
 
 static size_t device_allocations, device_bytes;
 
-static mtt_status counting_alloc(void *context, size_t bytes, void **block)
+static mtt_status counting_alloc(void *context, mtt_place place, size_t bytes, void **block)
 {
     device_allocations++;
     device_bytes += bytes;
-    return mtt_cpu_backend()->alloc(context, bytes, block);
+    return mtt_cpu_backend()->alloc(context, place, bytes, block);
 }
 
 static void same_report(const mtt_schedule *schedule, const mtt_plan_report *planned, const char *text)
