@@ -38,13 +38,15 @@
                 activations
    >>schedule   the program of a step
 
-   The wings stand behind it. Most of them can be left out, see OPTIONS:
+   The wings stand behind it. Most of them can be left out, see OPTIONS. A wing that is a technique adds rows
+   to tables of the hall, which stand with the operations in the interface:
 
-   >>json       a pull reader, UTF-8              >>checkpoint safetensors, save and resume
-   >>files      atomic writing, CRC-32            >>models     files of other programs
-   >>tokenizer  Unicode classes, BPE              >>generator  sampling, a cache, prompts
-   >>data       corpora, splits, datasets         >>ranks      processes that train together
-   >>batches    shuffled sequences, evaluation
+   >>adapters   LoRA                              >>batches    shuffled sequences, evaluation
+   >>eight      FP8                               >>checkpoint safetensors, save and resume
+   >>json       a pull reader, UTF-8              >>models     files of other programs
+   >>files      atomic writing, CRC-32            >>generator  generation, sampling, prompts
+   >>tokenizer  Unicode classes, BPE              >>ranks      processes that train together
+   >>data       corpora, splits, datasets
 
    READING PATH
    How memory-efficient training works, in about 2,000 lines: rooms by tag, and the parts of them that have
@@ -106,7 +108,8 @@
       mtt_schedule_print shows the program, mtt_schedule_print_passes how it is made.
    3. The trainer: mtt_trainer_create, mtt_train_step, mtt_evaluate_tokens, mtt_generate, mtt_save,
       mtt_resume.
-   4. The generator: mtt_generator_plan, mtt_generator_create, mtt_generator_load, mtt_generator_run.
+   4. The generator: mtt_generator_plan, mtt_generator_create, mtt_generator_run; mtt_trainer_load of its
+      mtt_generator_trainer.
    Descriptors are structs in which zero means the default. mtt_*_resolve fills the defaults in. Calls copy
    descriptors, texts and arrays, so these may go afterwards, unless a comment says otherwise. Functions
    return a status; the environment's `error` then says what is wrong and how to fix it. examples/hello.c is
@@ -177,8 +180,9 @@
       MTT_NO_RANKS          everywhere  leave out ranks, and with them sockets;
       MTT_NO_TEXT           everywhere  tokenizers, datasets and batches, and with them the generator;
       MTT_NO_MODELS         everywhere  models in folders, and adapters' files;
-      MTT_NO_GENERATOR      everywhere  sampling and generation
-      MTT_NO_FP8            here        FP8's passes, and its operations on the CPU
+      MTT_NO_GENERATOR      everywhere  sampling and generation;
+      MTT_NO_ADAPTERS       everywhere  LoRA;
+      MTT_NO_FP8            everywhere  FP8
       MTT_BACKEND_API       everywhere  declare operations and tensors, for backends and for programs that
                                         look into a schedule; MTT_IMPLEMENTATION does, too
       MTT_DOCUMENT_BYTES    here        least bytes of a document cut from plain text, default 4096
@@ -1191,17 +1195,10 @@ MTTDEF mtt_status mtt_generator_create(mtt_env *env, const mtt_model_desc *model
                                        const mtt_generator_desc *desc, const mtt_backend *backend,
                                        mtt_generator **out);
 MTTDEF void mtt_generator_destroy(mtt_generator *generator);
-/* Its schedule has the operations of a pass over a chunk. */
-MTTDEF const mtt_schedule *mtt_generator_schedule(const mtt_generator *generator);
-/* As mtt_trainer_device_bytes. */
-MTTDEF size_t mtt_generator_device_bytes(const mtt_generator *generator);
-/* Parameters by number, as mtt_parameter and mtt_parameter_set have them. */
-MTTDEF const char *mtt_generator_parameter(const mtt_generator *generator, int index, int64_t shape[2]);
-MTTDEF mtt_status mtt_generator_set(mtt_generator *generator, int index, const float *values);
-#ifndef MTT_NO_MODELS
-/* As mtt_trainer_load. */
-MTTDEF mtt_status mtt_generator_load(mtt_generator *generator, mtt_model *model);
-#endif
+/* A generator is a trainer that has weights alone. Take it for mtt_parameter, mtt_parameter_set,
+   mtt_trainer_load, mtt_trainer_schedule, whose operations are those of a pass over a chunk, and
+   mtt_trainer_device_bytes. Other calls refuse it. It belongs to the generator. */
+MTTDEF mtt_trainer *mtt_generator_trainer(mtt_generator *generator);
 
 /* Appends counts[i] tokens to sequence i of the cache, for each of the batch; 0 leaves it alone. `logits`, a
    row of `vocab` for each sequence, get those of the token after the last one; rows of sequences without new
@@ -1632,16 +1629,16 @@ typedef struct mtt_chosen {
       2 * mtt__count(o->y) * (mtt__columns(o->x) + mtt__columns(o->xa)), moved + 2 * (double)o->y->bytes, 0)
 #define MTT__ADAPTERS_ADJOINTS(X) X(linear_adapted, linear_adapted)
 /* A and B of each linear layer, in the order of mtt__linears, and x A. */
-#define MTT__LORA_RANK (policy ? policy->lora_rank : 0)
+#define MTT__LORA (policy ? policy->lora_rank : 0)
 #define MTT__ADAPTERS_PARAMETERS(X)                                                                          \
-    X(QKV_A, "h.%d.attn.c_attn.lora_A", LAYER, m->d_model, MTT__LORA_RANK, UNIFORM, MTT__LORA_RANK)          \
-    X(QKV_B, "h.%d.attn.c_attn.lora_B", LAYER, MTT__LORA_RANK, qkv_width, ZEROS, MTT__LORA_RANK)             \
-    X(PROJ_A, "h.%d.attn.c_proj.lora_A", LAYER, m->heads * m->d_head, MTT__LORA_RANK, UNIFORM, MTT__LORA_RANK)\
-    X(PROJ_B, "h.%d.attn.c_proj.lora_B", LAYER, MTT__LORA_RANK, m->d_model, ZEROS, MTT__LORA_RANK)           \
-    X(FC_A, "h.%d.mlp.c_fc.lora_A", LAYER, m->d_model, MTT__LORA_RANK, UNIFORM, MTT__LORA_RANK)              \
-    X(FC_B, "h.%d.mlp.c_fc.lora_B", LAYER, MTT__LORA_RANK, mtt__fc_width(m), ZEROS, MTT__LORA_RANK)          \
-    X(MLP_A, "h.%d.mlp.c_proj.lora_A", LAYER, m->d_ff, MTT__LORA_RANK, UNIFORM, MTT__LORA_RANK)              \
-    X(MLP_B, "h.%d.mlp.c_proj.lora_B", LAYER, MTT__LORA_RANK, m->d_model, ZEROS, MTT__LORA_RANK)
+    X(QKV_A, "h.%d.attn.c_attn.lora_A", LAYER, m->d_model, MTT__LORA, UNIFORM, MTT__LORA)                    \
+    X(QKV_B, "h.%d.attn.c_attn.lora_B", LAYER, MTT__LORA, qkv_width, ZEROS, MTT__LORA)                       \
+    X(PROJ_A, "h.%d.attn.c_proj.lora_A", LAYER, m->heads * m->d_head, MTT__LORA, UNIFORM, MTT__LORA)         \
+    X(PROJ_B, "h.%d.attn.c_proj.lora_B", LAYER, MTT__LORA, m->d_model, ZEROS, MTT__LORA)                     \
+    X(FC_A, "h.%d.mlp.c_fc.lora_A", LAYER, m->d_model, MTT__LORA, UNIFORM, MTT__LORA)                        \
+    X(FC_B, "h.%d.mlp.c_fc.lora_B", LAYER, MTT__LORA, mtt__fc_width(m), ZEROS, MTT__LORA)                    \
+    X(MLP_A, "h.%d.mlp.c_proj.lora_A", LAYER, m->d_ff, MTT__LORA, UNIFORM, MTT__LORA)                        \
+    X(MLP_B, "h.%d.mlp.c_proj.lora_B", LAYER, MTT__LORA, m->d_model, ZEROS, MTT__LORA)
 #define MTT__ADAPTERS_ACTIVATIONS(X)                                                                         \
     X(QKV_XA, "attn.c_attn.xa", d->rows, b->policy->lora_rank, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)    \
     X(PROJ_XA, "attn.c_proj.xa", d->rows, b->policy->lora_rank, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)   \
@@ -3749,7 +3746,8 @@ typedef struct mtt__wing {
     mtt_status (*begin)(mtt_trainer *t, const int32_t *tokens, const int32_t *targets, int64_t counted);
 } mtt__wing; /* begin: before a training step's micro-batches */
 typedef const mtt__wing *mtt__wing_of(void); /* a function, since C++ cannot declare a constant ahead */
-#define MTT__WINGS(X) MTT_IF_GENERATOR(X(generator)) MTT_IF_ADAPTERS(X(adapters)) MTT_IF_EIGHT(X(eight))
+#define MTT__WINGS(X)                                                                   \
+    MTT_IF_GENERATOR(X(generator)) MTT_IF_ADAPTERS(X(adapters)) MTT_IF_EIGHT(X(eight)) X(exchange)
 #define MTT__WING_DECLARED(name) static mtt__wing_of mtt__wing_##name;
 MTT__WINGS(MTT__WING_DECLARED)
 #define MTT__WING_ROW(name) mtt__wing_##name,
@@ -3827,8 +3825,8 @@ MTTDEF mtt_status mtt_policy_resolve(mtt_env *env, const mtt_policy *policy, con
     if (!p.workspace_bytes) p.workspace_bytes = (size_t)32 << 20;
     if (p.window >= seq_len) p.window = 0;
 #ifdef MTT_NO_FP8
-    mtt__require(&faults, p.precision != MTT_FP8, "precision is fp8, which MTT_NO_FP8 left out of this build: "
-                 "take bf16");
+    mtt__require(&faults, p.precision != MTT_FP8,
+                 "precision is fp8, which MTT_NO_FP8 left out of this build: take bf16");
 #endif
 #ifdef MTT_NO_ADAPTERS
     mtt__require(&faults, !p.lora_rank, "lora_rank is %d, but MTT_NO_ADAPTERS left adapters out of this "
@@ -4021,9 +4019,10 @@ MTTDEF size_t mtt_policy_name(const mtt_policy *policy, char *text, size_t capac
 /* The tables that define the model: precisions, parameters, the optimizer's state and activations. The rooms
    below work through these rows. A new parameter or activation is a new row here. */
 
-/* Of each precision: name, type of activations and weights in use, whether the loss is scaled, and FLOP/s of
-   products on an H200, to compare policies by. With 16 bits 500e12 are measured (779e12 in a product of 8192
-   x 8192 x 8192, less at a model's widths); the others are estimates. */
+/* Of each precision: name, type of activations and weights in use, whether the loss is scaled (2: in
+   proportion to the tokens of a step), and FLOP/s of products on an H200, to compare policies by. With 16
+   bits 500e12 are measured (779e12 in a product of 8192 x 8192 x 8192, less at a model's widths); the others
+   are estimates. */
 static const struct {
     const char *name;
     mtt_dtype dtype;
@@ -4034,7 +4033,7 @@ static const struct {
     {"tf32", MTT_F32, 0, 250e12},
     {"bf16", MTT_BF16_BITS, 0, 500e12},
     {"fp16", MTT_F16_BITS, 1, 500e12},
-    {"fp8", MTT_BF16_BITS, 1, 900e12},
+    {"fp8", MTT_BF16_BITS, 2, 900e12},
 };
 
 enum { MTT__BEFORE, MTT__LAYER, MTT__AFTER }; /* place of a parameter in the model */
@@ -4173,6 +4172,7 @@ typedef struct mtt__parameter {
     int first_range;  /* its first entry in the table of ranges */
     mtt_tensor *weight, *gradient;
     mtt_tensor *sum;  /* of the gradients of all micro-batches; NULL if there is one */
+    int64_t sum_shape[2]; /* that of the weight, or elements of a share; 0 = none */
     mtt_tensor *received; /* gradients of other ranks; NULL: no other ranks */
     int64_t received_at;  /* where its own begin in a row of these, in bytes */
 } mtt__parameter;
@@ -4187,7 +4187,7 @@ typedef struct mtt__program {
     mtt__parameter *parameters;
     int tensor_count, op_count, parameter_count;
     int range_count; /* entries of the table of ranges */
-    int64_t optim_elements, blocks; /* of master, m and v; of all gradients */
+    int64_t optim_elements; /* of master, m and v */
     int step_begin; /* the forward and backward pass end here */
     mtt_tensor *optim[MTT__OPTIM_KINDS]; /* what the optimizer keeps */
     mtt_tensor *positions, *angles; /* NULL: none */
@@ -4222,19 +4222,19 @@ static int64_t mtt__parameter_elements(const mtt__parameter *q)
    >>schedule
    -------------------------------------------------------------------------------------------------------- */
 
-/* The program of a step is a list of operations over named tensors. Passes write it, one after the other.
-   FP8 and LoRA have passes that write the list again; the backward pass of such a product is one more
-   adjoint. They run in this order. In the file the adjoints come first, since a function stands before its
-   use:
-      forward    the model, a page of operations, and the loss
-      adapters   LoRA: linear layers get a second product
-      eight      FP8: products take operands in 8 bits
-      adjoints   the forward list in reverse; each operation's adjoint emits its backward operations, and
-                 mtt__need emits again the forward operations whose results were dropped
-      absorb     FP8: what makes a tensor also rounds it
-      gradients  after each layer they are summed, exchanged between ranks, or used at once
-      fusions    neighbours that one kernel can do are joined
-      step       the gradient's norm and the update
+/* The program of a step is a list of operations over named tensors. Passes write it, one after the other, in
+   this order. Those in brackets are of wings, and write the list again where their technique is on:
+      forward     the model, a page of operations, and the loss
+      [generate]  rows of any sequences read a cache of keys and values
+      [adapters]  LoRA: linear layers get a second product
+      [eight]     FP8: products take operands in 8 bits
+      adjoints    the forward list in reverse; each operation's adjoint emits its backward operations, and
+                  mtt__need emits again the forward operations whose results were dropped
+      [absorb]    FP8: what makes a tensor also rounds it
+      gradients   after each layer they are summed, exchanged between ranks, or used at once
+      fusions     neighbours that one kernel can do are joined
+      step        the gradient's norm and the update
+      [scales]    FP8: the scales of the next step
    mtt_schedule_print_passes shows the list between them. Offsets are not a concern here: mtt__close_program
    finds the first and the last use of every tensor, and the plan its place. */
 
@@ -4275,12 +4275,13 @@ struct mtt__builder {
     const mtt_policy *policy;
     mtt__program *program;
     int trains;                      /* 1 = the program has a backward pass */
+    int sums;                        /* 1 = a step adds up the gradients of several micro-batches */
     mtt__pool pool;                  /* of what the builder alone needs */
     mtt__activation *activations;    /* [role][layer] */
     mtt__parameter **parameters;     /* [kind][layer]; NULL = the model has none */
     size_t tensor_capacity, op_capacity;
     int64_t head_rows;               /* rows that reach the final norm and the head */
-    int one_row, logits;             /* 1 = one row of x reaches the head; its logits are wanted, and no loss */
+    int one_row, logits;             /* 1 = one row of x reaches the head; logits are made, and no loss */
     mtt_phase phase;
     int backward_at;                 /* the layer of the operation whose adjoint is being emitted */
     mtt_status status;
@@ -5201,7 +5202,7 @@ enum { MTT__GRADIENTS = 1, MTT__SUMS = 2, MTT__WEIGHTS = 4 };
 static void mtt__use_parameters(mtt__builder *b, int first, int end, int lists)
 {
     mtt__program *p = b->program;
-    int sums = b->phase == MTT_STEP && (b->policy->accumulate > 1 || b->policy->ranks > 1);
+    int sums = b->phase == MTT_STEP && b->sums;
     size_t count = (size_t)(end - first), i = 0;
     mtt_tensor **list = (mtt_tensor **)mtt__take(b, 3 * count * sizeof(*list));
     mtt_part *parts = (mtt_part *)mtt__take(b, count * sizeof(*parts));
@@ -5209,7 +5210,7 @@ static void mtt__use_parameters(mtt__builder *b, int first, int end, int lists)
     if (b->status) return;
     for (q = p->parameters + first; q < p->parameters + end; q++) {
         if (q->frozen) continue;
-        list[i] = sums ? q->sum : q->gradient; /* NULL: this rank has no share of it */
+        list[i] = sums ? q->sum : q->gradient;
         list[count + i] = q->sum;
         list[2 * count + i] = q->weight;
         parts[i++] = q->part;
@@ -5234,29 +5235,16 @@ static int mtt__layer_end(const mtt__program *p, int first)
     return end;
 }
 
-/* Ranks exchange gradients in the backward pass, unless they do it once, or first add up those of their
-   micro-batches. */
-static int mtt__exchanges_at_once(const mtt_policy *policy)
+/* The sum of a parameter's gradients. NULL if there is none. */
+static mtt_tensor *mtt__add_sum(mtt__builder *b, const mtt__parameter *q)
 {
-    return policy->ranks > 1 && policy->exchange != MTT_EXCHANGE_FLAT &&
-           (policy->accumulate == 1 || policy->shard == MTT_SHARD_GRADIENTS);
-}
-
-/* The sum of a parameter's gradients: of all elements, or of this rank's share. NULL if it has none. */
-static mtt_tensor *mtt__add_sum(mtt__builder *b, mtt__parameter *q)
-{
-    int64_t begin, count = mtt__share(&q->part, b->policy->rank, &begin);
-    const mtt_tensor *w = q->weight;
-    q->part.base = 0;
-    if (b->policy->shard == MTT_SHARD_NONE || !mtt__exchanges_at_once(b->policy))
-        return mtt__add_tensor(b, MTT_F32, MTT_GRADIENTS, -1, "sum_", w->name, w->shape[0], w->shape[1], 0);
-    q->part.base = begin;
-    return count ? mtt__add_tensor(b, MTT_F32, MTT_GRADIENTS, -1, "sum_", w->name, count, 0, 0) : NULL;
+    if (!q->sum_shape[0]) return NULL;
+    return mtt__add_tensor(b, MTT_F32, MTT_GRADIENTS, -1, "sum_", q->weight->name, q->sum_shape[0],
+                           q->sum_shape[1], 0);
 }
 
 /* Adds the gradients of parameters `first` to `end` - 1 to the sums of the step. Each is complete before it
-   is added, so the sums do not depend on how many operations make a gradient. `received` are those of other
-   ranks: so they add up in the order of one rank that has all micro-batches. */
+   is added, so the sums do not depend on how many operations make a gradient. `received`: see the row. */
 static void mtt__emit_sums(mtt__builder *b, int first, int end, mtt_tensor *received)
 {
     mtt__program *p = b->program;
@@ -5273,66 +5261,12 @@ static void mtt__emit_update(mtt__builder *b, int first, int end, int layer)
     mtt__use_parameters(b, first, end, MTT__GRADIENTS | MTT__WEIGHTS);
 }
 
-/* ---- exchanges between ranks ---- */
-
-/* The last operation of a kind; NULL: there is none. */
-static const mtt_op *mtt__last_of(const mtt__builder *b, mtt_op_kind kind)
-{
-    int i = b->program->op_count;
-    while (i-- > 0)
-        if (b->program->ops[i].kind == kind) return &b->program->ops[i];
-    return NULL;
-}
-
-/* Adds up what ranks have sent each other last, unless that is done. */
-static void mtt__emit_arrived(mtt__builder *b)
-{
-    mtt__program *p = b->program;
-    const mtt_op *sent = mtt__last_of(b, MTT_OP_all_to_all), *sum = mtt__last_of(b, MTT_OP_sum_gradients);
-    int first, end;
-    if (!sent || (sum && sum > sent) || b->status) return;
-    first = sent->parts[0].number;
-    end = sent->parts[sent->parameters - 1].number + 1;
-    mtt__emit_sums(b, first, end, MTT_OPERANDS_OF(all_to_all, sent)->received);
-    if (b->policy->shard != MTT_SHARD_NONE) return;
-    MTT__EMIT(b, p->parameters[first].layer, 0, gather_sums, p->ranges);
-    mtt__use_parameters(b, first, end, MTT__SUMS);
-}
-
-/* Sends gradients of parameters `first` to `end` - 1, mostly a layer's, to the other ranks. Between GPUs they
-   travel while the backward pass goes on. Only after the next layer are they added up, and those of that
-   layer sent; a naive exchange adds them up at once. */
-static void mtt__emit_exchange(mtt__builder *b, int first, int end)
-{
-    mtt__program *p = b->program;
-    int layer = p->parameters[first].layer, i;
-    mtt_tensor *received;
-    int64_t bytes = 0;
-    for (i = first; i < end && !b->status; i++) {
-        mtt__parameter *q = &p->parameters[i];
-        mtt_dtype dtype = b->phase == MTT_STEP || q->frozen ? MTT_F32 : q->gradient->dtype;
-        int64_t begin, count = mtt__share(&q->part, b->policy->rank, &begin);
-        q->received_at = bytes;
-        bytes += count * (int64_t)mtt__dtype_bytes[dtype];
-    }
-    if (!bytes) bytes = 8; /* of a small layer none is mine, but its gradients stay until they are sent */
-    received = mtt__add_tensor(b, MTT_U8, MTT_GRADIENTS, layer, "", "received", b->policy->ranks - 1, bytes,
-                               0);
-    for (i = first; i < end && !b->status; i++) p->parameters[i].received = received;
-    mtt__emit_arrived(b);
-    MTT__EMIT(b, layer, 0, all_to_all, received);
-    mtt__use_parameters(b, first, end, MTT__GRADIENTS);
-    if (b->policy->exchange == MTT_EXCHANGE_NAIVE) mtt__emit_arrived(b);
-}
-
-/* ---- ends of layers ---- */
-
 /* After the backward pass through a layer, or through what comes before or after the layers. */
 static void mtt__end_layer(mtt__builder *b, int place, int layer)
 {
     mtt__parameter *q = b->program->parameters;
     int first = 0, count = b->program->parameter_count, early = b->policy->early_update, end, i;
-    if ((b->policy->accumulate == 1 && b->policy->ranks == 1 && !early) || b->status) return;
+    if ((!b->sums && !early) || b->status) return;
     while (first < count && (mtt__parameter_row[q[first].kind].place != place || q[first].layer != layer))
         first++;
     if (first == count) return; /* a tied head without a bias and without a norm before it */
@@ -5344,82 +5278,38 @@ static void mtt__end_layer(mtt__builder *b, int place, int layer)
     }
     for (i = first; i < end; i++)
         if (!q[i].sum && !q[i].frozen) q[i].sum = mtt__add_sum(b, &q[i]);
-    if (!mtt__exchanges_at_once(b->policy)) mtt__emit_sums(b, first, end, NULL);
-    else mtt__emit_exchange(b, first, end);
+    mtt__emit_sums(b, first, end, NULL);
 }
 
-/* Ranks send each other their losses and hits. An early update begins with a norm of no gradients: it starts
-   the step's updates. */
-static int mtt__end_loss(mtt__builder *b, mtt_op *op)
+/* After the backward pass through a layer, its gradients are added to sums, or used at once. An early update
+   begins with a norm of no gradients: it starts the step's updates. */
+static int mtt__rule_gradients(mtt__builder *b, mtt_op *op, const mtt_op *end)
 {
     mtt__program *p = b->program;
-    mtt_tensor *count, *counts;
-    if (b->policy->ranks == 1 && !b->policy->early_update) return 0;
-    if (b->policy->ranks == 1) {
+    int layers = p->shape.layers, at;
+    if (op < end && op->phase == MTT_FORWARD) {
+        if (op->kind != MTT_OP_sum_loss || !b->policy->early_update) return 0;
         mtt__append(b, op);
         MTT__EMIT(b, -1, 0, grad_norm, p->control, p->ranges, NULL, p->counters);
         return 1;
     }
-    count = mtt__add_tensor(b, MTT_U8, MTT_DATA, -1, "", "count", (int64_t)sizeof(mtt_count), 0, 0);
-    counts = mtt__add_tensor(b, MTT_U8, MTT_DATA, -1, "", "counts", b->policy->ranks,
-                             (int64_t)sizeof(mtt_count), 0);
-    ((mtt_op_sum_loss *)(void *)op->operands)->count = count;
-    mtt__append(b, op);
-    MTT__EMIT(b, -1, 0, all_gather, count, counts);
-    return 1;
-}
-
-/* After the backward pass through a layer, its gradients are added to sums, exchanged, or used at once. */
-static int mtt__rule_gradients(mtt__builder *b, mtt_op *op, const mtt_op *end)
-{
-    int layers = b->program->shape.layers, at;
-    const mtt_op *gather;
-    if (op < end && op->phase == MTT_FORWARD)
-        return op->kind == MTT_OP_sum_loss ? mtt__end_loss(b, op) : 0;
     b->phase = MTT_BACKWARD;
     for (at = b->left; at > b->layer; at--)
         if (at == layers) mtt__end_layer(b, MTT__AFTER, -1);
         else mtt__end_layer(b, at < 0 ? MTT__BEFORE : MTT__LAYER, at);
-    if (op < end || b->policy->ranks == 1) return 0;
-    gather = mtt__last_of(b, MTT_OP_sum_loss) + 1;
-    MTT__EMIT(b, -1, 0, add_counts, gather->operands[0], gather->operands[1], b->program->control,
-              b->program->counters);
-    mtt__emit_arrived(b);
     return 0;
 }
 
 /* ---- the step ---- */
 
-/* The gradient's norm over all parameters, then the update. Ranks that update a share each first exchange
-   sums of squares, for the norm. They send the new weights of a layer while they update the next one. */
+/* The gradient's norm over all parameters, then the update. */
 static void mtt__emit_step(mtt__builder *b)
 {
     mtt__program *p = b->program;
-    mtt_tensor *squares = NULL;
-    int ranks = b->policy->ranks, shares = ranks > 1 && b->policy->shard != MTT_SHARD_NONE, i, end;
     b->phase = MTT_STEP;
-    for (i = 0; i < p->parameter_count && ranks > 1 && !b->status; i = end) {
-        end = b->policy->exchange == MTT_EXCHANGE_FLAT ? p->parameter_count : mtt__layer_end(p, i);
-        if (!mtt__exchanges_at_once(b->policy) && mtt__ranges_of(p, i, end)) mtt__emit_exchange(b, i, end);
-    }
-    mtt__emit_arrived(b);
-    if (shares) {
-        squares = mtt__add_tensor(b, MTT_U8, MTT_DATA, -1, "", "squares", p->blocks, 8, 0);
-        MTT__EMIT(b, -1, 0, sum_squares, p->ranges, squares);
-        mtt__use_parameters(b, 0, p->parameter_count, MTT__GRADIENTS);
-        MTT__EMIT(b, -1, 0, gather_squares, p->ranges, squares);
-        mtt__use_parameters(b, 0, p->parameter_count, 0);
-    }
-    MTT__EMIT(b, -1, 0, grad_norm, p->control, p->ranges, squares, p->counters);
+    MTT__EMIT(b, -1, 0, grad_norm, p->control, p->ranges, NULL, p->counters);
     mtt__use_parameters(b, 0, p->parameter_count, MTT__GRADIENTS);
-    for (i = 0; i < p->parameter_count && !b->status; i = end) {
-        end = shares ? mtt__layer_end(p, i) : p->parameter_count;
-        if (!mtt__ranges_of(p, i, end)) continue;
-        mtt__emit_update(b, i, end, shares ? p->parameters[i].layer : -1);
-        if (!shares) continue;
-        MTT__EMIT(b, p->parameters[i].layer, 0, gather_weights, p->ranges);
-        mtt__use_parameters(b, i, end, MTT__WEIGHTS);
-    }
+    mtt__emit_update(b, 0, p->parameter_count, -1);
 }
 
 /* ---- state ---- */
@@ -5442,6 +5332,10 @@ static void mtt__add_parameter(mtt__builder *b, int kind, int layer)
     q->frozen = fate == MTT__FROZEN || mtt__matches(b->policy->freeze, name);
     q->first_range = p->range_count;
     if (!q->frozen) p->range_count += (int)mtt__ceil_div(mtt__elements(q->weight), MTT__RANGE);
+    q->part.elements = q->part.count = q->frozen ? 0 : mtt__elements(q->weight);
+    q->part.first = p->optim_elements;
+    p->optim_elements += mtt__round_up(q->part.count, MTT__PART);
+    memcpy(q->sum_shape, q->weight->shape, sizeof(q->sum_shape));
     q->part.group = q->weight->dims == 1; /* a trainer may have others */
     q->part.number = q->weight->parameter = p->parameter_count++;
     b->parameters[mtt__slot(b, kind, layer)] = q;
@@ -5475,34 +5369,6 @@ static void mtt__check_patterns(mtt__builder *b, const char *list, const char *f
     }
 }
 
-/* Divides the parameters that are trained. */
-static void mtt__divide(mtt__builder *b)
-{
-    const mtt_policy *policy = b->policy;
-    mtt__program *p = b->program;
-    int first, end, i, all = policy->ranks == 1 || policy->shard == MTT_SHARD_NONE;
-    for (first = 0; first < p->parameter_count; first = end) {
-        int64_t blocks = 0;
-        end = mtt__layer_end(p, first);
-        for (i = first; i < end; i++) {
-            mtt_part *part = &p->parameters[i].part;
-            part->elements = p->parameters[i].frozen ? 0 : mtt__elements(p->parameters[i].weight);
-            part->block = blocks;
-            part->square = p->blocks + blocks;
-            blocks += mtt__ceil_div(part->elements, MTT__RANGE_BLOCK);
-        }
-        for (i = first; i < end; i++) {
-            mtt_part *part = &p->parameters[i].part;
-            part->share = mtt__ceil_div(blocks, policy->ranks);
-            part->count = all ? part->elements : mtt__share(part, policy->rank, &part->begin);
-            part->first = p->optim_elements;
-            p->optim_elements += mtt__round_up(part->count, MTT__PART);
-        }
-        p->blocks += blocks;
-    }
-    if (!p->optim_elements) p->optim_elements = MTT__PART; /* more ranks than blocks */
-}
-
 /* Compact moments are the codes of all groups, then the scales of all. */
 static mtt_tensor *mtt__add_optim_tensor(mtt__builder *b, const char *name, int64_t elements, int compact,
                                         int kind)
@@ -5519,17 +5385,17 @@ static void mtt__add_optim(mtt__builder *b)
     int64_t elements = p->optim_elements;
     mtt_dtype dtype = mtt__dtype(b);
     int compact = b->policy->state == MTT_STATE_COMPACT, i;
-    int sums = b->policy->accumulate > 1 || (b->policy->keep_gradients && b->policy->ranks > 1);
 #define MTT__ADD_OPTIM(kind, name, prefix, exists)                                      \
     if (exists) p->optim[MTT__##kind] = mtt__add_optim_tensor(b, name, elements, compact, MTT__##kind);
     MTT__OPTIM(MTT__ADD_OPTIM)
     if (b->policy->device == MTT_DEVICE_CUDA)
         p->ranges = mtt__add_state(b, MTT_U8, MTT_DATA, "ranges", p->range_count * (int64_t)sizeof(mtt_range),
                                    0);
-    for (i = 0; i < p->parameter_count && (sums || b->policy->keep_gradients) && !b->status; i++) {
+    if (b->policy->accumulate == 1 && !b->policy->keep_gradients) return;
+    for (i = 0; i < p->parameter_count && !b->status; i++) {
         mtt__parameter *q = &p->parameters[i];
         mtt_tensor *kept = q->frozen ? NULL
-                           : sums    ? (q->sum = mtt__add_sum(b, q))
+                           : b->sums ? (q->sum = mtt__add_sum(b, q))
                                      : mtt__parameter_gradient(b, q->weight);
         if (kept) kept->persistent = 1;
     }
@@ -5560,7 +5426,6 @@ static void mtt__add_all_state(mtt__builder *b)
         b->status = mtt__fail(b->env, MTT_E_ARGUMENT, "freeze is %.200s, which names every %s: leave some",
                               b->policy->freeze, added ? "adapter" : "parameter");
     if (b->status) return;
-    mtt__divide(b);
     if (!b->schedule->chunk) mtt__add_optim(b);
     p->positions = mtt__weight(b, MTT__WPE, -1);
     if (b->schedule->model.positions == MTT_POSITIONS_SINUSOIDAL)
@@ -5692,7 +5557,8 @@ static int mtt__has_step(const mtt__builder *b)
     RULE(fusions, always)                                                               \
     MTT__EXTRA_PASSES(EMIT, RULE)                                                       \
     EMIT(step, has_step)                                                                \
-    MTT_IF_EIGHT(EMIT(scales, has_eight))
+    MTT_IF_EIGHT(EMIT(scales, has_eight))                                               \
+    RULE(exchange, has_ranks)
 
 #define MTT__EMIT_DECLARED(name, applies)                                               \
     static mtt__pass_writer mtt__emit_##name;                                           \
@@ -5725,6 +5591,7 @@ static mtt_status mtt__build_program(mtt_schedule *s, int which, int passes)
     b.policy = &s->policy;
     b.program = p;
     b.trains = which == MTT__TRAIN && !s->chunk;
+    b.sums = s->policy.accumulate > 1 || s->policy.ranks > 1;
     if (s->chunk) mtt__set_shape(&p->shape, s, 1, which == MTT__CHUNK ? s->chunk : s->batch);
     else mtt__set_shape(&p->shape, s, which == MTT__NEXT ? 1 : s->batch, s->seq_len);
     if (!b.trains) p->shape.dropout = 0;
@@ -8780,7 +8647,7 @@ static mtt_range mtt__whole_range(const mtt__program *p, int index, const mtt_po
 {
     const mtt__parameter *q = &p->parameters[index];
     const mtt_part *part = &q->part;
-    mtt_dtype sent = mtt__exchanges_at_once(policy) && q->gradient ? q->gradient->dtype : MTT_F32;
+    mtt_dtype sent = policy->exchange != MTT_EXCHANGE_FLAT && (policy->accumulate == 1 || policy->shard == MTT_SHARD_GRADIENTS) && q->gradient ? q->gradient->dtype : MTT_F32;
     mtt_range r;
     memset(&r, 0, sizeof(r));
     r.end = mtt__share(part, policy->rank, &r.mine);
@@ -8837,14 +8704,14 @@ static mtt_status mtt__fill_zeros(mtt_trainer *t, const mtt_tensor *tensor)
     return status;
 }
 
-/* Gradients of a mean over n tokens are in proportion to 1 / n. e5m2 has fewer exponents below 1 than a half,
-   so under FP8 the scale grows with n. */
+/* Gradients of a mean over n tokens are in proportion to 1 / n. Where gradients have 8 bits, which reach less
+   far below 1 than a half, the scale grows with n. */
 static float mtt__first_loss_scale(const mtt_trainer *t)
 {
     const mtt_schedule *s = t->schedule;
     double tokens = (double)s->programs[MTT__TRAIN].shape.rows * s->policy.accumulate * s->policy.ranks;
     if (!mtt__precisions[s->policy.precision].scaled) return 1.0f;
-    if (s->policy.precision != MTT_FP8) return t->optim.loss_scale;
+    if (mtt__precisions[s->policy.precision].scaled == 1) return t->optim.loss_scale;
     return mtt__power_of_two(t->optim.loss_scale * (float)(tokens / 16384));
 }
 
@@ -9071,6 +8938,14 @@ static mtt_status mtt__check_ids(const mtt_trainer *t, const int32_t *ids, int64
     return MTT_OK;
 }
 
+/* Refuses the trainer of a generator, which has no gradients, targets and moments. */
+static mtt_status mtt__must_train(const mtt_trainer *t)
+{
+    if (!t->schedule->chunk) return MTT_OK;
+    return mtt__fail(t->env, MTT_E_ARGUMENT, "a generator's trainer has weights alone: make one that trains by "
+                     "mtt_trainer_create");
+}
+
 static float mtt__lr(const mtt_trainer *t)
 {
     return t->lr >= 0 ? t->lr : mtt_learning_rate(&t->optim, t->step);
@@ -9083,7 +8958,7 @@ static mtt_status mtt__send(mtt_trainer *t, const mtt__program *p, const int32_t
 {
     const mtt_optim_desc *o = &t->optim;
     size_t bytes = (size_t)p->shape.rows * sizeof(int32_t);
-    int scaling = mtt__precisions[t->schedule->policy.precision].scaled;
+    int scaling = mtt__precisions[t->schedule->policy.precision].scaled > 0;
     uint64_t micro_batch = (uint64_t)(t->micro_batch + t->schedule->policy.rank);
     mtt_control control = {o->seed, micro_batch, mtt__lr(t), o->beta1, o->beta2, o->eps, o->clip, counted,
                            scaling, row, {{0, 0}}};
@@ -9101,8 +8976,9 @@ static mtt_status mtt__run_micro_batches(mtt_trainer *t, const mtt__program *p, 
 {
     int64_t rows = p->shape.rows, counted = 0, k;
     mtt__wing_of *const *wing = mtt__wings;
-    mtt_status status = mtt__check_ids(t, tokens, rows * micro_batches, 0, "token");
+    mtt_status status = mtt__must_train(t);
     int i;
+    if (!status) status = mtt__check_ids(t, tokens, rows * micro_batches, 0, "token");
     if (!status) status = mtt__check_ids(t, targets, rows * micro_batches, -1, "target");
     for (k = 0; k < rows * micro_batches && !status; k++) counted += targets[k] >= 0;
     if (training) status = mtt__all_agree(t, status, &counted);
@@ -9197,11 +9073,11 @@ MTTDEF mtt_status mtt_next_logits(mtt_trainer *t, const int32_t *tokens, int cou
     const mtt__program *p = &t->schedule->programs[MTT__NEXT];
     int seen = (int)mtt__min(count, p->shape.seq_len);
     int32_t *padded;
-    mtt_status status;
-    if (count < 1)
+    mtt_status status = mtt__must_train(t);
+    if (!status && count < 1)
         return mtt__fail(t->env, MTT_E_ARGUMENT, "count is %d: the next token needs at least one before it",
                          count);
-    status = mtt__check_ids(t, tokens, count, 0, "token");
+    if (!status) status = mtt__check_ids(t, tokens, count, 0, "token");
     if (status) return status;
     padded = (int32_t *)mtt__alloc(t->env, (size_t)p->shape.seq_len, sizeof(*padded));
     if (!padded) return MTT_E_MEMORY;
@@ -10083,19 +9959,11 @@ static void mtt__add_scales(mtt__builder *b)
                                    (int64_t)sizeof(mtt_scale));
 }
 
-/* The last pass: scales for the next step, of what all ranks have recorded. */
+/* The end of a step: scales for the next one. */
 static void mtt__emit_scales(mtt__builder *b)
 {
-    mtt__program *p = b->program;
-    int ranks = b->policy->ranks;
-    mtt_tensor *rows;
     b->phase = MTT_STEP;
-    if (ranks > 1) {
-        rows = mtt__add_tensor(b, MTT_U8, MTT_DATA, -1, "", "records", ranks, (int64_t)p->scales->bytes, 0);
-        MTT__EMIT(b, -1, 0, all_gather, p->scales, rows);
-        MTT__EMIT(b, -1, 0, merge_records, rows, p->scales);
-    }
-    MTT__EMIT(b, -1, 0, rescale, p->scales, p->counters);
+    MTT__EMIT(b, -1, 0, rescale, b->program->scales, b->program->counters);
 }
 
 /* ---- numbers ---- */
@@ -10480,6 +10348,201 @@ static const mtt__wing *mtt__wing_eight(void)
     return &wing;
 }
 #endif /* MTT_NO_FP8 */
+
+/* -----------------------------------------------------------------------------------------------------------
+   >>exchange
+   -------------------------------------------------------------------------------------------------------- */
+
+/* Ranks train as one rank does that has all their micro-batches. A pass writes its program again for many:
+   gradients are exchanged as they are made, and added up in the order of the ranks. With shards ("ZeRO") each
+   rank updates a share of the parameters, and sends the others the new weights. Here are the shares, the
+   pass, the bytes sent, and the operations on a CPU. >>ranks moves the bytes. */
+
+/* ---- shares ---- */
+
+/* Ranks exchange gradients in the backward pass, unless they do it once, or first add up those of their
+   micro-batches. */
+static int mtt__exchanges_at_once(const mtt_policy *policy)
+{
+    return policy->exchange != MTT_EXCHANGE_FLAT &&
+           (policy->accumulate == 1 || policy->shard == MTT_SHARD_GRADIENTS);
+}
+
+/* Divides the parameters: the blocks of each layer into as many runs as there are ranks. */
+static void mtt__divide(mtt__builder *b)
+{
+    const mtt_policy *policy = b->policy;
+    mtt__program *p = b->program;
+    int shares = policy->shard != MTT_SHARD_NONE, first, end, i;
+    int64_t before = 0, blocks, begin, count;
+    if (policy->ranks == 1) return;
+    p->optim_elements = 0;
+    for (first = 0; first < p->parameter_count; first = end, before += blocks) {
+        end = mtt__layer_end(p, first);
+        for (i = first, blocks = 0; i < end; i++) {
+            mtt_part *part = &p->parameters[i].part;
+            part->block = blocks;
+            part->square = before + blocks;
+            blocks += mtt__ceil_div(part->elements, MTT__RANGE_BLOCK);
+        }
+        for (i = first; i < end; i++) {
+            mtt__parameter *q = &p->parameters[i];
+            q->part.share = mtt__ceil_div(blocks, policy->ranks);
+            count = mtt__share(&q->part, policy->rank, &begin);
+            if (shares) q->part.begin = begin, q->part.count = count;
+            if (shares && mtt__exchanges_at_once(policy))
+                q->part.base = begin, q->sum_shape[0] = count, q->sum_shape[1] = 0;
+            q->part.first = p->optim_elements;
+            p->optim_elements += mtt__round_up(q->part.count, MTT__PART);
+        }
+    }
+    if (!p->optim_elements) p->optim_elements = MTT__PART; /* more ranks than blocks */
+}
+
+/* ---- the pass ---- */
+
+/* What it keeps from operation to operation. */
+typedef struct mtt__under_way {
+    mtt_tensor *count, *counts; /* of the loss: this rank's, all ranks' */
+    mtt_tensor *received;       /* gradients of parameters `first` to `end` - 1, to be added; NULL: none */
+    int first, end;
+} mtt__under_way;
+
+static int mtt__has_ranks(const mtt__builder *b)
+{
+    return b->trains && b->policy->ranks > 1;
+}
+
+/* Ranks send each other their losses and hits. */
+static int mtt__exchange_counts(mtt__builder *b, mtt__under_way *w, mtt_op *op)
+{
+    w->count = mtt__add_tensor(b, MTT_U8, MTT_DATA, -1, "", "count", (int64_t)sizeof(mtt_count), 0, 0);
+    w->counts = mtt__add_tensor(b, MTT_U8, MTT_DATA, -1, "", "counts", b->policy->ranks,
+                                (int64_t)sizeof(mtt_count), 0);
+    ((mtt_op_sum_loss *)(void *)op->operands)->count = w->count;
+    mtt__append(b, op);
+    MTT__EMIT(b, -1, 0, all_gather, w->count, w->counts);
+    return 1;
+}
+
+/* Adds up the gradients of the latest exchange, if they have not been added yet. */
+static void mtt__emit_arrived(mtt__builder *b, mtt__under_way *w)
+{
+    if (!w->received) return;
+    mtt__emit_sums(b, w->first, w->end, w->received);
+    w->received = NULL;
+    if (b->policy->shard != MTT_SHARD_NONE) return;
+    MTT__EMIT(b, b->program->parameters[w->first].layer, 0, gather_sums, b->program->ranges);
+    mtt__use_parameters(b, w->first, w->end, MTT__SUMS);
+}
+
+/* Sends gradients of parameters `first` to `end` - 1, mostly a layer's, to the other ranks. Between GPUs they
+   travel while the backward pass goes on. Only after the next layer are they added up, and those of that
+   layer sent; a naive exchange adds them up at once. */
+static void mtt__emit_exchange(mtt__builder *b, mtt__under_way *w, int first, int end)
+{
+    mtt__program *p = b->program;
+    int layer = p->parameters[first].layer, i;
+    mtt_tensor *received;
+    int64_t bytes = 0;
+    for (i = first; i < end && !b->status; i++) {
+        mtt__parameter *q = &p->parameters[i];
+        mtt_dtype dtype = b->phase == MTT_STEP || q->frozen ? MTT_F32 : q->gradient->dtype;
+        int64_t begin, count = mtt__share(&q->part, b->policy->rank, &begin);
+        q->received_at = bytes;
+        bytes += count * (int64_t)mtt__dtype_bytes[dtype];
+    }
+    if (!bytes) bytes = 8; /* this rank owns no part of a small layer, whose gradients live until they are sent */
+    received = mtt__add_tensor(b, MTT_U8, MTT_GRADIENTS, layer, "", "received", b->policy->ranks - 1, bytes,
+                               0);
+    mtt__emit_arrived(b, w);
+    MTT__EMIT(b, layer, 0, all_to_all, received);
+    mtt__use_parameters(b, first, end, MTT__GRADIENTS);
+    if (b->status) return;
+    w->received = received;
+    w->first = b->op->parts[0].number;
+    w->end = b->op->parts[b->op->parameters - 1].number + 1;
+    for (i = first; i < end; i++) p->parameters[i].received = received;
+    if (b->policy->exchange == MTT_EXCHANGE_NAIVE) mtt__emit_arrived(b, w);
+}
+
+/* Before the gradient's norm: what is under way is added up, and gradients that were not exchanged at once
+   are. Ranks that update a share each exchange sums of squares. */
+static void mtt__emit_before_norm(mtt__builder *b, mtt__under_way *w, mtt_op *op)
+{
+    mtt__program *p = b->program;
+    const mtt_part *last = &p->parameters[p->parameter_count - 1].part;
+    int64_t blocks = last->square + mtt__ceil_div(last->elements, MTT__RANGE_BLOCK);
+    mtt_tensor *squares;
+    int flat = b->policy->exchange == MTT_EXCHANGE_FLAT, i, end;
+    b->phase = MTT_BACKWARD;
+    MTT__EMIT(b, -1, 0, add_counts, w->count, w->counts, p->control, p->counters);
+    mtt__emit_arrived(b, w);
+    b->phase = MTT_STEP;
+    for (i = 0; i < p->parameter_count && !mtt__exchanges_at_once(b->policy) && !b->status; i = end) {
+        end = flat ? p->parameter_count : mtt__layer_end(p, i);
+        if (mtt__ranges_of(p, i, end)) mtt__emit_exchange(b, w, i, end);
+    }
+    mtt__emit_arrived(b, w);
+    if (b->policy->shard == MTT_SHARD_NONE) return;
+    squares = mtt__add_tensor(b, MTT_U8, MTT_DATA, -1, "", "squares", blocks, 8, 0);
+    MTT__EMIT(b, -1, 0, sum_squares, p->ranges, squares);
+    mtt__use_parameters(b, 0, p->parameter_count, MTT__GRADIENTS);
+    MTT__EMIT(b, -1, 0, gather_squares, p->ranges, squares);
+    mtt__use_parameters(b, 0, p->parameter_count, 0);
+    ((mtt_op_grad_norm *)(void *)op->operands)->squares = squares;
+}
+
+/* Ranks that update a share each send the new weights of a layer while they update the next one. */
+static int mtt__update_shares(mtt__builder *b)
+{
+    mtt__program *p = b->program;
+    int i, end;
+    if (b->policy->shard == MTT_SHARD_NONE) return 0;
+    for (i = 0; i < p->parameter_count && !b->status; i = end) {
+        end = mtt__layer_end(p, i);
+        if (!mtt__ranges_of(p, i, end)) continue;
+        mtt__emit_update(b, i, end, p->parameters[i].layer);
+        MTT__EMIT(b, p->parameters[i].layer, 0, gather_weights, p->ranges);
+        mtt__use_parameters(b, i, end, MTT__WEIGHTS);
+    }
+    return 1;
+}
+
+#ifndef MTT_NO_FP8
+/* The next scales are those of what all ranks have recorded. */
+static void mtt__exchange_records(mtt__builder *b)
+{
+    mtt_tensor *scales = b->program->scales;
+    mtt_tensor *rows = mtt__add_tensor(b, MTT_U8, MTT_DATA, -1, "", "records", b->policy->ranks,
+                                       (int64_t)scales->bytes, 0);
+    MTT__EMIT(b, -1, 0, all_gather, scales, rows);
+    MTT__EMIT(b, -1, 0, merge_records, rows, scales);
+}
+#endif
+
+static int mtt__rule_exchange(mtt__builder *b, mtt_op *op, const mtt_op *end)
+{
+    mtt__under_way *w = (mtt__under_way *)mtt__own(b, sizeof(*w));
+    if (op == end || !w) return 0;
+    switch (op->kind) {
+    case MTT_OP_sum_loss: return mtt__exchange_counts(b, w, op);
+    case MTT_OP_sum_gradients:
+        if (!mtt__exchanges_at_once(b->policy)) return 0;
+        mtt__emit_exchange(b, w, op->parts[0].number, op->parts[op->parameters - 1].number + 1);
+        return 1;
+    case MTT_OP_grad_norm: mtt__emit_before_norm(b, w, op); return 0;
+    case MTT_OP_adamw: return mtt__update_shares(b);
+    MTT_IF_EIGHT(case MTT_OP_rescale: mtt__exchange_records(b); return 0;)
+    default: return 0;
+    }
+}
+
+static const mtt__wing *mtt__wing_exchange(void)
+{
+    static const mtt__wing wing = {NULL, NULL, NULL, mtt__divide, NULL, NULL, NULL, NULL};
+    return &wing;
+}
 
 /* -----------------------------------------------------------------------------------------------------------
    >>json
@@ -14430,6 +14493,7 @@ static mtt_status mtt__checkpoint_init(mtt__checkpoint *c, mtt_trainer *t, const
     char *name;
     size_t i, most;
     memset(c, 0, sizeof(*c));
+    if (mtt__must_train(t)) return MTT_E_ARGUMENT;
     c->t = t;
     c->micro_batch = t->micro_batch;
     c->seed = t->optim.seed;
@@ -16571,32 +16635,10 @@ MTTDEF mtt_status mtt_generator_create(mtt_env *env, const mtt_model_desc *model
     return status;
 }
 
-MTTDEF const mtt_schedule *mtt_generator_schedule(const mtt_generator *g)
+MTTDEF mtt_trainer *mtt_generator_trainer(mtt_generator *g)
 {
-    return &g->schedule;
+    return &g->trainer;
 }
-
-MTTDEF size_t mtt_generator_device_bytes(const mtt_generator *g)
-{
-    return mtt_trainer_device_bytes(&g->trainer);
-}
-
-MTTDEF const char *mtt_generator_parameter(const mtt_generator *g, int index, int64_t shape[2])
-{
-    return mtt_parameter(&g->trainer, index, shape);
-}
-
-MTTDEF mtt_status mtt_generator_set(mtt_generator *g, int index, const float *values)
-{
-    return mtt_parameter_set(&g->trainer, index, values);
-}
-
-#ifndef MTT_NO_MODELS
-MTTDEF mtt_status mtt_generator_load(mtt_generator *g, mtt_model *model)
-{
-    return mtt_trainer_load(&g->trainer, model);
-}
-#endif
 
 MTTDEF mtt_status mtt_generator_cut(mtt_generator *g, int sequence, int length)
 {

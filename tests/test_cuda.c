@@ -63,13 +63,6 @@ static float noise(void)
     return ((float)(z >> 40) + (float)(z >> 16 & 0xffffff) - 16777215.0f) * (2.449490f / 16777216.0f);
 }
 
-typedef struct setup {
-    mtt_model_desc model;
-    mtt_policy policy;
-    mtt_optim_desc optim;
-    int batch, seq_len;
-} setup;
-
 /* 1 = the device multiplies in 8 bits: FP8 is tested. */
 static int eight = 1;
 
@@ -3837,12 +3830,13 @@ static void generators(int count)
         check(!status && !mtt_generator_plan(&env, &model, &desc, &plan), "generator %d: %s", number,
               env.error);
         if (status) return;
-        for (int k = 0; mtt_generator_parameter(g[0], k, shape); k++) {
+        for (int k = 0; mtt_parameter(mtt_generator_trainer(g[0]), k, shape); k++) {
             int64_t elements = shape[0] * (shape[1] ? shape[1] : 1), i;
             float *values = malloc((size_t)elements * sizeof(float));
             for (i = 0; i < elements; i++) values[i] = shape[1] ? 0.1f * noise() : 0.7f + 0.3f * noise();
             for (i = 0; i < 3; i++)
-                check(!mtt_generator_set(g[i], k, values), "generator %d: %s", number, env.error);
+                check(!mtt_parameter_set(mtt_generator_trainer(g[i]), k, values), "generator %d: %s", number,
+                      env.error);
             free(values);
         }
         for (int round = 0; round < 4; round++) { /* the CPU, the device, the device again, the truth */
@@ -4724,7 +4718,7 @@ static void largest_batch(void)
 
 /* ---------------------------------------------------------------------------------- around a failure ---- */
 
-/* tests/emulate_host.h: a call fails once, after `after` successes. NULL on a device. */
+/* tests/platforms/emulate_host.h: a call fails once, after `after` successes. NULL on a device. */
 void emulate_fault(const char *call, int error, int after) __attribute__((weak));
 
 static setup failing_setup(void)
