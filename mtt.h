@@ -578,29 +578,47 @@ typedef enum mtt_category { MTT_CATEGORIES(MTT__ENUM) MTT_CATEGORY_COUNT } mtt_c
 
 typedef enum mtt_phase { MTT_FORWARD, MTT_BACKWARD, MTT_STEP, MTT_PHASE_COUNT } mtt_phase;
 
+/* Where a tensor lies: in the device's memory, or in the host's, pinned so that the device can copy it. */
+typedef enum mtt_place { MTT_CARD, MTT_HOST, MTT_PLACE_COUNT } mtt_place;
+
 MTTDEF const char *mtt_category_name(mtt_category category);
 MTTDEF const char *mtt_phase_name(mtt_phase phase);
 
-/* Results of arithmetic on the schedule: no device, no allocation of the model's size. */
+/* Results of arithmetic on the schedule: no device, no allocation of the model's size. A row: type, member,
+   and 1 if mtt_plan_json has it, which may depend on the report r. */
+typedef size_t mtt_phase_bytes[MTT_PHASE_COUNT];
+typedef size_t mtt_category_bytes[MTT_CATEGORY_COUNT];
+typedef double mtt_ms;
+#define MTT_PLAN_FIELDS(X)                                                                                   \
+    X(int64_t, parameters, 1)                  /* without the padding of the vocabulary */                   \
+    X(size_t, arena_bytes, 1)                  /* the one allocation on the card, exactly */                 \
+    X(size_t, host_bytes, r->host_bytes > 0)   /* the one on the host, pinned; 0 = none */                   \
+    X(double, to_host_bytes, r->host_bytes > 0) /* to it in a step of all micro-batches, */                  \
+    X(double, from_host_bytes, r->host_bytes > 0) /* and from it */                                          \
+    X(size_t, peak_bytes, 1)                   /* most live at once there; packing makes the arena of it */  \
+    X(mtt_phase_bytes, phase_peak_bytes, 1)    /* as peak_forward_bytes, ... */                              \
+    X(size_t, state_bytes, 1)                  /* what lives there from step to step */                      \
+    X(mtt_category_bytes, bytes, 1)            /* at the peak; they add up to peak_bytes */                  \
+    X(int, peak_op, 1)                         /* index of the operation at the peak */                      \
+    X(int, ops, 1)                                                                                           \
+    X(int, tensors, 1)                                                                                       \
+    X(int, recompute_layers, 1)                /* layers recomputed whole */                                 \
+    X(int, recompute_selective, 1)             /* layers recomputed in part */                               \
+    X(int, micro_batches, 1)                   /* parts of the batch: 1, or more with the policy's `split` */\
+    X(double, flops, 1)                        /* of one micro-batch and the step */                         \
+    X(double, recompute_flops, 1)              /* part of these */                                           \
+    X(double, traffic_bytes, 1)                /* read and written; in-place changes count twice */          \
+    X(double, token_flops, r->token_flops > 0) /* a generator's pass over a token of each sequence; else 0 */\
+    X(double, wire_bytes, r->wire_bytes > 0)   /* this rank sends in a step of all micro-batches */          \
+    X(double, exposed_bytes, r->wire_bytes > 0) /* those of them for which it can only wait */               \
+    X(mtt_ms, wire_ms, r->wire_ms > 0)         /* the time of both at the policy's bandwidth; */             \
+    X(mtt_ms, exposed_ms, r->wire_ms > 0)      /* 0 without one */                                           \
+    X(int, batch, 0)                           /* that was planned */                                        \
+    X(int, seq_len, 0)                         /* of a generator the tokens of a chunk */                    \
+    X(size_t, outside_bytes, 0) /* most that is outside the arena, with OpenMP's threads as now */
+#define MTT__PLAN_MEMBER(type, name, in_json) type name;
 typedef struct mtt_plan_report {
-    int64_t parameters;                /* without the padding of the vocabulary */
-    size_t arena_bytes;                /* the one allocation, exactly */
-    size_t peak_bytes;                 /* most bytes live at once; packing makes the arena of it */
-    size_t phase_peak_bytes[MTT_PHASE_COUNT];
-    size_t bytes[MTT_CATEGORY_COUNT];  /* at the peak; they add up to peak_bytes */
-    size_t state_bytes;                /* what lives from step to step */
-    int peak_op;                       /* index of the operation at the peak */
-    int ops, tensors;
-    int recompute_layers, recompute_selective; /* layers recomputed whole and in part */
-    int batch, seq_len;                /* that were planned; of a generator the tokens of a chunk */
-    int micro_batches;                 /* parts of the batch: 1, or more where the policy has `split` */
-    size_t outside_bytes;              /* most that is outside the arena, with OpenMP's threads as now */
-    double flops, recompute_flops;     /* of one micro-batch and the step; the second is part of the first */
-    double token_flops;                /* a generator's pass over a token of each sequence; else 0 */
-    double traffic_bytes;              /* read and written by all operations; in-place changes count twice */
-    double wire_bytes;                 /* that this rank sends to others in a step of all micro-batches */
-    double exposed_bytes;              /* those of them for which it can only wait */
-    double wire_ms, exposed_ms;        /* the time of both at the policy's bandwidth; 0 without one */
+    MTT_PLAN_FIELDS(MTT__PLAN_MEMBER)
 } mtt_plan_report;
 
 /* The plan of a step: micro-batches of `batch` sequences of `seq_len` tokens, both 1..2^20. MTT_E_BUDGET:
@@ -657,7 +675,8 @@ MTTDEF const char *mtt_schedule_pass(int number);
 MTTDEF mtt_status mtt_schedule_print_passes(const mtt_schedule *schedule, int passes, mtt_write_fn write,
                                             void *user);
 /* The plan and the timeline of memory as one JSON object: {"plan": ..., "timeline": [{"op", "phase", "layer",
-   "recomputed", "live_bytes", "flops", "traffic_bytes", "bytes": {"weights", ...}}, ...]}. */
+   "recomputed", "live_bytes", "flops", "traffic_bytes", "bytes": {"weights", ...}}, ...]}; while tensors lie
+   on the host also "host_bytes". */
 MTTDEF void mtt_schedule_json(const mtt_schedule *schedule, mtt_write_fn write, void *user);
 
 /* ------------------------------------------------------------------------------------------- trainer ---- */
@@ -677,15 +696,17 @@ struct mtt_backend {
     int index;
     mtt_status (*open)(mtt_env *env, const mtt_backend *backend, const mtt_policy *policy, void **context);
     void (*close)(void *context);
-    mtt_status (*alloc)(void *context, size_t bytes, void **block);
-    void (*release)(void *context, void *block);
+    /* Memory of a place. A trainer takes one block of each, and releases it before its lists are freed. */
+    mtt_status (*alloc)(void *context, mtt_place place, size_t bytes, void **block);
+    void (*release)(void *context, mtt_place place, void *block);
     /* Of the device; both 0 if unknown. */
     mtt_status (*memory)(void *context, size_t *free_bytes, size_t *all_bytes);
-    /* An upload is done when it returns. A download waits for all that was run. */
+    /* Into and out of blocks of any place. An upload is done when it returns. A download waits for all that
+       was run. */
     mtt_status (*upload)(void *context, void *to, const void *from, size_t bytes);
     mtt_status (*download)(void *context, void *to, const void *from, size_t bytes);
     /* Runs the operations in order; may return before they are done. Lists and tensors stay where they are
-       while their schedule lives, so a list may be captured once and replayed. */
+       until a block is released, so a list may be captured once and replayed. */
     mtt_status (*run)(void *context, const mtt_op *ops, int count);
     /* Set by a caller of mtt_cuda_backend who has his own: a cudaStream_t on which all work is ordered, and
        an allocator of device memory, aligned to 256 bytes (NULL = out of memory). Zero: a stream of its own,
@@ -1369,16 +1390,16 @@ extern "C" {
 /* The compute capability that a CUDA device needs for each mtt_precision, times 10. */
 #define MTT_CUDA_CAPABILITIES {75, 80, 80, 75, 89}
 
-/* Type, bytes of an element, name in a safetensors file. */
+/* Type, elements of a block, bytes of a block. */
 #define MTT_DTYPES(X)                                                                   \
-    X(MTT_F32, 4, "F32")                                                                \
-    X(MTT_BF16_BITS, 2, "BF16")                                                         \
-    X(MTT_F16_BITS, 2, "F16")                                                           \
-    X(MTT_F8_E4M3, 1, "F8_E4M3")                                                        \
-    X(MTT_F8_E5M2, 1, "F8_E5M2")                                                        \
-    X(MTT_I32, 4, "I32")                                                                \
-    X(MTT_U8, 1, "U8")
-#define MTT__DTYPE_ENUM(dtype, bytes, name) dtype,
+    X(MTT_F32, 1, 4)                                                                    \
+    X(MTT_BF16_BITS, 1, 2)                                                              \
+    X(MTT_F16_BITS, 1, 2)                                                               \
+    X(MTT_F8_E4M3, 1, 1)                                                                \
+    X(MTT_F8_E5M2, 1, 1)                                                                \
+    X(MTT_I32, 1, 4)                                                                    \
+    X(MTT_U8, 1, 1)
+#define MTT__DTYPE_ENUM(dtype, block, bytes) dtype,
 typedef enum mtt_dtype { MTT_DTYPES(MTT__DTYPE_ENUM) MTT_DTYPE_COUNT } mtt_dtype;
 
 /* The scale of an 8-bit tensor, an entry of the state `scales`. The tensor holds its values times `scale`, a
@@ -1396,6 +1417,7 @@ struct mtt_tensor {
     mtt_category category;
     int dims;        /* of its shape, 1 to 3 */
     int64_t shape[4];
+    mtt_place place; /* of the arena that it is in: the card's or the host's */
     size_t bytes;    /* of its elements; its slot in the arena is rounded up to 256 */
     size_t offset;   /* in the arena */
     void *data;      /* address; set once the arena exists */
@@ -1421,7 +1443,6 @@ typedef struct mtt_shape {
     int64_t rows;  /* batch * seq_len */
     float dropout; /* 0 in evaluation */
     int ranks, rank;
-    uint64_t schedule; /* when it was made, in ns: tells its lists from those of one freed before */
 } mtt_shape;
 
 /* Operations. A row: name; number of inputs; operands, inputs first; FLOPs; bytes moved; bytes of scratch on
@@ -1430,14 +1451,14 @@ typedef struct mtt_shape {
    `angles`, gains of q and k and what only these need, `joined`, the `y` of linear_gelu, `shift` of RMSNorm,
    `out_8`, `d_qkv_t`, the gradients of chunked_loss, `master`, and `ranges` on the CPU. grad_norm and adamw
    work on all parameters besides, mtt_op's `gradients` and `weights`. o: the row's struct. N: elements, W:
-   width, B: bytes of a tensor. MOVED: each operand once, twice where it is read and written. cuBLASLt's
-   scratch is not in the last column: it takes what mtt_policy.workspace_bytes gives.
+   width, B: bytes of a tensor. MOVED: each operand on the card once, twice where it is read and written.
+   cuBLASLt's scratch is not in the last column: it takes what mtt_policy.workspace_bytes gives.
 
    norm_backward's d_bias is the sum of the rows of dx, which is the gradient of the bias of the linear layer
    before the residual. Operands with _8 and _t are of FP8: see MTT_EIGHT_OPS.
 
    activation is the MLP's where that is not GELU; x has 2 * d_ff columns with a gate. add joins the gradients
-   of two uses of a tensor, where no norm's backward pass does.
+   of two uses of a tensor, where no norm's backward pass does. move copies x to y, in another place.
 
    rotary normalizes q and k, if there are gains, and rotates them, if there are angles: the cosine and the
    sine of each position and pair. linear_rotary does so in place, where the product is needed no further. The
@@ -1526,7 +1547,9 @@ typedef struct mtt_shape {
     X(grad_norm, 3, MTT_OPERANDS(*control, *ranges, *squares, *counters),                                    \
       2 * parameters, moved, o->ranges ? 8 * MTT__RANGE_BLOCKS * (size_t)op->range_count : 0)                \
     X(adamw, 3, MTT_OPERANDS(*control, *counters, *ranges, *master, *m, *v),                                 \
-      16 * parameters, moved, 0)
+      16 * parameters, moved, 0)                                                                             \
+    X(move, 1, MTT_OPERANDS(*x, *y),                                                                         \
+      0, moved, 0)
 
 /* Those between ranks. all_to_all sends each rank its share of the gradients, and receives this rank's share
    of theirs: first all of rank 0's, then those of rank 1, and so on, without this rank's own. sum_gradients
@@ -1710,8 +1733,8 @@ struct mtt_op {
     int transfer_count;                /* peer are in the order of the peer's with this rank */
     const mtt_tensor *workspace;       /* scratch; on a CPU tiles of each thread, not in the arena */
     const mtt_shape *shape;
-    size_t live_bytes;                 /* during the operation, state included */
-    size_t bytes[MTT_CATEGORY_COUNT];  /* the same by category */
+    size_t live_bytes, host_bytes;     /* on the card and on the host during the operation, with the state */
+    size_t bytes[MTT_CATEGORY_COUNT];  /* those on the card by category */
     double flops, traffic_bytes;       /* as its row in the table says */
 };
 
@@ -1758,6 +1781,19 @@ typedef struct mtt_counters {
 MTT__BOTH int64_t mtt__min(int64_t a, int64_t b) { return a < b ? a : b; }
 MTT__BOTH int64_t mtt__ceil_div(int64_t value, int64_t by) { return (value + by - 1) / by; }
 MTT__BOTH int64_t mtt__round_up(int64_t value, int64_t to) { return mtt__ceil_div(value, to) * to; }
+
+/* Bytes of so many elements, in whole blocks; SIZE_MAX if they are more. */
+MTT__BOTH size_t mtt__bytes_of(mtt_dtype dtype, size_t elements)
+{
+    size_t block = 1, bytes = 0;
+    switch (dtype) {
+#define MTT__DTYPE_BLOCK(dtype, block_of, bytes_of) case dtype: block = block_of, bytes = bytes_of; break;
+        MTT_DTYPES(MTT__DTYPE_BLOCK)
+    case MTT_DTYPE_COUNT: break;
+    }
+    elements = elements / block + (elements % block != 0);
+    return bytes && elements > SIZE_MAX / bytes ? SIZE_MAX : elements * bytes;
+}
 
 MTT__BOTH int64_t mtt__elements(const mtt_tensor *t)
 {
@@ -2321,6 +2357,8 @@ static inline MTT__UNUSED size_t mtt__op_scratch(const mtt_op *op)
 
 /* The name of an operation, as in its row. */
 MTTDEF const char *mtt_op_name(mtt_op_kind kind);
+/* The name of a type in a safetensors file. */
+MTTDEF const char *mtt_dtype_name(mtt_dtype dtype);
 
 #ifdef __cplusplus
 }
@@ -3253,7 +3291,7 @@ static int mtt__heap_pop(mtt__heap *heap, mtt__ranked *out)
    numbers. A random number is a function of (seed, stream, index), so that dropout can be replayed and a run
    resumed without any generator's state. */
 
-#define MTT__DTYPE_BYTES(dtype, bytes, name) bytes,
+#define MTT__DTYPE_BYTES(dtype, block, bytes) bytes,
 static const size_t mtt__dtype_bytes[] = {MTT_DTYPES(MTT__DTYPE_BYTES)};
 
 MTT__INLINE float mtt__from_bf16(uint16_t h) { return mtt__bits_float((uint32_t)h << 16); }
@@ -4141,8 +4179,8 @@ typedef struct mtt__parameter {
     int64_t received_at;  /* where its own begin in a row of these, in bytes */
 } mtt__parameter;
 
-/* A training step, an evaluation, or the logits of one token: operations over tensors that share one arena.
-   State comes first and has the same offsets in all programs of a schedule. */
+/* A training step, an evaluation, or the logits of one token: operations over tensors that share one arena in
+   each place. State comes first and has the same offsets in all programs of a schedule. */
 typedef struct mtt__program {
     mtt__pool pool; /* of the tensors, operands and parameters below */
     mtt_shape shape;
@@ -4157,7 +4195,7 @@ typedef struct mtt__program {
     mtt_tensor *positions, *angles; /* NULL: none */
     mtt_tensor *sequences, *places, *last, *choices, *chosen, **cache; /* of generation: see mtt_generator */
     mtt_tensor *tokens, *targets, *control, *counters, *ranges, *scales, *workspace, *output;
-    size_t arena_bytes;
+    size_t arena_bytes, host_bytes; /* of the card's arena and the host's */
 } mtt__program;
 
 /* A schedule trains, or else it generates: with a program for `chunk` rows of any sequences, and one for the
@@ -4306,7 +4344,7 @@ static mtt_tensor *mtt__add_tensor(mtt__builder *b, mtt_dtype dtype, mtt_categor
     t->shape[1] = s1;
     t->shape[2] = s2;
     t->dims = s2 ? 3 : s1 ? 2 : 1;
-    t->bytes = mtt__mul(mtt__mul((size_t)s0, rows), mtt__mul(columns, mtt__dtype_bytes[dtype]));
+    t->bytes = mtt__bytes_of(dtype, mtt__mul(mtt__mul((size_t)s0, rows), columns));
     t->role = t->layer = t->parameter = t->entry = t->first = t->last = -1;
     t->index = p->tensor_count;
     return p->tensors[p->tensor_count++] = t;
@@ -5434,8 +5472,6 @@ static void mtt__set_shape(mtt_shape *d, const mtt_schedule *s, int batch, int s
     d->dropout = m->dropout;
     d->ranks = s->policy.ranks;
     d->rank = s->policy.rank;
-    /* Backends keep graphs of lists: the time tells these from lists that were freed, at the same address. */
-    d->schedule = d == &s->programs->shape ? (uint64_t)(mtt__now_ms() * 1e6) : s->programs->shape.schedule;
 }
 
 /* Notes that an operation uses a tensor: the first use gives it its place in the table. */
@@ -5510,6 +5546,9 @@ static int mtt__has_step(const mtt__builder *b)
 /* In their order: each writes on at the end of the list (EMIT), or writes the list again (RULE), where it
    applies. What changes which operation makes a value comes before the adjoints, so that recomputation makes
    it the same way; what only moves or joins comes after them. */
+#ifndef MTT__EXTRA_PASSES /* of a file that includes this one: it defines the rules behind it */
+#define MTT__EXTRA_PASSES(EMIT, RULE)
+#endif
 #define MTT__PASS_LIST(EMIT, RULE)                                                      \
     EMIT(forward, always)                                                               \
     MTT_IF_GENERATOR(RULE(generate, generates))                                         \
@@ -5519,6 +5558,7 @@ static int mtt__has_step(const mtt__builder *b)
     MTT_IF_EIGHT(RULE(absorb, has_eight))                                               \
     RULE(gradients, has_backward)                                                       \
     RULE(fusions, always)                                                               \
+    MTT__EXTRA_PASSES(EMIT, RULE)                                                       \
     EMIT(step, has_step)                                                                \
     MTT_IF_EIGHT(EMIT(scales, has_eight))                                               \
     RULE(exchange, has_ranks)
@@ -5800,35 +5840,38 @@ static void mtt__promote(mtt__packer *p, int *order)
    tries each; of four known models under all policies none has more than 0.9 % of the peak, 1.2 after nine. A
    plan of more than 5,000 tensors (100 layers) gets fewer tries: 6 with 1,024 layers, in 0.15 s instead of
    0.7. Of three such plans one takes 16 KiB more. */
-static void mtt__pack_tensors(mtt__packer *p, mtt__program *program, size_t state, size_t peak)
+static void mtt__pack_tensors(mtt__packer *p, size_t *arena_bytes, size_t state, size_t peak)
 {
     int tries = (int)mtt__min(15 * MTT__RULES, MTT__RULES + 240000 / p->count), i, k;
     mtt__tree_build(p);
-    program->arena_bytes = SIZE_MAX;
-    for (i = 0; i < tries && program->arena_bytes > peak; i++) {
+    *arena_bytes = SIZE_MAX;
+    for (i = 0; i < tries && *arena_bytes > peak; i++) {
         int rule = i % MTT__RULES;
         if (i == rule) mtt__order_by_rule(p, rule);
         if (!p->status) mtt__place_all(p, p->order[rule], state);
         if (!p->status) mtt__promote(p, p->order[rule]);
         if (p->status) return;
-        if (p->arena >= program->arena_bytes) continue;
-        program->arena_bytes = p->arena;
+        if (p->arena >= *arena_bytes) continue;
+        *arena_bytes = p->arena;
         for (k = 0; k < p->count; k++) p->waiting[k].best = p->waiting[k].offset;
     }
 }
 
-/* State comes first, in order. A plan whose peak exceeds `limit` is not packed, because packing is most of a
-   plan's time; arena_bytes is then the peak. */
-static mtt_status mtt__pack(mtt_env *env, mtt__program *program, size_t limit)
+/* Packs the arena of a place. State comes first, in order. A plan whose peak exceeds `limit` is not packed,
+   because packing is most of a plan's time; the arena's bytes are then the peak. */
+static mtt_status mtt__pack(mtt_env *env, mtt__program *program, mtt_place place, size_t limit)
 {
     size_t state = 0, peak = 0, n = (size_t)program->tensor_count, ops = (size_t)program->op_count;
+    size_t *arena_bytes = place == MTT_CARD ? &program->arena_bytes : &program->host_bytes;
     mtt__pool pool = {NULL};
     mtt__packer p;
     int *ints, i;
-    for (i = 0; i < program->op_count; i++)
-        if (program->ops[i].live_bytes > peak) peak = program->ops[i].live_bytes;
-    program->arena_bytes = peak;
-    if (peak > limit) return MTT_OK;
+    for (i = 0; i < program->op_count; i++) {
+        size_t live = place == MTT_CARD ? program->ops[i].live_bytes : program->ops[i].host_bytes;
+        if (live > peak) peak = live;
+    }
+    *arena_bytes = peak;
+    if (!peak || peak > limit) return MTT_OK;
     memset(&p, 0, sizeof(p));
     p.env = env;
     p.ops = program->op_count;
@@ -5839,6 +5882,7 @@ static mtt_status mtt__pack(mtt_env *env, mtt__program *program, size_t limit)
     if (!p.waiting || !p.boxes || !ints) p.status = MTT_E_MEMORY;
     for (i = 0; i < program->tensor_count && !p.status; i++) {
         mtt_tensor *t = program->tensors[i];
+        if (t->place != place) continue;
         t->offset = state;
         if (t->persistent) {
             state = mtt__add(state, mtt__slot_bytes(t));
@@ -5853,10 +5897,11 @@ static mtt_status mtt__pack(mtt_env *env, mtt__program *program, size_t limit)
         for (i = 0; i < MTT__RULES; i++) p.order[i] = ints + (size_t)(1 + i) * n;
         p.free_end = ints + (1 + MTT__RULES) * n;
         p.free_begin = p.free_end + ops;
-        mtt__pack_tensors(&p, program, state, peak);
+        mtt__pack_tensors(&p, arena_bytes, state, peak);
     }
     for (i = p.count = 0; i < program->tensor_count && !p.status; i++)
-        if (!program->tensors[i]->persistent) program->tensors[i]->offset = p.waiting[p.count++].best;
+        if (program->tensors[i]->place == place && !program->tensors[i]->persistent)
+            program->tensors[i]->offset = p.waiting[p.count++].best;
     mtt__pool_free(env, &pool);
     mtt__free(env, p.placed.at);
     return p.status;
@@ -5867,7 +5912,10 @@ static mtt_status mtt__pack(mtt_env *env, mtt__program *program, size_t limit)
 /* Elements as a number that cannot overflow, however large the tensor. */
 static double mtt__count(const mtt_tensor *t)
 {
-    return (double)t->bytes / (double)mtt__dtype_bytes[t->dtype];
+    double product = 1;
+    int i;
+    for (i = 0; i < t->dims; i++) product *= (double)t->shape[i];
+    return product;
 }
 
 static double mtt__columns(const mtt_tensor *t)
@@ -5879,7 +5927,7 @@ static double mtt__tensor_traffic(const mtt_tensor *t, int written, int copies)
 {
     int twice = t->category == MTT_OPTIMIZER ||
                 (written && t->category == MTT_WEIGHTS && t->persistent && !copies);
-    return (double)t->bytes * (1 + twice);
+    return t->place == MTT_CARD ? (double)t->bytes * (1 + twice) : 0;
 }
 
 /* Bytes of the operands: once where an operation reads or writes them, twice where it does both. AdamW does
@@ -5985,19 +6033,24 @@ static void mtt__op_cost(const mtt_op *op, double *flops, double *traffic)
 
 /* ---- memory during each operation ---- */
 
+static size_t *mtt__alive(mtt_op *op, const mtt_tensor *t)
+{
+    return t->place == MTT_CARD ? &op->bytes[t->category] : &op->host_bytes;
+}
+
 /* Lists what each operation costs, and the bytes alive during it, by category: changes at the first and after
    the last operation of each tensor, then running sums. The peak is the largest of `live_bytes`; mtt__pack
    then gives each tensor its offset, so an arena is as large as the peak, or has gaps of about 1 % at most.
    Refuses what size_t cannot hold. */
 static mtt_status mtt__measure(mtt_env *env, mtt__program *p)
 {
-    size_t all = 0, now[MTT_CATEGORY_COUNT] = {0};
+    size_t all = 0, now[MTT_CATEGORY_COUNT] = {0}, host = 0;
     int i, c;
     for (i = 0; i < p->tensor_count; i++) {
         const mtt_tensor *t = p->tensors[i];
         all = mtt__add(all, mtt__slot_bytes(t));
-        p->ops[t->first].bytes[t->category] += mtt__slot_bytes(t);
-        if (t->last + 1 < p->op_count) p->ops[t->last + 1].bytes[t->category] -= mtt__slot_bytes(t);
+        *mtt__alive(&p->ops[t->first], t) += mtt__slot_bytes(t);
+        if (t->last + 1 < p->op_count) *mtt__alive(&p->ops[t->last + 1], t) -= mtt__slot_bytes(t);
     }
     if (all > SIZE_MAX / 2)
         return mtt__fail(env, MTT_E_BUDGET,
@@ -6011,6 +6064,7 @@ static mtt_status mtt__measure(mtt_env *env, mtt__program *p)
             op->bytes[c] = now[c] += op->bytes[c]; /* a decrease wraps around, and back with the sum */
             op->live_bytes += now[c];
         }
+        op->host_bytes = host += op->host_bytes;
     }
     return MTT_OK;
 }
@@ -6050,13 +6104,20 @@ static void mtt__release_programs(mtt_schedule *s)
     for (i = 0; i < MTT__PROGRAMS; i++) mtt__release_program(s, i);
 }
 
-static size_t mtt__arena_bytes(const mtt_schedule *s)
+static size_t mtt__place_bytes(const mtt_schedule *s, mtt_place place)
 {
     size_t most = 0;
     int i;
-    for (i = 0; i < MTT__PROGRAMS; i++)
-        if (s->programs[i].arena_bytes > most) most = s->programs[i].arena_bytes;
+    for (i = 0; i < MTT__PROGRAMS; i++) {
+        size_t bytes = place == MTT_CARD ? s->programs[i].arena_bytes : s->programs[i].host_bytes;
+        if (bytes > most) most = bytes;
+    }
     return most;
+}
+
+static size_t mtt__arena_bytes(const mtt_schedule *s)
+{
+    return mtt__place_bytes(s, MTT_CARD);
 }
 
 /* Builds the programs, with so many layers recomputed whole and in part. Only the training step depends on
@@ -6073,7 +6134,9 @@ static mtt_status mtt__build(mtt_schedule *s, int whole, int partial, size_t lim
         if (i == MTT__TRAIN || !s->programs[i].op_count) {
             status = mtt__build_program(s, i, MTT__PASSES);
             if (!status) status = mtt__measure(s->env, &s->programs[i]);
-            if (!status) status = mtt__pack(s->env, &s->programs[i], i == MTT__TRAIN ? limit : SIZE_MAX);
+            if (!status)
+                status = mtt__pack(s->env, &s->programs[i], MTT_CARD, i == MTT__TRAIN ? limit : SIZE_MAX);
+            if (!status) status = mtt__pack(s->env, &s->programs[i], MTT_HOST, SIZE_MAX);
         }
         if (status || s->programs[i].arena_bytes > limit) return status;
     }
@@ -6323,6 +6386,17 @@ static int mtt__is_exposed(const mtt__program *p, int i)
     return i == p->op_count || i == p->step_begin || mtt__needs_transfers(&p->ops[i]);
 }
 
+/* Counts what an operation reads and writes on the host: it passes the link between host and card. */
+static void mtt__count_link(const mtt_op *op, int times, mtt_plan_report *r)
+{
+    int i;
+    for (i = 0; i < op->inputs + op->outputs; i++) {
+        const mtt_tensor *t = op->operands[i];
+        double *sum = i < op->inputs ? &r->from_host_bytes : &r->to_host_bytes;
+        if (t && t->place == MTT_HOST) *sum += times * (double)t->bytes;
+    }
+}
+
 MTTDEF void mtt_schedule_report(const mtt_schedule *s, mtt_plan_report *r)
 {
     const mtt__program *p = &s->programs[MTT__TRAIN];
@@ -6331,7 +6405,8 @@ MTTDEF void mtt_schedule_report(const mtt_schedule *s, mtt_plan_report *r)
     memset(r, 0, sizeof(*r));
     for (i = 0; i < p->parameter_count; i++) r->parameters += mtt__parameter_elements(&p->parameters[i]);
     for (i = 0; i < p->tensor_count; i++)
-        if (p->tensors[i]->persistent) r->state_bytes += mtt__slot_bytes(p->tensors[i]);
+        if (p->tensors[i]->persistent && p->tensors[i]->place == MTT_CARD)
+            r->state_bytes += mtt__slot_bytes(p->tensors[i]);
     for (i = 0; i < p->op_count; i++) {
         const mtt_op *op = &p->ops[i];
         if (op->live_bytes > r->phase_peak_bytes[op->phase]) r->phase_peak_bytes[op->phase] = op->live_bytes;
@@ -6342,6 +6417,7 @@ MTTDEF void mtt_schedule_report(const mtt_schedule *s, mtt_plan_report *r)
         r->flops += op->flops;
         r->traffic_bytes += op->traffic_bytes;
         if (op->recomputed) r->recompute_flops += op->flops;
+        mtt__count_link(op, op->phase == MTT_STEP ? 1 : s->policy.accumulate, r);
         if (!mtt__is_transfer(op)) continue;
         wire = mtt__wire_bytes(op) * (op->phase == MTT_STEP ? 1 : s->policy.accumulate);
         r->wire_bytes += wire;
@@ -6355,6 +6431,7 @@ MTTDEF void mtt_schedule_report(const mtt_schedule *s, mtt_plan_report *r)
     }
     memcpy(r->bytes, p->ops[r->peak_op].bytes, sizeof(r->bytes));
     r->arena_bytes = mtt__arena_bytes(s);
+    r->host_bytes = mtt__place_bytes(s, MTT_HOST);
     r->batch = p->shape.batch * s->split;
     r->seq_len = p->shape.seq_len;
     r->micro_batches = s->split;
@@ -6736,6 +6813,13 @@ static void mtt__cpu_residual(const mtt_op *op, const mtt_op_residual *o)
 static void mtt__cpu_add(const mtt_op *op, const mtt_op_add *o)
 {
     mtt__elementwise(op, NULL, o->a, o->b, o->sum, mtt__add_block);
+}
+
+/* On a CPU both places are its memory. */
+static void mtt__cpu_move(const mtt_op *op, const mtt_op_move *o)
+{
+    (void)op;
+    memcpy(o->y->data, o->x->data, o->x->bytes);
 }
 
 static void mtt__cpu_dropout_scores(const mtt_op *op, const mtt_op_dropout_scores *o)
@@ -8210,15 +8294,17 @@ static mtt_status mtt__cpu_open(mtt_env *env, const mtt_backend *backend, const 
     return status;
 }
 
-static mtt_status mtt__cpu_alloc(void *context, size_t bytes, void **block)
+static mtt_status mtt__cpu_alloc(void *context, mtt_place place, size_t bytes, void **block)
 {
+    (void)place;
     *block = mtt__alloc_raw(((mtt__cpu *)context)->env, bytes);
     if (*block) mtt__os_huge_pages(*block, bytes);
     return *block ? MTT_OK : MTT_E_MEMORY;
 }
 
-static void mtt__cpu_release(void *context, void *block)
+static void mtt__cpu_release(void *context, mtt_place place, void *block)
 {
+    (void)place;
     mtt__free(((mtt__cpu *)context)->env, block);
 }
 
@@ -8323,7 +8409,7 @@ struct mtt_trainer {
     mtt_rate rates[2 * MTT_MOST_GROUPS + 2];
     uint64_t groups;    /* a hash of the optimizer's; 0 = none */
     float lr;           /* the caller's; negative: the schedule's */
-    void *arena;
+    void *arenas[MTT_PLACE_COUNT];
     float *staging;     /* MTT__STAGING floats: a piece in the device's types */
     float *values;      /* as many floats: a piece of initial values */
     struct mtt__message *messages; /* of ranks to each other, */
@@ -8419,15 +8505,14 @@ static mtt_status mtt__move(mtt_trainer *t, int way, const mtt_tensor *tensor, i
                             float *values)
 {
     mtt_tensor piece = *tensor;
-    size_t size = mtt__dtype_bytes[tensor->dtype];
     mtt_status status = MTT_OK;
     int64_t i, n;
     piece.data = t->staging;
     for (i = 0; i < count && !status; i += n) {
-        char *device = (char *)tensor->data + (size_t)(first + i) * size;
+        char *device = (char *)tensor->data + mtt__bytes_of(tensor->dtype, (size_t)(first + i));
         n = mtt__min(MTT__STAGING, count - i);
         if (way == MTT__PUT) mtt__store(&piece, 0, n, values + i);
-        status = mtt__copy(t, way, device, t->staging, (size_t)n * size);
+        status = mtt__copy(t, way, device, t->staging, mtt__bytes_of(tensor->dtype, (size_t)n));
         if (way == MTT__GET) mtt__load(&piece, 0, n, values + i);
     }
     return status;
@@ -8561,7 +8646,7 @@ static mtt_status mtt__fill_positions(mtt_trainer *t, const mtt_tensor *table, i
 /* Returns the address of a tensor that begins with element `first` of a parameter, reckoned to element 0. */
 static void *mtt__element_0(const mtt_tensor *t, mtt_dtype dtype, int64_t at, int64_t first)
 {
-    return !t ? NULL : (char *)t->data + at - first * (int64_t)mtt__dtype_bytes[dtype];
+    return !t ? NULL : (char *)t->data + at - (int64_t)mtt__bytes_of(dtype, (size_t)first);
 }
 
 /* Fills the fields that are the same in all ranges of a parameter. */
@@ -8674,20 +8759,24 @@ enum { MTT__SEPARATE = 1 };
 enum { MTT__SEPARATE = 0 };
 #endif
 
-/* Gives every tensor an address: its offset in the arena, or a block of its own, where a sanitizer sees
-   overruns. All programs share the state. */
+/* Gives every tensor an address: its offset in the arena of its place, or a block of its own, where a
+   sanitizer sees overruns. All programs share the state. */
 static mtt_status mtt__bind(mtt_trainer *t)
 {
     mtt__program *first = t->schedule->programs, *p;
     mtt_status status = MTT_OK;
     int i;
-    if (!MTT__SEPARATE) status = t->backend.alloc(t->context, mtt__arena_bytes(t->schedule), &t->arena);
+    for (i = 0; i < MTT_PLACE_COUNT && !MTT__SEPARATE && !status; i++) {
+        size_t bytes = mtt__place_bytes(t->schedule, (mtt_place)i);
+        if (bytes) status = t->backend.alloc(t->context, (mtt_place)i, bytes, &t->arenas[i]);
+    }
     for (p = first; p < first + MTT__PROGRAMS; p++)
         for (i = 0; i < p->tensor_count && !status; i++) {
             mtt_tensor *tensor = p->tensors[i];
-            if (!MTT__SEPARATE) tensor->data = (char *)t->arena + tensor->offset;
+            size_t bytes = tensor->bytes ? tensor->bytes : 1;
+            if (!MTT__SEPARATE) tensor->data = (char *)t->arenas[tensor->place] + tensor->offset;
             else if (tensor->persistent && p > first) tensor->data = first->tensors[i]->data;
-            else status = t->backend.alloc(t->context, tensor->bytes ? tensor->bytes : 1, &tensor->data);
+            else status = t->backend.alloc(t->context, tensor->place, bytes, &tensor->data);
             if (tensor->entry >= 0) tensor->scale = (mtt_scale *)first->scales->data + tensor->entry;
         }
     if (!status && mtt__others(t)) status = mtt__others(t)->calls->bind(t);
@@ -8698,11 +8787,12 @@ static void mtt__unbind(mtt_trainer *t)
 {
     mtt__program *first = t->schedule->programs, *p;
     int i;
-    if (t->arena) t->backend.release(t->context, t->arena);
+    for (i = 0; i < MTT_PLACE_COUNT; i++)
+        if (t->arenas[i]) t->backend.release(t->context, (mtt_place)i, t->arenas[i]);
     for (p = first; MTT__SEPARATE && p < first + MTT__PROGRAMS; p++)
         for (i = 0; i < p->tensor_count; i++)
             if (p->tensors[i]->data && (p == first || !p->tensors[i]->persistent))
-                t->backend.release(t->context, p->tensors[i]->data);
+                t->backend.release(t->context, p->tensors[i]->place, p->tensors[i]->data);
 }
 
 /* Names the largest tensors of an arena that does not fit, and the batch that would fit. */
@@ -8717,7 +8807,7 @@ static mtt_status mtt__refuse_memory(mtt_trainer *t, const mtt_policy *policy)
     mtt__text_init(&text, reason, sizeof(reason));
     mtt__print(&text, "%.300s; the largest tensors:", t->env ? t->env->error : "");
     for (i = 0; i < p->tensor_count; i++)
-        for (k = 0, tensor = p->tensors[i]; k < 3 && tensor; k++)
+        for (k = 0, tensor = p->tensors[i]; k < 3 && tensor && tensor->place == MTT_CARD; k++)
             if (!most[k] || tensor->bytes > most[k]->bytes) {
                 const mtt_tensor *smaller = most[k];
                 most[k] = tensor;
@@ -9146,7 +9236,8 @@ static void mtt__print_operands(mtt__text *text, mtt_tensor *const *tensors, int
     for (i = 0; i < count; i++) {
         const char *name = tensors[i] ? tensors[i]->name : "control";
         if (!strcmp(name, "control") || !strcmp(name, "counters") || !strcmp(name, "ranges")) continue;
-        mtt__print(text, "%s%s", shown++ ? " " : "", name);
+        mtt__print(text, "%s%s%s", shown++ ? " " : "", name,
+                   tensors[i] && tensors[i]->place == MTT_HOST ? "@host" : "");
     }
 }
 
@@ -9192,6 +9283,7 @@ MTTDEF void mtt_schedule_print(const mtt_schedule *s, mtt_write_fn write, void *
                    op->recomputed ? "again" : "", (double)op->live_bytes / 1048576, mtt_op_name(op->kind));
         mtt__print_flow(&text, op);
         mtt__print_freed(&text, op, i);
+        if (op->host_bytes) mtt__print(&text, "  host %.2f MiB", (double)op->host_bytes / 1048576);
         line[text.size] = '\n';
         write(user, line, text.size + 1);
     }
@@ -9236,27 +9328,27 @@ static void mtt__print_categories(mtt__text *text, const size_t *bytes)
     mtt__print(text, "}");
 }
 
+/* A member of a plan's JSON, by its type. */
+#define MTT__JSON_VALUE(name, form, value)                                              \
+    mtt__print(&text, "%s\"" #name "\": " form, text.size ? ", " : "{", value)
+#define MTT__JSON_int(name) MTT__JSON_VALUE(name, "%d", r->name)
+#define MTT__JSON_int64_t(name) MTT__JSON_VALUE(name, "%lld", (long long)r->name)
+#define MTT__JSON_size_t(name) MTT__JSON_VALUE(name, "%zu", r->name)
+#define MTT__JSON_double(name) MTT__JSON_VALUE(name, "%.0f", r->name)
+#define MTT__JSON_mtt_ms(name) MTT__JSON_VALUE(name, "%.4g", r->name)
+#define MTT__JSON_mtt_category_bytes(name)                                              \
+    MTT__JSON_VALUE(name, "%s", ""), mtt__print_categories(&text, r->name)
+#define MTT__JSON_mtt_phase_bytes(name)                                                 \
+    for (i = 0; i < MTT_PHASE_COUNT; i++)                                               \
+        mtt__print(&text, ", \"peak_%s_bytes\": %zu", mtt__phase_text[i], r->name[i])
+
 MTTDEF size_t mtt_plan_json(const mtt_plan_report *r, char *at, size_t capacity)
 {
     mtt__text text;
     int i;
     mtt__text_init(&text, at, capacity);
-    mtt__print(&text, "{\"parameters\": %lld, \"arena_bytes\": %zu, \"peak_bytes\": %zu",
-               (long long)r->parameters, r->arena_bytes, r->peak_bytes);
-    for (i = 0; i < MTT_PHASE_COUNT; i++)
-        mtt__print(&text, ", \"peak_%s_bytes\": %zu", mtt__phase_text[i], r->phase_peak_bytes[i]);
-    mtt__print(&text, ", \"state_bytes\": %zu, \"bytes\": ", r->state_bytes);
-    mtt__print_categories(&text, r->bytes);
-    mtt__print(&text, ", \"peak_op\": %d, \"ops\": %d, \"tensors\": %d", r->peak_op, r->ops, r->tensors);
-    mtt__print(&text, ", \"recompute_layers\": %d, \"recompute_selective\": %d, \"micro_batches\": %d",
-               r->recompute_layers, r->recompute_selective, r->micro_batches);
-    mtt__print(&text, ", \"flops\": %.0f, \"recompute_flops\": %.0f, \"traffic_bytes\": %.0f", r->flops,
-               r->recompute_flops, r->traffic_bytes);
-    if (r->token_flops > 0) mtt__print(&text, ", \"token_flops\": %.0f", r->token_flops);
-    if (r->wire_bytes > 0)
-        mtt__print(&text, ", \"wire_bytes\": %.0f, \"exposed_bytes\": %.0f", r->wire_bytes, r->exposed_bytes);
-    if (r->wire_ms > 0)
-        mtt__print(&text, ", \"wire_ms\": %.4g, \"exposed_ms\": %.4g", r->wire_ms, r->exposed_ms);
+#define MTT__PLAN_JSON(type, name, in_json) if (in_json) MTT__JSON_##type(name);
+    MTT_PLAN_FIELDS(MTT__PLAN_JSON)
     mtt__print(&text, "}");
     return text.size;
 }
@@ -9278,6 +9370,10 @@ MTTDEF void mtt_plan_print(const mtt_plan_report *r, mtt_write_fn write, void *u
     for (i = 0; i < MTT_CATEGORY_COUNT; i++)
         if (r->bytes[i])
             mtt__print(&text, "  %-12s %10.2f MiB\n", mtt__category_text[i], (double)r->bytes[i] / 1048576);
+    if (r->host_bytes)
+        mtt__print(&text, "host, pinned: %zu bytes = %.2f MiB; a step sends %.2f MiB there and %.2f back\n",
+                   r->host_bytes, (double)r->host_bytes / 1048576, r->to_host_bytes / 1048576,
+                   r->from_host_bytes / 1048576);
     mtt__print(&text, "outside the arena: at most %.1f MiB with %d threads%s\n",
                (double)r->outside_bytes / 1048576, mtt__threads(), r->wire_bytes > 0 ? ", and NCCL's" : "");
     if (r->token_flops > 0)
@@ -9313,6 +9409,7 @@ MTTDEF void mtt_schedule_json(const mtt_schedule *s, mtt_write_fn write, void *u
         mtt__print(&text, ", \"live_bytes\": %zu, \"flops\": %.0f, \"traffic_bytes\": %.0f, \"bytes\": ",
                    op->live_bytes, op->flops, op->traffic_bytes);
         mtt__print_categories(&text, op->bytes);
+        if (op->host_bytes) mtt__print(&text, ", \"host_bytes\": %zu", op->host_bytes);
         mtt__print(&text, "}");
         write(user, at, text.size);
     }
@@ -13980,17 +14077,22 @@ enum {
     MTT__CHECKPOINT_NOTE = 4 << 20 /* and of a note behind them, at most */
 };
 
-/* The dtypes of the format and their bits, mtt's first. Tensors of the others are listed and never used. */
-#define MTT__ST_DTYPE(dtype, bytes, name) {name, 8 * bytes},
+/* The dtypes of the format and their bits. The first are those of mtt_dtype, in its order; tensors of the
+   others are listed and never used. */
 static const struct {
     const char *name;
     int bits;
 } mtt__st_dtype[] = {
-    MTT_DTYPES(MTT__ST_DTYPE)
+    {"F32", 32},    {"BF16", 16}, {"F16", 16},   {"F8_E4M3", 8}, {"F8_E5M2", 8}, {"I32", 32}, {"U8", 8},
     {"BOOL", 8},    {"I8", 8},   {"I16", 16},    {"U16", 16},    {"U32", 32},    {"I64", 64},
     {"U64", 64},    {"F64", 64}, {"C64", 64},    {"F4", 4},      {"F6_E2M3", 6}, {"F6_E3M2", 6},
     {"F8_E8M0", 8}, {"F8_E4M3FNUZ", 8}, {"F8_E5M2FNUZ", 8}};
 enum { MTT__ST_DTYPES = MTT__LENGTH(mtt__st_dtype) };
+
+MTTDEF const char *mtt_dtype_name(mtt_dtype dtype)
+{
+    return (unsigned)dtype < MTT_DTYPE_COUNT ? mtt__st_dtype[dtype].name : "unknown";
+}
 
 /* A tensor of a file, or a name and a value of its metadata. */
 typedef struct mtt__st_entry {
@@ -15970,7 +16072,7 @@ static void mtt__cpu_cached_attention(const mtt_op *op, const mtt_op_cached_atte
     const int32_t *places = (const int32_t *)o->places->data;
     mtt_qkv qkv = mtt_qkv_of(d);
     int64_t dim = d->d_head, context = o->keys->shape[1], groups = d->heads_kv, across = MTT__ACROSS, i, job;
-    size_t size = mtt__dtype_bytes[o->qkv->dtype], row = size * (size_t)qkv.row;
+    size_t size = mtt__bytes_of(o->qkv->dtype, 1), row = size * (size_t)qkv.row;
     for (i = 0; i < d->rows; i++) {
         const char *from = (const char *)o->qkv->data + (size_t)i * row;
         int head;

@@ -100,12 +100,10 @@ static int dump_parameters(dump *d, const char *prefix, int when)
     return 1;
 }
 
-#define DUMP_TYPE(dtype, bytes, name) name,
 static int dump_tensor(dump *d, const mtt_tensor *t, const char *called, int plain, int op, int input)
 {
-    static const char *const types[] = {MTT_DTYPES(DUMP_TYPE)};
     char name[80];
-    dump_entry *e = dump_add(d, called, plain, types[t->dtype], t->bytes, op);
+    dump_entry *e = dump_add(d, called, plain, mtt_dtype_name(t->dtype), t->bytes, op);
     if (!e) return 0;
     e->dims = t->dims, e->tensor = t, e->input = input;
     memcpy(e->shape, t->shape, sizeof(e->shape));

@@ -88,12 +88,11 @@ static void explorer_model(FILE *f, const explorer_plan *plan)
 
 static void explorer_tensor(FILE *f, const mtt_tensor *t)
 {
-#define EXPLORER_DTYPE(dtype, bytes, name) name,
-    static const char *const types[] = {MTT_DTYPES(EXPLORER_DTYPE)};
     int i;
     fprintf(f, "{\"name\": ");
     explorer_text(f, t->name);
-    fprintf(f, ", \"type\": \"%s\", \"category\": %d, \"shape\": [", types[t->dtype], (int)t->category);
+    fprintf(f, ", \"type\": \"%s\", \"category\": %d, \"shape\": [", mtt_dtype_name(t->dtype),
+            (int)t->category);
     for (i = 0; i < t->dims; i++) fprintf(f, "%s%lld", i ? ", " : "", (long long)t->shape[i]);
     fprintf(f, "], \"bytes\": %zu, \"offset\": %zu, \"first\": %d, \"last\": %d, \"state\": %d}", t->bytes,
             t->offset, t->first, t->last, t->persistent);

@@ -22,7 +22,7 @@ struct graph : std::vector<std::function<void()>> {
 };
 
 static graph *captured; /* where launches go; NULL: they run */
-static graph copies;    /* from and to the host, not yet done */
+static graph copies;    /* not yet done */
 static cudaError_t last_error;
 static std::map<const void *, int> most_shared; /* bytes that kernels have asked for */
 static const char *faulty;                      /* the call that fails next; NULL: none */
@@ -140,11 +140,10 @@ cudaError_t cudaFreeHost(void *at)
     return cudaSuccess;
 }
 
-cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, cudaStream_t)
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind, cudaStream_t)
 {
     const auto copy = [=] { memcpy(to, from, bytes); };
-    if (emulate::captured || (kind != cudaMemcpyHostToDevice && kind != cudaMemcpyDeviceToHost))
-        return emulate::enqueue(copy);
+    if (emulate::captured) return emulate::enqueue(copy);
     emulate::copies.push_back(copy);
     return cudaSuccess;
 }

@@ -56,7 +56,7 @@ static int describe(matrix *m, cublasLtMatrixLayout_t layout)
     case CUDA_R_8F_E5M2: m->host.dtype = MTT_F8_E5M2; break;
     default: m->host.dtype = MTT_F32;
     }
-    m->size = mtt__dtype_bytes[m->host.dtype];
+    m->size = mtt__bytes_of(m->host.dtype, 1);
     m->host.data = malloc((size_t)m->count * m->rows * m->columns * m->size);
     return failed || !m->host.data;
 }

@@ -10,10 +10,10 @@ static int live_blocks, allocations, fails_at = -1;
 static size_t taken_bytes;
 static mtt_backend backend;
 
-static mtt_status counted_arena(void *context, size_t bytes, void **block)
+static mtt_status counted_arena(void *context, mtt_place place, size_t bytes, void **block)
 {
     taken_bytes += bytes;
-    return mtt_cpu_backend()->alloc(context, bytes, block);
+    return mtt_cpu_backend()->alloc(context, place, bytes, block);
 }
 
 static void *counted_alloc(void *user, size_t bytes)
@@ -526,8 +526,8 @@ static void test_few_rows(int number)
     w.shape[0] = transposed ? n : k, w.shape[1] = transposed ? k : n;
     b.shape[0] = b.shape[1] = n, b.dims = 1;
     y.shape[1] = n;
-    x.bytes = mtt__dtype_bytes[dtype] * ROWS * (size_t)k;
-    y.bytes = mtt__dtype_bytes[dtype] * ROWS * (size_t)n;
+    x.bytes = mtt__bytes_of(dtype, ROWS * (size_t)k);
+    y.bytes = mtt__bytes_of(dtype, ROWS * (size_t)n);
     x.data = malloc(x.bytes), w.data = malloc(4 * (size_t)(k * n)), b.data = malloc(4 * (size_t)n);
     y.data = all;
     for (int64_t i = 0; i < k * n; i++) values[i] = (float)(below(2001) - 1000) * 1e-3f;

@@ -2509,7 +2509,7 @@ static void eight_by_bytes(void)
 static mtt_tensor new_tensor(mtt_dtype dtype, int rows, int width, mtt_scale *scale)
 {
     mtt_tensor t = {.dtype = dtype, .dims = 2, .shape = {rows, width}, .entry = -1, .scale = scale};
-    t.bytes = (size_t)rows * (size_t)width * mtt__dtype_bytes[dtype];
+    t.bytes = mtt__bytes_of(dtype, (size_t)rows * (size_t)width);
     t.data = calloc(t.bytes, 1);
     return t;
 }
@@ -3214,9 +3214,9 @@ static void unread_failure(void)
 }
 
 /* A device whose memory is full. */
-static mtt_status full_alloc(void *context, size_t bytes, void **block)
+static mtt_status full_alloc(void *context, mtt_place place, size_t bytes, void **block)
 {
-    (void)bytes;
+    (void)place, (void)bytes;
     *block = NULL;
     snprintf(((mtt__cpu *)context)->env->error, sizeof(env.error), "the device has 4000000 bytes free");
     return MTT_E_BUDGET;

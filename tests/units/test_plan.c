@@ -195,11 +195,11 @@ static void compact_bytes(void)
 
 static size_t device_allocations, device_bytes;
 
-static mtt_status counting_alloc(void *context, size_t bytes, void **block)
+static mtt_status counting_alloc(void *context, mtt_place place, size_t bytes, void **block)
 {
     device_allocations++;
     device_bytes += bytes;
-    return mtt_cpu_backend()->alloc(context, bytes, block);
+    return mtt_cpu_backend()->alloc(context, place, bytes, block);
 }
 
 static void same_report(const mtt_schedule *schedule, const mtt_plan_report *planned, const char *text)
@@ -603,7 +603,7 @@ static sizes sizes_of(const configuration *c)
 /* Of an element; 0 = there is no tensor. */
 static double bytes_of(const mtt_tensor *t)
 {
-    return t ? (double)mtt__dtype_bytes[t->dtype] : 0;
+    return t ? (double)mtt__bytes_of(t->dtype, 1) : 0;
 }
 
 /* FLOPs and bytes of an operation against a table of what its kernel must compute and move. A product of n
