@@ -1446,8 +1446,8 @@ typedef struct mtt_shape {
 } mtt_shape;
 
 /* Operations. A row: name; number of inputs; operands, inputs first; FLOPs; bytes moved; bytes of scratch on
-   CUDA. A row makes the struct mtt_op_<name>, whose members are the operands. An operand that is both input and
-   output changes in place. Some operands may be absent (NULL): biases, positions and their gradients,
+   CUDA. A row makes the struct mtt_op_<name>, whose members are the operands. An operand that is both input
+   and output changes in place. Some operands may be absent (NULL): biases, positions and their gradients,
    `angles`, gains of q and k and what only these need, `joined`, the `y` of linear_gelu, `shift` of RMSNorm,
    `out_8`, `d_qkv_t`, the gradients of chunked_loss, `master`, and `ranges` on the CPU. grad_norm and adamw
    work on all parameters besides, mtt_op's `gradients` and `weights`. o: the row's struct. N: elements, W:
@@ -2288,8 +2288,8 @@ MTT__BOTH int mtt__flash_width(int d_head)
 
 /* Scratch of flash attention's backward pass: a header of 256 bytes; then for each head of a group two
    statistics a token and, for 16-bit tensors, the running sums of dQ in tiles of 64 rows, with 64 bytes for
-   each block of 32 keys or more. Heads that share keys need room for one head more: their blocks may hand over
-   dK and dV. */
+   each block of 32 keys or more. Heads that share keys need room for one head more: their blocks may hand
+   over dK and dV. */
 MTT__BOTH size_t mtt__flash_sums(const mtt_shape *d, mtt_dtype dtype)
 {
     size_t tokens = (size_t)mtt__round_up(d->seq_len, 64);
@@ -9887,8 +9887,8 @@ static mtt_op *mtt__writer(const mtt__builder *b, const mtt_tensor *t)
     return NULL;
 }
 
-/* Lets the operation that makes a gradient round it, if it can. Attention can with sequences of whole 16 tokens, and
-   rotary where q and k have no norms. */
+/* Lets the operation that makes a gradient round it, if it can. Attention can with sequences of whole 16
+   tokens, and rotary where q and k have no norms. */
 static int mtt__absorb_gradient(mtt__builder *b, const mtt_op_quantize *q)
 {
     mtt_op *maker = mtt__writer(b, q->x);
