@@ -927,29 +927,21 @@ struct mtt_tokenizer_kind {
 MTTDEF mtt_tokenizer_kind mtt_bpe(const mtt_bpe_options *options);
 /* ---------------------------------------------------------------------------------------------- data ---- */
 
-/* Reads documents one after another from plain text, JSONL or standard input ("-"). It never holds a whole
-   file. A file that begins with '{', '"' or '[' is JSONL: each document is the named field of a line, which
-   is a string or a list of strings (joined by a blank line), or a line that is a string itself. Behind blank
-   lines a JSON value is JSONL, too, and so are the records of a JSON text sequence (RFC 7464), one a line.
-   Refuses NUL bytes, other encodings, and a field of plain text.
-   Documents of plain text end at lines that are only <|endoftext|>, which are dropped, as is <|endoftext|> at
-   the end of a field; mtt_prepare takes the end of text of its tokenizer instead. Within a line or a field it
-   is ordinary text. Such documents are cut only at the first line end after 16 MiB. Where the first 5 MiB
-   have fewer than 20, plain text is cut at the first blank line after 4 KiB (MTT_DOCUMENT_BYTES), line end
-   after 64 KiB or character after 256 KiB, too. Where that gives fewer than 20 documents, which is too few to
-   split, the text is cut into about 20 to 40 pieces, at blank lines, line ends or spaces if it has them. */
-typedef struct mtt_corpus mtt_corpus;
-MTTDEF mtt_status mtt_corpus_open(mtt_env *env, const char *path, const char *field /* default "text" */,
-                                  mtt_corpus **out);
-/* The next document, valid until the next call; MTT_END after the last. Errors name the line. The call after
-   MTT_E_FORMAT goes on with the next line. */
-MTTDEF mtt_status mtt_corpus_next(mtt_corpus *corpus, const char **text, size_t *bytes);
-MTTDEF void mtt_corpus_close(mtt_corpus *corpus);
-
 /* The three parts of a corpus. Of every 20 documents in a row, 17 go to train, 2 to valid and 1 to test (85,
    10 and 5 %). The seed decides which. */
 typedef enum mtt_split { MTT_TRAIN, MTT_VALID, MTT_TEST, MTT_SPLIT_COUNT } mtt_split;
-MTTDEF mtt_split mtt_split_of(uint64_t seed, uint64_t document);
+
+/* mtt_prepare reads documents one after another from plain text, JSONL or standard input ("-"). It never
+   holds a whole file. A file that begins with '{', '"' or '[' is JSONL: each document is the named field of a
+   line, which is a string or a list of strings (joined by a blank line), or a line that is a string itself.
+   Behind blank lines a JSON value is JSONL, too, and so are the records of a JSON text sequence (RFC 7464),
+   one a line. Refuses NUL bytes, other encodings, and a field of plain text.
+   Documents of plain text end at lines that are only the tokenizer's end of text, which are dropped, as it is
+   at the end of a field. Within a line or a field it is ordinary text. Such documents are cut only at the
+   first line end after 16 MiB. Where the first 5 MiB have fewer than 20, plain text is cut at the first blank
+   line after 4 KiB (MTT_DOCUMENT_BYTES), line end after 64 KiB or character after 256 KiB, too. Where that
+   gives fewer than 20 documents, which is too few to split, the text is cut into about 20 to 40 pieces, at
+   blank lines, line ends or spaces if it has them. */
 
 /* The input, the output and the options of mtt_prepare. Zero means the default. */
 typedef struct mtt_prepare_desc {
@@ -3738,7 +3730,7 @@ typedef struct mtt__builder mtt__builder;
 enum { MTT__TRAINED, MTT__FROZEN, MTT__LEFT_OUT }; /* what becomes of a parameter */
 typedef struct mtt__wing {
     void (*resolve)(mtt_policy *policy); /* fills in its defaults, and what follows from its fields */
-    void (*check)(mtt__faults *faults, const mtt_model_desc *model, const mtt_policy *policy);
+    void (*checks)(mtt__faults *faults, const mtt_model_desc *model, const mtt_policy *policy);
     void (*parameter)(const mtt_policy *policy, int kind, const char *name, int *fate);
     void (*parameters)(mtt__builder *b); /* checks them */
     void (*state)(mtt__builder *b);      /* adds what else lives from step to step */
@@ -3834,7 +3826,7 @@ MTTDEF mtt_status mtt_policy_resolve(mtt_env *env, const mtt_policy *policy, con
     mtt__require(&faults, !p.lora_rank, "lora_rank is %d, but MTT_NO_ADAPTERS left adapters out of this "
                  "build: set it to 0", p.lora_rank);
 #endif
-    MTT__EACH_WING(check, (&faults, model, &p));
+    MTT__EACH_WING(checks, (&faults, model, &p));
     mtt__in_range(&faults, "batch", batch, 1, 1 << 20);
     mtt__in_range(&faults, "seq_len", seq_len, 1, 1 << 20);
     mtt__require(&faults, seq_len <= model->max_seq || model->positions != MTT_POSITIONS_LEARNED,
@@ -12951,7 +12943,7 @@ MTTDEF mtt_status mtt_vocab_trainer_finish(mtt_vocab_trainer *trainer, int vocab
    >>data
    ------------------------------------------------------------------------------------------------------- */
 
-/* From text to token files. A corpus hands out documents; mtt_split_of puts each into train, valid or test;
+/* From text to token files. A corpus hands out documents; mtt__split_of puts each into train, valid or test;
    mtt_prepare reads the text twice, once to train the tokenizer and once to encode. A token file is a header
    and an array of ids. Its header says what it was made of, so that mtt_prepare can tell whether a dataset
    is up to date, and mtt_dataset_open whether its files belong together. */
@@ -12966,7 +12958,7 @@ MTTDEF mtt_status mtt_vocab_trainer_finish(mtt_vocab_trainer *trainer, int vocab
 #define MTT_DOCUMENT_LIMIT ((size_t)1 << 30)
 #endif
 
-struct mtt_corpus {
+typedef struct mtt__corpus {
     mtt_env *env;
     const char *path, *name, *field; /* `name` is for messages */
     int fd, jsonl, ended;            /* ended: the file has been read to its end */
@@ -12982,10 +12974,10 @@ struct mtt_corpus {
     size_t unit;     /* of them, without ends of text: for mtt__prepare_hash */
     size_t skipped;  /* bytes of the end of text behind the document that was handed out */
     int broken;      /* 1 = that document ended within a line */
-};
+} mtt__corpus;
 
 /* Reads blocks until `bytes` wait in the buffer or the file ends. */
-static mtt_status mtt__corpus_need(mtt_corpus *c, size_t bytes)
+static mtt_status mtt__corpus_need(mtt__corpus *c, size_t bytes)
 {
     enum { block = 1 << 18 };
     while (!c->ended && c->size - c->start < bytes) {
@@ -13032,7 +13024,7 @@ static const char *mtt__skip_blanks(const char *at, const char *end)
 
 /* The size of a line of plain text with its line end, if it is only the end of text, once or several times;
    else 0. `line` is its place among the bytes that wait, which have all of it unless it is longer. */
-static size_t mtt__corpus_end_line(const mtt_corpus *c, size_t line)
+static size_t mtt__corpus_end_line(const mtt__corpus *c, size_t line)
 {
     const char *first = c->buffer + c->start + line, *at = first;
     const mtt_slice end = c->end_of_text;
@@ -13050,7 +13042,7 @@ static size_t mtt__corpus_end_line(const mtt_corpus *c, size_t line)
 }
 
 /* Hands out the text before the next end of text or cut. It may be blank. */
-static mtt_status mtt__corpus_cut(mtt_corpus *c, const char **text, size_t *bytes)
+static mtt_status mtt__corpus_cut(mtt__corpus *c, const char **text, size_t *bytes)
 {
     const char *at = NULL;
     size_t waiting = 0, limit = 0, cut = 0, line = 0;
@@ -13091,7 +13083,7 @@ static mtt_status mtt__corpus_cut(mtt_corpus *c, const char **text, size_t *byte
 }
 
 /* Where a text has ends of text, there are no blank documents between them. */
-static mtt_status mtt__corpus_next_piece(mtt_corpus *c, const char **text, size_t *bytes)
+static mtt_status mtt__corpus_next_piece(mtt__corpus *c, const char **text, size_t *bytes)
 {
     for (;;) {
         mtt_status status = mtt__corpus_cut(c, text, bytes);
@@ -13101,9 +13093,9 @@ static mtt_status mtt__corpus_next_piece(mtt_corpus *c, const char **text, size_
 }
 
 /* Counts the documents in the buffer, up to 20. Tells in *ends whether ends of text are among them. */
-static int mtt__corpus_count(mtt_corpus *c, int *ends)
+static int mtt__corpus_count(mtt__corpus *c, int *ends)
 {
-    const mtt_corpus before = *c;
+    const mtt__corpus before = *c;
     const char *text;
     size_t size;
     int count = 0;
@@ -13118,10 +13110,10 @@ static int mtt__corpus_count(mtt_corpus *c, int *ends)
    text is so short that all of it is in the buffer. Pieces have 1/40 to 1/20 of its size, but 16 bytes or
    more, so that a cut can look back. Where ends of text alone give 20 documents, there are no other cuts
    before 16 MiB, which bound the buffer. */
-static void mtt__corpus_measure(mtt_corpus *c, mtt_slice end_of_text)
+static void mtt__corpus_measure(mtt__corpus *c, mtt_slice end_of_text)
 {
     const size_t most = (c->size - c->start) / 20;
-    mtt_corpus pieces;
+    mtt__corpus pieces;
     int ends;
     if (c->ended && mtt__corpus_count(c, &ends) < 20) {
         c->most = most > 16 ? most : 16;
@@ -13143,7 +13135,7 @@ static void mtt__corpus_measure(mtt_corpus *c, mtt_slice end_of_text)
 
 /* JSONL begins with a mark of JSON or of a JSON text sequence. Behind blanks the first line must be a JSON
    value, unless a field was named, so that an empty first line lets plain text begin with such a mark. */
-static mtt_status mtt__corpus_detect(mtt_corpus *c, int field_named, mtt_slice end_of_text)
+static mtt_status mtt__corpus_detect(mtt__corpus *c, int field_named, mtt_slice end_of_text)
 {
     mtt_status status = mtt__corpus_need(c, 20 * c->most); /* 20 documents, for mtt__corpus_measure */
     const char *end = c->buffer + c->size, *at, *stop;
@@ -13164,12 +13156,20 @@ static mtt_status mtt__corpus_detect(mtt_corpus *c, int field_named, mtt_slice e
     return status;
 }
 
+static void mtt__corpus_close(mtt__corpus *c)
+{
+    if (!c) return;
+    if (c->fd > 0) mtt__os_close(c->fd);
+    mtt__free(c->env, c->buffer);
+    mtt__free(c->env, c);
+}
+
 /* `end_of_text` ends documents. It must stay until the corpus is closed. */
 static mtt_status mtt__corpus_open(mtt_env *env, const char *path, const char *field, mtt_slice end_of_text,
-                                   mtt_corpus **out)
+                                   mtt__corpus **out)
 {
     size_t path_size = strlen(path) + 1, field_size = strlen(field ? field : "text") + 1;
-    mtt_corpus *c = (mtt_corpus *)mtt__alloc(env, 1, mtt__add(sizeof(*c), path_size + field_size));
+    mtt__corpus *c = (mtt__corpus *)mtt__alloc(env, 1, mtt__add(sizeof(*c), path_size + field_size));
     mtt_status status = MTT_OK;
     mtt__file_info info;
     *out = NULL;
@@ -13190,27 +13190,13 @@ static mtt_status mtt__corpus_open(mtt_env *env, const char *path, const char *f
         status = mtt__fail(env, MTT_E_FILE, "%s is a device: name a file or a pipe", c->name);
     if (!status) status = mtt__reserve(env, (void **)&c->buffer, &c->capacity, (size_t)1 << 20, 1);
     if (!status) status = mtt__corpus_detect(c, field != NULL, end_of_text);
-    if (status) mtt_corpus_close(c);
+    if (status) mtt__corpus_close(c);
     else *out = c;
     return status;
 }
 
-MTTDEF mtt_status mtt_corpus_open(mtt_env *env, const char *path, const char *field, mtt_corpus **out)
-{
-    const mtt_slice end = {MTT__END_OF_TEXT, sizeof(MTT__END_OF_TEXT) - 1};
-    return mtt__corpus_open(env, path, field, end, out);
-}
-
-MTTDEF void mtt_corpus_close(mtt_corpus *c)
-{
-    if (!c) return;
-    if (c->fd > 0) mtt__os_close(c->fd);
-    mtt__free(c->env, c->buffer);
-    mtt__free(c->env, c);
-}
-
 /* Reads the rest of the file, and copies all of it to `copy` unless that is NULL. */
-static mtt_status mtt__corpus_drain(mtt_corpus *c, mtt_writer *copy)
+static mtt_status mtt__corpus_drain(mtt__corpus *c, mtt_writer *copy)
 {
     mtt_status status = MTT_OK;
     while (!status && c->size) {
@@ -13230,7 +13216,7 @@ static int mtt__utf8_form(const unsigned char *at, const unsigned char *end)
 }
 
 /* Refuses NUL bytes in what is handed out next, and counts the bytes that are not UTF-8. */
-static mtt_status mtt__corpus_check(mtt_corpus *c, const char *text, size_t bytes)
+static mtt_status mtt__corpus_check(mtt__corpus *c, const char *text, size_t bytes)
 {
     const unsigned char *at = (const unsigned char *)text, *end = at + bytes;
     const char *nul = (const char *)memchr(text, 0, bytes);
@@ -13249,7 +13235,7 @@ static mtt_status mtt__corpus_check(mtt_corpus *c, const char *text, size_t byte
 }
 
 /* The size of a field's text without the ends of text, and the blanks around them, that exporters add. */
-static size_t mtt__corpus_trim(mtt_corpus *c, mtt_slice text)
+static size_t mtt__corpus_trim(mtt__corpus *c, mtt_slice text)
 {
     const size_t mark = c->end_of_text.size;
     size_t size = text.size;
@@ -13263,7 +13249,7 @@ static size_t mtt__corpus_trim(mtt_corpus *c, mtt_slice text)
 
 /* Returns the text in a line of JSONL, its escapes undone in the buffer. Of equal keys the last one counts.
    */
-static mtt_status mtt__corpus_parse(mtt_corpus *c, const char *line, size_t size, const char **text,
+static mtt_status mtt__corpus_parse(mtt__corpus *c, const char *line, size_t size, const char **text,
                                     size_t *bytes)
 {
     const char *hint = "; plain text that begins with a quote or a bracket needs an empty first line";
@@ -13290,7 +13276,7 @@ static mtt_status mtt__corpus_parse(mtt_corpus *c, const char *line, size_t size
     return MTT_OK;
 }
 
-static mtt_status mtt__corpus_next_line(mtt_corpus *c, const char **text, size_t *bytes)
+static mtt_status mtt__corpus_next_line(mtt__corpus *c, const char **text, size_t *bytes)
 {
     size_t scanned = 0, size;
     for (;;) {
@@ -13314,7 +13300,7 @@ static mtt_status mtt__corpus_next_line(mtt_corpus *c, const char **text, size_t
 }
 
 /* Counts the texts `end` in a document. Once one has been found, other ends of text are not counted. */
-static void mtt__corpus_count_inside(mtt_corpus *c, mtt_slice end, const char *text, size_t bytes)
+static void mtt__corpus_count_inside(mtt__corpus *c, mtt_slice end, const char *text, size_t bytes)
 {
     const char *at = text, *stop = text + bytes;
     if (!end.size || (c->inside && !mtt__slice_same(c->inside_text, end))) return;
@@ -13327,7 +13313,9 @@ static void mtt__corpus_count_inside(mtt_corpus *c, mtt_slice end, const char *t
     }
 }
 
-MTTDEF mtt_status mtt_corpus_next(mtt_corpus *c, const char **text, size_t *bytes)
+/* Returns the next document, valid until the next call; MTT_END after the last. Errors name the line. The
+   call after MTT_E_FORMAT goes on with the next line. */
+static mtt_status mtt__corpus_next(mtt__corpus *c, const char **text, size_t *bytes)
 {
     const mtt_slice ends[] = {c->end_of_text, {MTT__END_OF_TEXT, 13}, {"<|end_of_text|>", 15}};
     mtt_status status = (c->jsonl ? mtt__corpus_next_line : mtt__corpus_next_piece)(c, text, bytes);
@@ -13339,7 +13327,7 @@ MTTDEF mtt_status mtt_corpus_next(mtt_corpus *c, const char **text, size_t *byte
 }
 
 /* Draws three different places among every 20 documents: the first two go to valid, the third to test. */
-MTTDEF mtt_split mtt_split_of(uint64_t seed, uint64_t document)
+static mtt_split mtt__split_of(uint64_t seed, uint64_t document)
 {
     uint64_t stream = mtt__stream(MTT__SITE_SPLIT, 0, 0), draw = document / 20 * 3, place = document % 20;
     uint64_t first = mtt__random_below(seed, stream, draw, 20);
@@ -13613,7 +13601,7 @@ typedef struct mtt__prepare {
     int piped;         /* the input can be read only once */
     uint32_t options;  /* for the headers */
     uint64_t text;     /* for the headers; 0 until the text has been read once */
-    mtt_corpus *corpus;
+    mtt__corpus *corpus;
     uint64_t document; /* of the corpus, from 0 */
     uint64_t read, told; /* bytes of text, in all passes; those at the last call of desc->progress */
     int stopped;       /* 1 = that call has ended the work */
@@ -13660,7 +13648,7 @@ static mtt_status mtt__prepare_options(mtt__prepare *p)
 static mtt_status mtt__prepare_open(mtt__prepare *p)
 {
     mtt_status status;
-    mtt_corpus_close(p->corpus);
+    mtt__corpus_close(p->corpus);
     status = mtt__corpus_open(p->env, p->input, p->desc->field, p->end_of_text, &p->corpus);
     p->document = 0;
     if (!status && p->input == p->spool_path)
@@ -13671,7 +13659,7 @@ static mtt_status mtt__prepare_open(mtt__prepare *p)
 /* Hashes the text, once it has been read, and the options that decide documents and splits. */
 static mtt_status mtt__prepare_hash(mtt__prepare *p)
 {
-    const mtt_corpus *c = p->corpus;
+    const mtt__corpus *c = p->corpus;
     const uint64_t before = p->text;
     const uint64_t words[] = {c->hash, mtt__hash(0, c->field, strlen(c->field)), p->desc->seed,
                               c->unit}; /* MTT_DOCUMENT_BYTES, less for a short text */
@@ -13700,8 +13688,8 @@ static mtt_status mtt__prepare_each(mtt__prepare *p, mtt__document_fn use)
     size_t bytes;
     uint64_t all = 0;
     mtt_status status = mtt__prepare_open(p);
-    while (!status && (status = mtt_corpus_next(p->corpus, &text, &bytes)) == MTT_OK) {
-        status = use(p, mtt_split_of(p->desc->seed, p->document++), text, bytes), all += bytes;
+    while (!status && (status = mtt__corpus_next(p->corpus, &text, &bytes)) == MTT_OK) {
+        status = use(p, mtt__split_of(p->desc->seed, p->document++), text, bytes), all += bytes;
         if (!status) status = mtt__prepare_tell(p, bytes);
     }
     if (status != MTT_END || p->stopped) return status;
@@ -13858,7 +13846,7 @@ static mtt_status mtt__prepare_run(mtt__prepare *p)
 /* Reports what the text was. */
 static void mtt__prepare_describe(const mtt__prepare *p, mtt_prepare_report *r)
 {
-    const mtt_corpus *c = p->corpus;
+    const mtt__corpus *c = p->corpus;
     const mtt_slice end = c->end_of_text, inside = c->inside_text;
     r->jsonl = c->jsonl;
     r->separated = c->separated;
@@ -13900,7 +13888,7 @@ MTTDEF mtt_status mtt_prepare(mtt_env *env, const mtt_prepare_desc *desc, mtt_pr
     if (!status) mtt__prepare_describe(p, r);
     for (i = 0; i < MTT__PARTS; i++) mtt__writer_abort(&p->writer[i]);
     if (p->input == p->spool_path) mtt__os_remove(p->spool_path);
-    mtt_corpus_close(p->corpus);
+    mtt__corpus_close(p->corpus);
     mtt_vocab_trainer_destroy(p->trainer);
     mtt_tokenizer_destroy(p->tokenizer);
     mtt__free(env, p->ids);
