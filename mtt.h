@@ -179,6 +179,7 @@
       MTT_CUDA              everywhere  mtt_kernels.cu is linked, with -lcublasLt: mtt_cuda_backend works
       MTT_SEPARATE_ALLOCS   here        a block for each tensor instead of the arena, for sanitizers
       MTT_NO_RANKS          everywhere  leave out ranks, and with them sockets;
+      MTT_NO_SOCKETS        everywhere  connections between ranks, but not their plans; always on Windows;
       MTT_NO_TEXT           everywhere  tokenizers, datasets and batches, and with them the generator;
       MTT_NO_MODELS         everywhere  models in folders, and adapters' files;
       MTT_NO_GENERATOR      everywhere  sampling and generation;
@@ -225,8 +226,8 @@
 #include <stdint.h>
 #include <string.h>
 
-#if defined(_WIN32) && !defined(MTT_NO_RANKS)
-#define MTT_NO_RANKS /* they need fork and POSIX sockets */
+#if (defined(_WIN32) || defined(MTT_NO_RANKS)) && !defined(MTT_NO_SOCKETS)
+#define MTT_NO_SOCKETS /* connections need fork and POSIX sockets */
 #endif
 #if defined(MTT_NO_TEXT) && !defined(MTT_NO_GENERATOR)
 #define MTT_NO_GENERATOR /* it writes text */
@@ -1217,7 +1218,7 @@ MTTDEF mtt_status mtt_generator_run(mtt_generator *generator, mtt_tokenizer *tok
 
 #endif /* MTT_NO_GENERATOR */
 
-#ifndef MTT_NO_RANKS
+#ifndef MTT_NO_SOCKETS
 /* --------------------------------------------------------------------------------------------- ranks ---- */
 
 /* A rank is one of several processes that train one model together, numbered from 0. This section connects
@@ -1299,7 +1300,7 @@ MTTDEF void mtt_ranks_close(mtt_ranks *ranks);
 #define MTT__GENERATOR_STRUCTS(X) X(mtt_sampling) X(mtt_generation) X(mtt_generator_desc) \
     X(mtt_choice) X(mtt_chosen)
 #endif
-#ifdef MTT_NO_RANKS
+#ifdef MTT_NO_SOCKETS
 #define MTT__RANKS_STRUCTS(X)
 #else
 #define MTT__RANKS_STRUCTS(X) X(mtt_ranks_desc)
@@ -2203,6 +2204,7 @@ MTT__BOTH void mtt__add_count(mtt_counters *counters, const mtt_count *count, in
 
 MTT__BOTH float mtt__op_scale(const mtt_op *op) { return op->scale > 0 ? op->scale : 1.0f; }
 
+#ifndef MTT_NO_RANKS
 /* Operations between ranks, and those which begin when transfers have ended: see MTT_RANK_OPS. */
 MTT__BOTH int mtt__is_transfer(const mtt_op *op)
 {
@@ -2222,6 +2224,14 @@ MTT__BOTH int mtt__needs_transfers(const mtt_op *op)
            op->kind == MTT_OP_sum_squares || op->kind == MTT_OP_grad_norm
            MTT_IF_EIGHT(|| op->kind == MTT_OP_merge_records);
 }
+
+/* Joins what another rank has recorded of a tensor. Bits of positive floats are in their order. */
+MTT__BOTH void mtt__merge_record(mtt_scale *s, const mtt_scale *other)
+{
+    if (other->largest > s->largest) s->largest = other->largest;
+    s->clipped += other->clipped;
+}
+#endif /* MTT_NO_RANKS */
 
 /* ---- 8-bit floats ---- */
 
@@ -2264,13 +2274,6 @@ MTT__BOTH void mtt__scale_logits(mtt_scale *s, const mtt_control *control, const
 {
     s->scale = mtt__power_of_two(32768.0f / mtt__loss_factor(control, counters));
     s->inverse = 1.0f / s->scale;
-}
-
-/* Joins what another rank has recorded of a tensor. Bits of positive floats are in their order. */
-MTT__BOTH void mtt__merge_record(mtt_scale *s, const mtt_scale *other)
-{
-    if (other->largest > s->largest) s->largest = other->largest;
-    s->clipped += other->clipped;
 }
 #endif /* MTT_NO_FP8 */
 
@@ -2406,7 +2409,7 @@ MTTDEF const char *mtt_dtype_name(mtt_dtype dtype);
 #include <sys/sysctl.h>
 #endif
 #endif
-#ifndef MTT_NO_RANKS
+#ifndef MTT_NO_SOCKETS
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -3825,6 +3828,10 @@ MTTDEF mtt_status mtt_policy_resolve(mtt_env *env, const mtt_policy *policy, con
 #ifdef MTT_NO_FP8
     mtt__require(&faults, p.precision != MTT_FP8,
                  "precision is fp8, which MTT_NO_FP8 left out of this build: take bf16");
+#endif
+#ifdef MTT_NO_RANKS
+    mtt__require(&faults, p.ranks < 2, "ranks is %d, but MTT_NO_RANKS left ranks out of this build: set it to "
+                 "1", p.ranks);
 #endif
 #ifdef MTT_NO_ADAPTERS
     mtt__require(&faults, !p.lora_rank, "lora_rank is %d, but MTT_NO_ADAPTERS left adapters out of this "
@@ -10178,6 +10185,7 @@ static const mtt__wing *mtt__wing_eight(void)
 }
 #endif /* MTT_NO_FP8 */
 
+#ifndef MTT_NO_RANKS
 /* -----------------------------------------------------------------------------------------------------------
    >>exchange
    -------------------------------------------------------------------------------------------------------- */
@@ -10711,6 +10719,7 @@ static const mtt__wing *mtt__wing_exchange(void)
                                    NULL};
     return &wing;
 }
+#endif /* MTT_NO_RANKS */
 
 /* -----------------------------------------------------------------------------------------------------------
    >>json
@@ -17019,7 +17028,7 @@ MTTDEF mtt_status mtt_generator_run(mtt_generator *g, mtt_tokenizer *tokenizer,
 }
 #endif /* MTT_NO_GENERATOR */
 
-#ifndef MTT_NO_RANKS
+#ifndef MTT_NO_SOCKETS
 /* -----------------------------------------------------------------------------------------------------------
    >>ranks
    -------------------------------------------------------------------------------------------------------- */
@@ -18435,7 +18444,7 @@ MTTDEF mtt_status mtt_ranks_connect(mtt_env *env, const mtt_ranks_desc *desc, mt
     mtt__ranks_free(r);
     return status;
 }
-#endif /* MTT_NO_RANKS */
+#endif /* MTT_NO_SOCKETS */
 
 #endif /* none of the #errors */
 #endif /* MTT_IMPLEMENTATION_DONE */
