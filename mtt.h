@@ -179,6 +179,7 @@
       MTT_CUDA              everywhere  mtt_kernels.cu is linked, with -lcublasLt: mtt_cuda_backend works
       MTT_SEPARATE_ALLOCS   here        a block for each tensor instead of the arena, for sanitizers
       MTT_NO_RANKS          everywhere  leave out ranks, and with them sockets;
+      MTT_NO_SOCKETS        everywhere  connections between ranks, but not their plans; always on Windows;
       MTT_NO_TEXT           everywhere  tokenizers, datasets and batches, and with them the generator;
       MTT_NO_MODELS         everywhere  models in folders, and adapters' files;
       MTT_NO_GENERATOR      everywhere  sampling and generation;
@@ -225,8 +226,8 @@
 #include <stdint.h>
 #include <string.h>
 
-#if defined(_WIN32) && !defined(MTT_NO_RANKS)
-#define MTT_NO_RANKS /* they need fork and POSIX sockets */
+#if (defined(_WIN32) || defined(MTT_NO_RANKS)) && !defined(MTT_NO_SOCKETS)
+#define MTT_NO_SOCKETS /* connections need fork and POSIX sockets */
 #endif
 #if defined(MTT_NO_TEXT) && !defined(MTT_NO_GENERATOR)
 #define MTT_NO_GENERATOR /* it writes text */
@@ -1209,7 +1210,7 @@ MTTDEF mtt_status mtt_generator_run(mtt_generator *generator, mtt_tokenizer *tok
 
 #endif /* MTT_NO_GENERATOR */
 
-#ifndef MTT_NO_RANKS
+#ifndef MTT_NO_SOCKETS
 /* --------------------------------------------------------------------------------------------- ranks ---- */
 
 /* A rank is one of several processes that train one model together, numbered from 0. This section connects
@@ -1291,7 +1292,7 @@ MTTDEF void mtt_ranks_close(mtt_ranks *ranks);
 #define MTT__GENERATOR_STRUCTS(X) X(mtt_sampling) X(mtt_generation) X(mtt_generator_desc) \
     X(mtt_choice) X(mtt_chosen)
 #endif
-#ifdef MTT_NO_RANKS
+#ifdef MTT_NO_SOCKETS
 #define MTT__RANKS_STRUCTS(X)
 #else
 #define MTT__RANKS_STRUCTS(X) X(mtt_ranks_desc)
@@ -1543,13 +1544,19 @@ typedef struct mtt_shape {
     X(move, 1, MTT_OPERANDS(*x, *y),                                                                         \
       0, moved, 0)
 
-/* Those between ranks. all_to_all sends each rank its share of the gradients, and receives this rank's share
-   of theirs: first all of rank 0's, then those of rank 1, and so on, without this rank's own. sum_gradients
-   then adds up the shares of all ranks in their order. all_gather sends `row` to all, and makes those `rows`
-   that are of others. gather_squares, gather_sums and gather_weights send what this rank has made of
-   `squares`, of mtt_op's `sums` and of its `weights`, and receive the rest. sum_squares makes a number of
-   each block of the gradients of this rank's share, for grad_norm. sum_loss makes `count`, an mtt_count, and
-   not the counters, where add_counts adds up those of all ranks.
+/* Rows of wings. A wing is a technique that can be left out: its rows stand here, the rest of it in a room of
+   its own behind the hall. MTT_IF_...(code) is code that only such a build has. */
+#ifndef MTT_NO_RANKS
+#define MTT_IF_RANKS(...) __VA_ARGS__
+
+/* >>exchange: all_to_all sends each rank its share of the gradients, and receives this rank's share of theirs:
+   first all of rank 0's, then those of rank 1, and so on, without this rank's own. sum_gradients then adds up
+   the shares of all ranks in their order. all_gather sends `row` to all, and makes those `rows` that are of
+   others. gather_squares, gather_sums and gather_weights send what this rank has made of `squares`, of
+   mtt_op's `sums` and of its `weights`, and receive the rest. sum_squares makes a number of each block of the
+   gradients of this rank's share, for grad_norm. sum_loss makes `count`, an mtt_count, and not the counters,
+   where add_counts adds up those of all ranks. merge_records joins what all ranks have recorded in the table
+   of scales.
 
    all_to_all and what gathers may end later than operations after them. These begin when they have ended:
    sum_gradients, add_counts, sum_squares, grad_norm, merge_records, operations that read gathered weights,
@@ -1568,10 +1575,14 @@ typedef struct mtt_shape {
     X(add_counts, 3, MTT_OPERANDS(*count, *counts, *control, *counters),                                     \
       mtt__count(o->counts), moved, 0)                                                                       \
     X(sum_squares, 1, MTT_OPERANDS(*ranges, *squares),                                                       \
-      2 * parameters, moved, 0)
+      2 * parameters, moved, 0)                                                                              \
+    MTT_IF_EIGHT(X(merge_records, 1, MTT_OPERANDS(*rows, *scales),                                           \
+      mtt__count(o->rows), moved, 0))
+#else
+#define MTT_IF_RANKS(...)
+#define MTT_RANK_OPS(X)
+#endif /* MTT_NO_RANKS */
 
-/* Rows of wings. A wing is a technique that can be left out: its rows stand here, the rest of it in a room of
-   its own behind the hall. MTT_IF_...(code) is code that only such a build has. */
 #ifndef MTT_NO_GENERATOR
 #define MTT_IF_GENERATOR(...) __VA_ARGS__
 
@@ -1658,17 +1669,14 @@ typedef struct mtt_chosen {
    make dx in 8 bits, in both orders, and the norm's result, transposed, for which alone it has `shift`. out_8
    is flash's output in 8 bits, beside that in 16. With d_qkv_t, d_qkv is in 8 bits, too; seq_len is then a
    multiple of 16, since kernels write rows of d_qkv_t 16 tokens at a time. Both flash operations round to 16
-   bits first. rescale makes the scales of the next step; merge_records joins what all ranks have recorded in
-   the table of scales. */
+   bits first. rescale makes the scales of the next step. */
 #define MTT_EIGHT_OPS(X)                                                                                     \
     X(quantize, 4, MTT_OPERANDS(*x, *stats, *gain, *shift, *y, *y_t),                                        \
       (o->stats ? 5 : 1) * mtt__count(o->x), moved, 0)                                                       \
     X(quantize_weights, 4, MTT_OPERANDS(*qkv, *proj, *fc, *mlp, *qkv_8, *proj_8, *fc_8, *mlp_8),             \
       mtt__count(o->qkv) + mtt__count(o->proj) + mtt__count(o->fc) + mtt__count(o->mlp), moved, 0)           \
     X(rescale, 0, MTT_OPERANDS(*scales, *counters),                                                          \
-      mtt__count(o->scales), moved, 0)                                                                       \
-    X(merge_records, 1, MTT_OPERANDS(*rows, *scales),                                                        \
-      mtt__count(o->rows), moved, 0)
+      mtt__count(o->scales), moved, 0)
 #define MTT__EIGHT_ADJOINTS(X) X(quantize, quantize) X(quantize_weights, none)
 /* The transposed weights, in the order of mtt__linears, and attention's output beside that in 16 bits. */
 enum { MTT__EIGHT = MTT_F8_E4M3 };
@@ -1685,8 +1693,8 @@ enum { MTT__EIGHT = MTT_F8_E4M3 };
 #define MTT__EIGHT_ACTIVATIONS(X)
 #endif /* MTT_NO_FP8 */
 
-#define MTT_WING_OPS(X) MTT_GENERATOR_OPS(X) MTT_ADAPTERS_OPS(X) MTT_EIGHT_OPS(X)
-#define MTT_OPS(X) MTT_LOCAL_OPS(X) MTT_RANK_OPS(X) MTT_WING_OPS(X)
+#define MTT_WING_OPS(X) MTT_RANK_OPS(X) MTT_GENERATOR_OPS(X) MTT_ADAPTERS_OPS(X) MTT_EIGHT_OPS(X)
+#define MTT_OPS(X) MTT_LOCAL_OPS(X) MTT_WING_OPS(X)
 #define MTT__OP_ENUM(name, inputs, operands, flops, bytes, scratch) MTT_OP_##name,
 typedef enum mtt_op_kind { MTT_OPS(MTT__OP_ENUM) MTT_OP_KIND_COUNT } mtt_op_kind;
 #define MTT__OP_STRUCT(name, inputs, operands, flops, bytes, scratch)                   \
@@ -2166,20 +2174,11 @@ typedef struct mtt_part {
     int64_t elements;     /* of the parameter, padded; 0 if it is frozen */
     int64_t block, share; /* its first block in the layer; blocks of a share */
     int64_t square;       /* its first block in the model */
-    int64_t begin, count; /* elements that this rank updates: its share, or all */
+    int64_t mine, end;    /* elements of this rank's share: from `mine`, below `end` */
+    int64_t begin, count; /* those that it updates: its share, or all */
     int64_t first;        /* where they begin in master, m and v */
     int64_t base;         /* the element with which its sum begins: that of the share, or 0 */
 } mtt_part;
-
-/* The elements of a parameter in a rank's share. Returns their number. */
-MTT__BOTH int64_t mtt__share(const mtt_part *part, int rank, int64_t *begin)
-{
-    int64_t end = ((rank + 1) * part->share - part->block) * MTT__RANGE_BLOCK;
-    *begin = (rank * part->share - part->block) * MTT__RANGE_BLOCK;
-    if (*begin < 0) *begin = 0;
-    if (end > part->elements) end = part->elements;
-    return end > *begin ? end - *begin : 0;
-}
 
 /* What a rank counts in a micro-batch: the sum of losses, and the targets that have the largest logit. */
 typedef struct mtt_count {
@@ -2197,6 +2196,7 @@ MTT__BOTH void mtt__add_count(mtt_counters *counters, const mtt_count *count, in
 
 MTT__BOTH float mtt__op_scale(const mtt_op *op) { return op->scale > 0 ? op->scale : 1.0f; }
 
+#ifndef MTT_NO_RANKS
 /* Operations between ranks, and those which begin when transfers have ended: see MTT_RANK_OPS. */
 MTT__BOTH int mtt__is_transfer(const mtt_op *op)
 {
@@ -2216,6 +2216,14 @@ MTT__BOTH int mtt__needs_transfers(const mtt_op *op)
            op->kind == MTT_OP_sum_squares || op->kind == MTT_OP_grad_norm
            MTT_IF_EIGHT(|| op->kind == MTT_OP_merge_records);
 }
+
+/* Joins what another rank has recorded of a tensor. Bits of positive floats are in their order. */
+MTT__BOTH void mtt__merge_record(mtt_scale *s, const mtt_scale *other)
+{
+    if (other->largest > s->largest) s->largest = other->largest;
+    s->clipped += other->clipped;
+}
+#endif /* MTT_NO_RANKS */
 
 /* ---- 8-bit floats ---- */
 
@@ -2258,13 +2266,6 @@ MTT__BOTH void mtt__scale_logits(mtt_scale *s, const mtt_control *control, const
 {
     s->scale = mtt__power_of_two(32768.0f / mtt__loss_factor(control, counters));
     s->inverse = 1.0f / s->scale;
-}
-
-/* Joins what another rank has recorded of a tensor. Bits of positive floats are in their order. */
-MTT__BOTH void mtt__merge_record(mtt_scale *s, const mtt_scale *other)
-{
-    if (other->largest > s->largest) s->largest = other->largest;
-    s->clipped += other->clipped;
 }
 #endif /* MTT_NO_FP8 */
 
@@ -2400,7 +2401,7 @@ MTTDEF const char *mtt_dtype_name(mtt_dtype dtype);
 #include <sys/sysctl.h>
 #endif
 #endif
-#ifndef MTT_NO_RANKS
+#ifndef MTT_NO_SOCKETS
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -3283,9 +3284,6 @@ static int mtt__heap_pop(mtt__heap *heap, mtt__ranked *out)
    numbers. A random number is a function of (seed, stream, index), so that dropout can be replayed and a run
    resumed without any generator's state. */
 
-#define MTT__DTYPE_BYTES(dtype, block, bytes) bytes,
-static const size_t mtt__dtype_bytes[] = {MTT_DTYPES(MTT__DTYPE_BYTES)};
-
 MTT__INLINE float mtt__from_bf16(uint16_t h) { return mtt__bits_float((uint32_t)h << 16); }
 
 /* Rounds to nearest, ties to even. A NaN stays a NaN. */
@@ -3741,7 +3739,8 @@ typedef struct mtt__wing {
 } mtt__wing; /* begin: before a training step's micro-batches */
 typedef const mtt__wing *mtt__wing_of(void); /* a function, since C++ cannot declare a constant ahead */
 #define MTT__WINGS(X)                                                                   \
-    MTT_IF_GENERATOR(X(generator)) MTT_IF_ADAPTERS(X(adapters)) MTT_IF_EIGHT(X(eight)) X(exchange)
+    MTT_IF_GENERATOR(X(generator)) MTT_IF_ADAPTERS(X(adapters)) MTT_IF_EIGHT(X(eight)) \
+    MTT_IF_RANKS(X(exchange))
 #define MTT__WING_DECLARED(name) static mtt__wing_of mtt__wing_##name;
 MTT__WINGS(MTT__WING_DECLARED)
 #define MTT__WING_ROW(name) mtt__wing_##name,
@@ -3822,6 +3821,10 @@ MTTDEF mtt_status mtt_policy_resolve(mtt_env *env, const mtt_policy *policy, con
     mtt__require(&faults, p.precision != MTT_FP8,
                  "precision is fp8, which MTT_NO_FP8 left out of this build: take bf16");
 #endif
+#ifdef MTT_NO_RANKS
+    mtt__require(&faults, p.ranks < 2, "ranks is %d, but MTT_NO_RANKS left ranks out of this build: set it to "
+                 "1", p.ranks);
+#endif
 #ifdef MTT_NO_ADAPTERS
     mtt__require(&faults, !p.lora_rank, "lora_rank is %d, but MTT_NO_ADAPTERS left adapters out of this "
                  "build: set it to 0", p.lora_rank);
@@ -3833,10 +3836,6 @@ MTTDEF mtt_status mtt_policy_resolve(mtt_env *env, const mtt_policy *policy, con
                  "seq_len is %d but the learned positions end at max_seq %d: raise max_seq", seq_len,
                  model->max_seq);
     mtt__check_fields(&faults, &p, mtt__policy_field);
-    mtt__require(&faults, p.ranks < 1 || (p.rank >= 0 && p.rank < p.ranks),
-                 "rank is %d, it must be at least 0 and below ranks, %d", p.rank, p.ranks);
-    mtt__require(&faults, !p.keep_gradients || p.ranks == 1 || p.shard == MTT_SHARD_NONE,
-                 "keep_gradients is 1: ranks must not divide gradients, set shard to none");
     mtt__require(&faults, !p.early_update || p.precision < MTT_FP16,
                  "early_update is 1, but fp16 and fp8 scale the loss, and skip a step by all gradients: take "
                  "bf16");
@@ -4168,7 +4167,7 @@ typedef struct mtt__parameter {
     mtt_tensor *sum;  /* of the gradients of all micro-batches; NULL if there is one */
     int64_t sum_shape[2]; /* that of the weight, or elements of a share; 0 = none */
     mtt_tensor *received; /* gradients of other ranks; NULL: no other ranks */
-    int64_t received_at;  /* where its own begin in a row of these, in bytes */
+    int64_t received_at;  /* where its element 0 is, or would be, in a row of these, in bytes */
 } mtt__parameter;
 
 /* A training step, an evaluation, or the logits of one token: operations over tensors that share one arena in
@@ -5327,7 +5326,7 @@ static void mtt__add_parameter(mtt__builder *b, int kind, int layer)
     q->frozen = fate == MTT__FROZEN || mtt__matches(b->policy->freeze, name);
     q->first_range = p->range_count;
     if (!q->frozen) p->range_count += (int)mtt__ceil_div(mtt__elements(q->weight), MTT__RANGE);
-    q->part.elements = q->part.count = q->frozen ? 0 : mtt__elements(q->weight);
+    q->part.elements = q->part.end = q->part.count = q->frozen ? 0 : mtt__elements(q->weight);
     q->part.first = p->optim_elements;
     p->optim_elements += mtt__round_up(q->part.count, MTT__PART);
     memcpy(q->sum_shape, q->weight->shape, sizeof(q->sum_shape));
@@ -5553,7 +5552,7 @@ static int mtt__has_step(const mtt__builder *b)
     MTT__EXTRA_PASSES(EMIT, RULE)                                                       \
     EMIT(step, has_step)                                                                \
     MTT_IF_EIGHT(EMIT(scales, has_eight))                                               \
-    RULE(exchange, has_ranks)
+    MTT_IF_RANKS(RULE(exchange, has_ranks))
 
 #define MTT__EMIT_DECLARED(name, applies)                                               \
     static mtt__pass_writer mtt__emit_##name;                                           \
@@ -5959,47 +5958,20 @@ static double mtt__chunked_bytes(const mtt_op *op)
     return bytes;
 }
 
-/* Bytes of an element of a parameter that is gathered, or of a block of squares. */
-static int64_t mtt__gathered_bytes(const mtt_op *op, int parameter)
-{
-    if (op->kind == MTT_OP_gather_squares) return sizeof(double);
-    return (int64_t)mtt__dtype_bytes[op->sums ? MTT_F32 : op->weights[parameter]->dtype];
-}
-
-/* Elements of a rank's share that are gathered, or blocks of them; *begin is the first. */
-static int64_t mtt__gathered(const mtt_op *op, int parameter, int rank, int64_t *begin)
-{
-    const mtt_part *part = &op->parts[parameter];
-    int64_t count = mtt__share(part, rank, begin);
-    if (op->kind != MTT_OP_gather_squares) return count;
-    *begin = part->square + *begin / MTT__RANGE_BLOCK;
-    return mtt__ceil_div(count, MTT__RANGE_BLOCK);
-}
-
-/* Counts what this rank sends to the others. */
-static double mtt__wire_bytes(const mtt_op *op)
-{
-    double others = op->shape->ranks - 1, bytes = 0;
-    int64_t begin;
-    int i, peer, rank = op->shape->rank;
-    if (op->kind == MTT_OP_all_gather) return others * (double)op->operands[0]->bytes;
-    for (i = 0; i < op->parameters; i++) {
-        if (op->kind != MTT_OP_all_to_all)
-            bytes += others * (double)(mtt__gathered(op, i, rank, &begin) * mtt__gathered_bytes(op, i));
-        for (peer = 0; peer < op->shape->ranks && op->kind == MTT_OP_all_to_all; peer++)
-            if (peer != rank)
-                bytes += (double)mtt__share(&op->parts[i], peer, &begin) *
-                         (double)mtt__dtype_bytes[op->gradients[i]->dtype];
-    }
-    return bytes;
-}
-
 /* Pairs of a query and a key that it attends: T(T+1)/2 a head, or what the window leaves of it. */
 static double mtt__attention_pairs(const mtt_shape *d)
 {
     double seq = d->seq_len, window = d->window ? d->window : d->seq_len;
     return (double)d->batch * d->heads * (window * (window + 1) / 2 + (seq - window) * window);
 }
+
+/* What >>exchange adds to a plan. */
+typedef double mtt__wire_function(const mtt_op *op);
+typedef void mtt__report_function(const mtt_schedule *s, mtt_plan_report *r);
+typedef void mtt__print_function(mtt__text *text, const mtt_plan_report *r);
+typedef mtt_status mtt__policy_function(mtt_env *env, const mtt_model_desc *model, int seq_len, mtt_policy *p);
+MTT_IF_RANKS(static mtt__wire_function mtt__wire_bytes; static mtt__policy_function mtt__take_fullest_rank;)
+MTT_IF_RANKS(static mtt__report_function mtt__report_wires; static mtt__print_function mtt__print_wires;)
 
 /* Evaluates an operation's row: FLOPs and bytes moved. */
 static void mtt__op_cost(const mtt_op *op, double *flops, double *traffic)
@@ -6277,22 +6249,6 @@ static mtt_status mtt__build_policy(mtt_schedule *s)
     return status || mtt__arena_bytes(s) <= limit ? status : mtt__fit_budget(s);
 }
 
-/* Returns the rank with the largest share of a program that is built; this one if ranks divide nothing. What
-   they must decide alike goes by what that one can hold. */
-static int mtt__fullest_rank(const mtt_schedule *s)
-{
-    const mtt__program *p = &s->programs[MTT__TRAIN];
-    int64_t most = -1, begin;
-    int fullest = s->policy.rank, rank, i;
-    for (rank = 0; rank < s->policy.ranks && s->policy.shard != MTT_SHARD_NONE; rank++) {
-        int64_t share = 0;
-        for (i = 0; i < p->parameter_count; i++)
-            share += mtt__round_up(mtt__share(&p->parameters[i].part, rank, &begin), MTT__PART);
-        if (share > most) most = share, fullest = rank;
-    }
-    return fullest;
-}
-
 /* Cuts the batch into `split` micro-batches. MTT_LOSS_AUTO of `asked` goes by their rows. */
 static mtt_status mtt__build_split(mtt_schedule *s, const mtt_policy *asked, int batch, int accumulate,
                                    int split)
@@ -6310,13 +6266,11 @@ static mtt_status mtt__build_split(mtt_schedule *s, const mtt_policy *asked, int
    more of them only cost. If none fits, the error is the last one's, with the least of all. */
 static mtt_status mtt__fit_split(mtt_schedule *s, const mtt_policy *asked)
 {
-    int batch = s->batch, accumulate = s->policy.accumulate, best = 0, last = 0, me = s->policy.rank, split;
+    int batch = s->batch, accumulate = s->policy.accumulate, best = 0, last = 0, split;
     double best_cost = 0;
-    mtt_status status;
-    s->batch = 1; /* shares are those of any batch */
-    status = mtt__build(s, 0, 0, 0);
+    mtt_status status = MTT_OK;
+    MTT_IF_RANKS(status = mtt__take_fullest_rank(s->env, &s->model, s->seq_len, &s->policy);)
     if (status) return status;
-    s->policy.rank = mtt__fullest_rank(s);
     for (split = 1; split <= batch && split <= (1 << 20) / accumulate && !last; split++) {
         if (batch % split) continue;
         status = mtt__build_split(s, asked, batch, accumulate, split);
@@ -6327,8 +6281,8 @@ static mtt_status mtt__fit_split(mtt_schedule *s, const mtt_policy *asked)
         best = split;
         best_cost = mtt__plan_cost(s);
     }
-    if (!best || (best == s->split && me == s->policy.rank)) return status;
-    s->policy.rank = me;
+    if (!best || (best == s->split && asked->rank == s->policy.rank)) return status;
+    s->policy.rank = asked->rank;
     return mtt__build_split(s, asked, batch, accumulate, best);
 }
 
@@ -6371,13 +6325,6 @@ MTTDEF void mtt_schedule_destroy(mtt_schedule *s)
     mtt__free(s->env, s);
 }
 
-/* Tells whether nothing is computed while transfer `i` is under way. */
-static int mtt__is_exposed(const mtt__program *p, int i)
-{
-    while (++i < p->op_count && i != p->step_begin && mtt__is_transfer(&p->ops[i])) {}
-    return i == p->op_count || i == p->step_begin || mtt__needs_transfers(&p->ops[i]);
-}
-
 /* Counts what an operation reads and writes on the host: it passes the link between host and card. */
 static void mtt__count_link(const mtt_op *op, int times, mtt_plan_report *r)
 {
@@ -6392,7 +6339,6 @@ static void mtt__count_link(const mtt_op *op, int times, mtt_plan_report *r)
 MTTDEF void mtt_schedule_report(const mtt_schedule *s, mtt_plan_report *r)
 {
     const mtt__program *p = &s->programs[MTT__TRAIN];
-    double wire;
     int i;
     memset(r, 0, sizeof(*r));
     for (i = 0; i < p->parameter_count; i++) r->parameters += mtt__parameter_elements(&p->parameters[i]);
@@ -6410,17 +6356,9 @@ MTTDEF void mtt_schedule_report(const mtt_schedule *s, mtt_plan_report *r)
         r->traffic_bytes += op->traffic_bytes;
         if (op->recomputed) r->recompute_flops += op->flops;
         mtt__count_link(op, op->phase == MTT_STEP ? 1 : s->policy.accumulate, r);
-        if (!mtt__is_transfer(op)) continue;
-        wire = mtt__wire_bytes(op) * (op->phase == MTT_STEP ? 1 : s->policy.accumulate);
-        r->wire_bytes += wire;
-        if (s->policy.device == MTT_DEVICE_CPU || mtt__is_exposed(p, i)) r->exposed_bytes += wire;
     }
     for (i = 0; s->chunk && i < s->programs[MTT__TOKEN].op_count; i++)
         r->token_flops += s->programs[MTT__TOKEN].ops[i].flops;
-    if (s->policy.bandwidth > 0) {
-        r->wire_ms = r->wire_bytes / (double)s->policy.bandwidth * 1e-6;
-        r->exposed_ms = r->exposed_bytes / (double)s->policy.bandwidth * 1e-6;
-    }
     memcpy(r->bytes, p->ops[r->peak_op].bytes, sizeof(r->bytes));
     r->arena_bytes = mtt__arena_bytes(s);
     r->host_bytes = mtt__place_bytes(s, MTT_HOST);
@@ -6428,7 +6366,7 @@ MTTDEF void mtt_schedule_report(const mtt_schedule *s, mtt_plan_report *r)
     r->seq_len = p->shape.seq_len;
     r->micro_batches = s->split;
     r->outside_bytes = 3145728 + 524288 * (size_t)mtt__threads() + 65536 * (size_t)s->model.layers;
-    r->outside_bytes += 2048 * (size_t)(s->policy.ranks - 1) * (size_t)(s->model.layers + 4); /* transfers */
+    MTT_IF_RANKS(mtt__report_wires(s, r);)
 #ifdef MTT_CBLAS
     r->outside_bytes += 2097152 + 1310720 * (size_t)mtt__threads();
 #endif
@@ -6474,28 +6412,13 @@ MTTDEF mtt_status mtt_plan(mtt_env *env, const mtt_model_desc *model, const mtt_
     return MTT_OK;
 }
 
-/* Makes a policy that of the rank with the largest share. */
-static mtt_status mtt__take_fullest_rank(mtt_env *env, const mtt_model_desc *model, int seq_len,
-                                         mtt_policy *p)
-{
-    mtt_policy any = *p;
-    mtt_schedule s;
-    mtt_status status;
-    if (p->ranks < 2) return MTT_OK;
-    any.recompute = MTT_RECOMPUTE_NONE;
-    status = mtt__schedule_init(&s, env, model, &any, 1, seq_len);
-    if (status) return status;
-    p->rank = mtt__fullest_rank(&s);
-    mtt__release_programs(&s);
-    return MTT_OK;
-}
-
 MTTDEF mtt_status mtt_plan_max_batch(mtt_env *env, const mtt_model_desc *model, const mtt_policy *policy,
                                      int seq_len, size_t budget_bytes, int *batch)
 {
     mtt_policy p = *policy;
     int low = 0, high = 1 << 20, next = 1; /* low fits, high + 1 does not */
-    mtt_status status = mtt__take_fullest_rank(env, model, seq_len, &p);
+    mtt_status status = MTT_OK;
+    MTT_IF_RANKS(status = mtt__take_fullest_rank(env, model, seq_len, &p);)
     p.budget_bytes = budget_bytes ? budget_bytes : 1;
     p.split = 0;
     *batch = 0;
@@ -6558,7 +6481,7 @@ MTTDEF mtt_status mtt_policy_fit(mtt_env *env, const mtt_model_desc *model, cons
     mtt_status status = mtt_model_resolve(env, model, &m);
     f.budget = p.budget_bytes = budget_bytes ? budget_bytes : 1;
     if (!status) status = mtt_policy_resolve(env, &p, &m, batch, seq_len, &f.fit);
-    if (!status) status = mtt__take_fullest_rank(env, model, seq_len, &p);
+    MTT_IF_RANKS(if (!status) status = mtt__take_fullest_rank(env, model, seq_len, &p);)
     if (status) return status;
     f.least = SIZE_MAX;
     f.cost = HUGE_VAL;
@@ -8060,56 +7983,24 @@ static void mtt__cpu_sum_loss(const mtt_op *op, const mtt_op_sum_loss *o)
     counters->targets = mtt__control(o->control)->targets;
 }
 
-static void mtt__cpu_add_counts(const mtt_op *op, const mtt_op_add_counts *o)
-{
-    const mtt_count *counts = (const mtt_count *)o->counts->data;
-    int rank;
-    for (rank = 0; rank < op->shape->ranks; rank++) {
-        const mtt_count *count = rank == op->shape->rank ? (const mtt_count *)o->count->data : &counts[rank];
-        mtt__add_count(mtt__counters(o->counters), count, !op->later && rank == 0);
-    }
-}
-
 /* ---- step ---- */
-
-/* Adds the gradients of all ranks, in their order, to up to MTT__BLOCK elements of a sum from `at` up. Those
-   of others are in `received`, a row for each, of which this parameter's begin `offset` bytes into a row. */
-static void mtt__add_gradients(const mtt_op *op, const mtt_tensor *received, int parameter, int64_t offset,
-                               int64_t at, int64_t n)
-{
-    mtt_tensor gradient = *op->gradients[parameter];
-    void *own = gradient.data;
-    float *sum = (float *)op->sums[parameter]->data + at - op->parts[parameter].base;
-    float buffer[MTT__BLOCK], total[MTT__BLOCK];
-    int rank, me = received ? op->shape->rank : 0, ranks = received ? op->shape->ranks : 1;
-    if (op->later) memcpy(total, sum, (size_t)n * sizeof(float));
-    for (rank = 0; rank < ranks; rank++) {
-        const float *from;
-        int64_t begin = 0;
-        gradient.data = own;
-        if (rank != me) {
-            mtt__share(&op->parts[parameter], me, &begin);
-            gradient.data = (char *)received->data + (rank - (rank > me)) * received->shape[1] + offset;
-        }
-        from = mtt__read(&gradient, at - begin, n, buffer);
-        if (rank || op->later) mtt__add_block(from, total, n);
-        else memcpy(total, from, (size_t)n * sizeof(float));
-    }
-    memcpy(sum, total, (size_t)n * sizeof(float));
-}
 
 /* sum (+)= gradients; the first micro-batch starts the sum. */
 static void mtt__cpu_sum_gradients(const mtt_op *op, const mtt_op_sum_gradients *o)
 {
-    int64_t offset = 0, i;
+    int64_t i;
     int p;
+    (void)o;
     for (p = 0; p < op->parameters; p++) {
-        int64_t begin = 0, count = op->parts[p].elements;
-        if (o->received) count = mtt__share(&op->parts[p], op->shape->rank, &begin);
-        MTT__THREADS(count)
-        for (i = 0; i < count; i += MTT__BLOCK)
-            mtt__add_gradients(op, o->received, p, offset, begin + i, mtt__min(MTT__BLOCK, count - i));
-        offset += count * (int64_t)mtt__dtype_bytes[op->gradients[p]->dtype];
+        float *sum = (float *)op->sums[p]->data;
+        MTT__THREADS(op->parts[p].elements)
+        for (i = 0; i < op->parts[p].elements; i += MTT__BLOCK) {
+            int64_t n = mtt__min(MTT__BLOCK, op->parts[p].elements - i);
+            if (op->later) {
+                float buffer[MTT__BLOCK];
+                mtt__add_block(mtt__read(op->gradients[p], i, n, buffer), sum + i, n);
+            } else mtt__load(op->gradients[p], i, n, sum + i);
+        }
     }
 }
 
@@ -8133,28 +8024,13 @@ static int mtt__block_squares(const mtt_op *op, int parameter, int64_t first, do
     return count;
 }
 
-static void mtt__cpu_sum_squares(const mtt_op *op, const mtt_op_sum_squares *o)
-{
-    double *squares = (double *)o->squares->data;
-    int p;
-    for (p = 0; p < op->parameters; p++) {
-        const mtt_part *part = &op->parts[p];
-        int64_t at = part->square + part->begin / MTT__RANGE_BLOCK, first;
-        int count = MTT__SQUARES;
-        for (first = 0; count == MTT__SQUARES; first += count)
-            count = mtt__block_squares(op, p, first, squares + at + first);
-    }
-}
-
 /* Adds up all blocks in their order. */
 static void mtt__cpu_grad_norm(const mtt_op *op, const mtt_op_grad_norm *o)
 {
-    const double *squares = o->squares ? (const double *)o->squares->data : NULL;
     double sum = 0, sums[MTT__SQUARES];
-    int64_t first, i;
-    int p, count;
-    for (i = 0; squares && i < o->squares->shape[0]; i++) sum += squares[i];
-    for (p = 0; p < op->parameters && !squares; p++)
+    int64_t first;
+    int p, count, i;
+    for (p = 0; p < op->parameters; p++)
         for (first = 0, count = MTT__SQUARES; count == MTT__SQUARES; first += count) {
             count = mtt__block_squares(op, p, first, sums);
             for (i = 0; i < count; i++) sum += sums[i];
@@ -8223,13 +8099,14 @@ static void mtt__cpu_adamw(const mtt_op *op, const mtt_op_adamw *o)
 
 /* ---- backend ---- */
 
-/* A CPU needs a source of memory, the other ranks, and tiles for its threads: 0.5 MB each. */
+/* A CPU needs a source of memory, and tiles for its threads: 0.5 MB each. */
 typedef struct mtt__cpu {
+    mtt_tensor tiles; /* in the block; its shape is a row, for one thread. It comes first: an operation, whose
+                         workspace it is, finds this struct by it */
     mtt_env *env;
-    mtt_ranks *ranks;
-    mtt_status (*exchange)(mtt_ranks *ranks, const mtt_transfer *transfers, int count);
+    mtt_backend backend;
+    mtt_status status; /* of the operations so far */
     void *block;
-    mtt_tensor tiles; /* in the block; its shape is a row, for one thread */
 } mtt__cpu;
 
 /* More threads than any machine has are a mistake, which would take tiles of GB. */
@@ -8278,8 +8155,7 @@ static mtt_status mtt__cpu_open(mtt_env *env, const mtt_backend *backend, const 
     c = (mtt__cpu *)mtt__alloc(env, 1, sizeof(*c));
     if (!c) return MTT_E_MEMORY;
     c->env = env;
-    c->ranks = backend->ranks;
-    c->exchange = backend->exchange;
+    c->backend = *backend;
     status = mtt__cpu_tiles(c);
     if (!status) *context = c;
     else mtt__cpu_close(c);
@@ -8320,12 +8196,6 @@ static mtt_status mtt__cpu_copy(void *context, void *to, const void *from, size_
     static void mtt__cpu_##name(const mtt_op *op, const mtt_op_##name *o);
 MTT_WING_OPS(MTT__CPU_DECLARED)
 
-#define mtt__cpu_all_to_all(op, o) status = c->exchange(c->ranks, op->transfers, op->transfer_count)
-#define mtt__cpu_all_gather(op, o) mtt__cpu_all_to_all(op, o)
-#define mtt__cpu_gather_squares(op, o) mtt__cpu_all_to_all(op, o)
-#define mtt__cpu_gather_sums(op, o) mtt__cpu_all_to_all(op, o)
-#define mtt__cpu_gather_weights(op, o) mtt__cpu_all_to_all(op, o)
-
 /* Runs an operation that a wing has changed; 0: none has. */
 static int mtt__cpu_wing(const mtt_op *op)
 {
@@ -8338,9 +8208,9 @@ static int mtt__cpu_wing(const mtt_op *op)
 static mtt_status mtt__cpu_run(void *context, const mtt_op *ops, int count)
 {
     mtt__cpu *c = (mtt__cpu *)context;
-    mtt_status status = mtt__cpu_tiles(c);
     int i;
-    for (i = 0; i < count && !status; i++) {
+    c->status = mtt__cpu_tiles(c);
+    for (i = 0; i < count && !c->status; i++) {
         mtt_op with_tiles = ops[i], *op = &with_tiles;
         op->workspace = &c->tiles;
         if (mtt__cpu_wing(op)) continue;
@@ -8351,7 +8221,7 @@ static mtt_status mtt__cpu_run(void *context, const mtt_op *ops, int count)
         case MTT_OP_KIND_COUNT: break;
         }
     }
-    return status;
+    return c->status;
 }
 
 static const mtt_backend mtt__cpu_table = {
@@ -8404,9 +8274,6 @@ struct mtt_trainer {
     void *arenas[MTT_PLACE_COUNT];
     float *staging;     /* MTT__STAGING floats: a piece in the device's types */
     float *values;      /* as many floats: a piece of initial values */
-    struct mtt__message *messages; /* of ranks to each other, */
-    mtt_transfer *transfers;       /* one with each of them, */
-    mtt_transfer *travels;         /* and those of all operations */
     int64_t step, micro_batch;
     int opened;         /* 1 = the backend's context exists */
     int measured;       /* 1 = scales of 8-bit tensors are those of a step */
@@ -8415,65 +8282,70 @@ struct mtt_trainer {
     char *note;         /* the caller's, as a pair of a checkpoint's metadata in JSON; NULL: none */
 };
 
-/* ---- other ranks: >>ranks does this for a trainer that has some ---- */
+/* ---- agreements: >>ranks and >>exchange make them for a trainer that has others beside it ---- */
 
-typedef struct mtt__rank_calls {
-    mtt_status (*exchange)(mtt_ranks *ranks, const mtt_transfer *transfers, int count); /* see mtt_backend */
-    mtt_status (*watch)(mtt_ranks *ranks, int begins);
-    mtt_status (*start)(mtt_trainer *t); /* refuses ranks that would train different models */
-    mtt_status (*bind)(mtt_trainer *t);  /* lists what operations transfer, once tensors have addresses */
+typedef struct mtt__agreements {
+    void (*join)(mtt_trainer *t, mtt_policy *p); /* sets their number, and what the backend calls */
+    mtt_status (*start)(mtt_trainer *t);         /* refuses others that would train different models */
+    mtt_status (*bind)(mtt_trainer *t);          /* lists transfers, once tensors have addresses */
+    mtt_status (*move)(mtt_trainer *t, int way, const mtt__parameter *q, int kind, int64_t at, int64_t count,
+                       float *values);
     mtt_status (*agree)(mtt_trainer *t, mtt_status status, int64_t *number);
     mtt_status (*spread)(mtt_trainer *t, int from, void *values, size_t bytes);
     mtt_status (*same)(mtt_ranks *ranks, const char *what, uint64_t value);
     mtt_status (*busy)(mtt_ranks *ranks);
     void (*fail)(mtt_ranks *ranks, const char *reason);
-} mtt__rank_calls;
+} mtt__agreements;
 
-/* A handle begins with these. NULL, one rank, needs no calls. */
-#define MTT__RANKS_HEAD                                                                 \
-    const mtt__rank_calls *calls;                                                       \
-    int rank, count
-typedef struct mtt__ranks_head {
-    MTT__RANKS_HEAD;
-} mtt__ranks_head;
-
-static const mtt__ranks_head *mtt__others(const mtt_trainer *t)
+/* The backend's handle begins with their address. NULL: this process is alone. */
+static const mtt__agreements *mtt__others(const mtt_trainer *t)
 {
-    return (const mtt__ranks_head *)(const void *)t->backend.ranks;
+    return t->backend.ranks ? *(const mtt__agreements *const *)(const void *)t->backend.ranks : NULL;
 }
 
-/* Passes on the outcome of a call of the backend. A failure is this rank's alone, and the others would wait
-   for it: they are told why. */
+/* Takes the number of the others, and of this one, from the backend. */
+static mtt_status mtt__join_others(mtt_trainer *t, mtt_policy *p)
+{
+    int given = p->ranks;
+    p->ranks = 1, p->rank = 0;
+    if (mtt__others(t)) mtt__others(t)->join(t, p);
+    if (given < 2 || given == p->ranks) return MTT_OK;
+    return mtt__fail(t->env, MTT_E_ARGUMENT, "the policy has %d ranks, the backend %d: set its `ranks` to "
+                     "what mtt_ranks_fork or mtt_ranks_connect gives", given, p->ranks);
+}
+
+/* Passes on the outcome of a call of the backend. A failure is this process's alone, and the others would
+   wait for it: they are told why. */
 static mtt_status mtt__told(mtt_trainer *t, mtt_status status)
 {
-    const mtt__ranks_head *r = mtt__others(t);
-    if (status && r) r->calls->fail(t->backend.ranks, t->env ? t->env->error : mtt_status_string(status));
+    if (status && mtt__others(t))
+        mtt__others(t)->fail(t->backend.ranks, t->env ? t->env->error : mtt_status_string(status));
     return status;
 }
 
-/* All ranks go on, or none: where one has failed, the others fail with its words. *number, if there is one,
-   becomes the sum over all ranks. */
+/* All go on, or none: where one has failed, the others fail with its words. *number, if there is one, becomes
+   the sum of all. */
 static mtt_status mtt__all_agree(mtt_trainer *t, mtt_status status, int64_t *number)
 {
-    return mtt__others(t) ? mtt__others(t)->calls->agree(t, status, number) : status;
+    return mtt__others(t) ? mtt__others(t)->agree(t, status, number) : status;
 }
 
-/* Fails on all ranks if a value differs between them. */
+/* Fails everywhere if a value is not the same everywhere. */
 static mtt_status mtt__all_same(mtt_trainer *t, const char *what, uint64_t value)
 {
-    return mtt__others(t) ? mtt__others(t)->calls->same(t->backend.ranks, what, value) : MTT_OK;
+    return mtt__others(t) ? mtt__others(t)->same(t->backend.ranks, what, value) : MTT_OK;
 }
 
-/* Sends values to all other ranks, or receives them from the rank that has them. */
+/* Sends values to all others, or receives them from the one that has them. */
 static mtt_status mtt__spread(mtt_trainer *t, int from, void *values, size_t bytes)
 {
-    return mtt__others(t) ? mtt__others(t)->calls->spread(t, from, values, bytes) : MTT_OK;
+    return mtt__others(t) ? mtt__others(t)->spread(t, from, values, bytes) : MTT_OK;
 }
 
-/* Says that this rank does something long, such as writing a file. */
+/* Says that this process does something long, such as writing a file. */
 static mtt_status mtt__stay_busy(mtt_trainer *t)
 {
-    return mtt__others(t) ? mtt__others(t)->calls->busy(t->backend.ranks) : MTT_OK;
+    return mtt__others(t) ? mtt__others(t)->busy(t->backend.ranks) : MTT_OK;
 }
 
 /* ---- values in and out ---- */
@@ -8539,8 +8411,8 @@ static mtt_status mtt__move_compact(mtt_trainer *t, int way, const mtt__paramete
 }
 
 /* Moves FP32 values that the optimizer keeps of a parameter, from element `at` up, which is a multiple of
-   MTT__GROUP. Without a master the weight itself is kept; with an FP32 master it is the master rounded. All
-   ranks have the weights, but one alone the rest (`mine`). */
+   MTT__GROUP. Without a master the weight itself is kept; with an FP32 master it is the master rounded. The
+   rest is here (`mine`), or elsewhere. */
 static mtt_status mtt__move_mine(mtt_trainer *t, int way, const mtt__parameter *q, int kind, int64_t at,
                                  int64_t count, int mine, float *values)
 {
@@ -8554,26 +8426,12 @@ static mtt_status mtt__move_mine(mtt_trainer *t, int way, const mtt__parameter *
     return mtt__move(t, way, q->weight, at, count, values);
 }
 
-/* Does the same for values in the shares of any ranks. All ranks get them from the one that has them. */
+/* Does the same wherever they are. */
 static mtt_status mtt__move_optim(mtt_trainer *t, int way, const mtt__parameter *q, int kind, int64_t at,
                                  int64_t count, float *values)
 {
-    const mtt_policy *policy = &t->schedule->policy;
-    int everywhere = policy->shard == MTT_SHARD_NONE || !t->schedule->programs[MTT__TRAIN].optim[kind] ||
-                     q->frozen, rank;
-    mtt_status status = MTT_OK;
-    if (policy->ranks == 1 || everywhere) return mtt__move_mine(t, way, q, kind, at, count, 1, values);
-    for (rank = 0; rank < policy->ranks && !status; rank++) {
-        int64_t begin, end = mtt__share(&q->part, rank, &begin), mine = rank == policy->rank;
-        end = mtt__min(begin + end, at + count);
-        if (begin < at) begin = at;
-        if (begin >= end) continue;
-        if (mine || way == MTT__PUT)
-            status = mtt__move_mine(t, way, q, kind, begin, end - begin, (int)mine, values + begin - at);
-        if (!status && way == MTT__GET)
-            status = mtt__spread(t, rank, values + begin - at, (size_t)(end - begin) * sizeof(float));
-    }
-    return status;
+    if (mtt__others(t)) return mtt__others(t)->move(t, way, q, kind, at, count, values);
+    return mtt__move_mine(t, way, q, kind, at, count, 1, values);
 }
 
 /* ---- initial state ---- */
@@ -8635,25 +8493,17 @@ static mtt_status mtt__fill_positions(mtt_trainer *t, const mtt_tensor *table, i
     return status;
 }
 
-/* Returns the address of a tensor that begins with element `first` of a parameter, reckoned to element 0. */
-static void *mtt__element_0(const mtt_tensor *t, mtt_dtype dtype, int64_t at, int64_t first)
-{
-    return !t ? NULL : (char *)t->data + at - (int64_t)mtt__bytes_of(dtype, (size_t)first);
-}
-
 /* Fills the fields that are the same in all ranges of a parameter. */
-static mtt_range mtt__whole_range(const mtt__program *p, int index, const mtt_policy *policy)
+static mtt_range mtt__whole_range(const mtt__program *p, int index)
 {
     const mtt__parameter *q = &p->parameters[index];
     const mtt_part *part = &q->part;
-    mtt_dtype sent = policy->exchange != MTT_EXCHANGE_FLAT && (policy->accumulate == 1 || policy->shard == MTT_SHARD_GRADIENTS) && q->gradient ? q->gradient->dtype : MTT_F32;
     mtt_range r;
     memset(&r, 0, sizeof(r));
-    r.end = mtt__share(part, policy->rank, &r.mine);
-    r.end += r.mine;
+    r.mine = part->mine, r.end = part->end;
     r.made = q->gradient ? q->gradient->data : NULL;
-    r.gradient = q->sum ? mtt__element_0(q->sum, MTT_F32, 0, part->base) : (void *)r.made;
-    r.received = mtt__element_0(q->received, sent, q->received_at, r.mine);
+    r.gradient = q->sum ? (float *)q->sum->data - part->base : (void *)r.made;
+    r.received = q->received ? (char *)q->received->data + q->received_at : NULL;
     r.weight = q->weight->data;
     r.first = part->first - part->begin;
     r.parameter = index;
@@ -8664,14 +8514,14 @@ static mtt_range mtt__whole_range(const mtt__program *p, int index, const mtt_po
 }
 
 /* Makes the device's work list: see mtt_range. */
-static void mtt__list_ranges(const mtt__program *p, const mtt_policy *policy, mtt_range *r)
+static void mtt__list_ranges(const mtt__program *p, mtt_range *r)
 {
     int32_t block = 0;
     int i;
     for (i = 0; i < p->parameter_count; i++) {
         int64_t count = p->parameters[i].part.elements, begin;
         for (begin = 0; begin < count; begin += MTT__RANGE, r++) {
-            *r = mtt__whole_range(p, i, policy);
+            *r = mtt__whole_range(p, i);
             r->begin = begin;
             r->count = (int32_t)mtt__min(MTT__RANGE, count - begin);
             r->block = block;
@@ -8685,7 +8535,7 @@ static mtt_status mtt__fill_ranges(mtt_trainer *t)
     const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
     mtt_range *all = (mtt_range *)mtt__alloc(t->env, p->ranges->bytes, 1);
     mtt_status status = all ? MTT_OK : MTT_E_MEMORY;
-    if (all) mtt__list_ranges(p, &t->schedule->policy, all);
+    if (all) mtt__list_ranges(p, all);
     if (all) status = t->backend.upload(t->context, p->ranges->data, all, p->ranges->bytes);
     mtt__free(t->env, all);
     return status;
@@ -8771,7 +8621,7 @@ static mtt_status mtt__bind(mtt_trainer *t)
             else status = t->backend.alloc(t->context, tensor->place, bytes, &tensor->data);
             if (tensor->entry >= 0) tensor->scale = (mtt_scale *)first->scales->data + tensor->entry;
         }
-    if (!status && mtt__others(t)) status = mtt__others(t)->calls->bind(t);
+    if (!status && mtt__others(t)) status = mtt__others(t)->bind(t);
     return status;
 }
 
@@ -8829,9 +8679,6 @@ MTTDEF void mtt_trainer_destroy(mtt_trainer *t)
     }
     if (t->env) memcpy(t->env->error, error, sizeof(error));
     mtt_schedule_destroy(t->schedule);
-    mtt__free(t->env, t->travels);
-    mtt__free(t->env, t->messages);
-    mtt__free(t->env, t->transfers);
     mtt__free(t->env, t->staging);
     mtt__free(t->env, t->note);
     mtt__free(t->env, t);
@@ -8881,7 +8728,6 @@ MTTDEF mtt_status mtt_trainer_create(mtt_env *env, const mtt_model_desc *model, 
 {
     mtt_trainer *t = (mtt_trainer *)mtt__alloc(env, 1, sizeof(*t));
     mtt_policy p = *policy;
-    const mtt__ranks_head *others;
     size_t all_bytes;
     mtt_status status;
     *out = NULL;
@@ -8889,15 +8735,9 @@ MTTDEF mtt_status mtt_trainer_create(mtt_env *env, const mtt_model_desc *model, 
     t->env = env;
     t->lr = -1;
     t->backend = *backend;
-    others = mtt__others(t);
     p.device = backend->device;
-    p.ranks = others ? others->count : 1;
-    p.rank = others ? others->rank : 0;
-    if (others) t->backend.exchange = others->calls->exchange, t->backend.watch = others->calls->watch;
     status = mtt__check_backend(env, backend);
-    if (!status && policy->ranks > 1 && policy->ranks != p.ranks)
-        status = mtt__fail(env, MTT_E_ARGUMENT, "the policy has %d ranks, the backend %d: set its `ranks` to "
-                           "what mtt_ranks_fork or mtt_ranks_connect gives", policy->ranks, p.ranks);
+    if (!status) status = mtt__join_others(t, &p);
     if (!status) status = mtt_optim_resolve(env, optim, &t->optim);
     if (!status && policy->early_update && t->optim.clip > 0)
         status = mtt__fail(env, MTT_E_ARGUMENT, "early_update is 1, but to clip at %g needs the norm of all "
@@ -8907,7 +8747,7 @@ MTTDEF mtt_status mtt_trainer_create(mtt_env *env, const mtt_model_desc *model, 
         status = MTT_E_MEMORY;
     if (!status) t->values = t->staging + MTT__STAGING;
     if (!status) mtt__assign_groups(t);
-    if (!status && p.ranks > 1) status = others->calls->start(t);
+    if (!status && mtt__others(t)) status = mtt__others(t)->start(t);
     if (!status) status = mtt__told(t, backend->open(env, &t->backend, &t->schedule->policy, &t->context));
     t->opened = !status;
     if (!status) status = backend->memory(t->context, &t->free_before, &all_bytes);
@@ -9367,18 +9207,15 @@ MTTDEF void mtt_plan_print(const mtt_plan_report *r, mtt_write_fn write, void *u
                    r->host_bytes, (double)r->host_bytes / 1048576, r->to_host_bytes / 1048576,
                    r->from_host_bytes / 1048576);
     mtt__print(&text, "outside the arena: at most %.1f MiB with %d threads%s\n",
-               (double)r->outside_bytes / 1048576, mtt__threads(), r->wire_bytes > 0 ? ", and NCCL's" : "");
+               (double)r->outside_bytes / 1048576, mtt__threads(),
+               MTT_IF_RANKS(r->wire_bytes > 0 ? ", and NCCL's" :) "");
     if (r->token_flops > 0)
         mtt__print(&text, "%.4f GFLOP a chunk of prompts, %.4f a token of each sequence\n", r->flops * 1e-9,
                    r->token_flops * 1e-9);
     else
         mtt__print(&text, "%.2f GFLOP a step, %.1f %% of them recomputed\n", r->flops * 1e-9,
                    100 * r->recompute_flops / r->flops);
-    if (r->wire_bytes > 0)
-        mtt__print(&text, "%.2f MiB a step to other ranks, %.2f of them while nothing is computed",
-                   r->wire_bytes / 1048576, r->exposed_bytes / 1048576);
-    if (r->wire_ms > 0) mtt__print(&text, ": %.2f and %.2f ms", r->wire_ms, r->exposed_ms);
-    if (r->wire_bytes > 0) mtt__print(&text, "\n");
+    MTT_IF_RANKS(mtt__print_wires(&text, r);)
     write(user, at, text.size);
 }
 
@@ -10212,15 +10049,6 @@ static void mtt__loss_eight(const mtt_op *op, const mtt_op_chunked_loss *o)
     mtt__loss_by_chunks(op, o, mtt__chunk_gradients_eight);
 }
 
-static void mtt__cpu_merge_records(const mtt_op *op, const mtt_op_merge_records *o)
-{
-    const mtt_scale *rows = (const mtt_scale *)o->rows->data;
-    mtt_scale *scales = (mtt_scale *)o->scales->data;
-    int64_t count = o->scales->shape[0], i;
-    for (i = 0; i < op->shape->ranks * count; i++)
-        if (i / count != op->shape->rank) mtt__merge_record(&scales[i % count], &rows[i]);
-}
-
 /* Scales of the next step, and what this one clipped */
 static void mtt__cpu_rescale(const mtt_op *op, const mtt_op_rescale *o)
 {
@@ -10349,6 +10177,7 @@ static const mtt__wing *mtt__wing_eight(void)
 }
 #endif /* MTT_NO_FP8 */
 
+#ifndef MTT_NO_RANKS
 /* -----------------------------------------------------------------------------------------------------------
    >>exchange
    -------------------------------------------------------------------------------------------------------- */
@@ -10359,6 +10188,16 @@ static const mtt__wing *mtt__wing_eight(void)
    pass, the bytes sent, and the operations on a CPU. >>ranks moves the bytes. */
 
 /* ---- shares ---- */
+
+/* The elements of a parameter in a rank's share. Returns their number. */
+static int64_t mtt__share(const mtt_part *part, int rank, int64_t *begin)
+{
+    int64_t end = ((rank + 1) * part->share - part->block) * MTT__RANGE_BLOCK;
+    *begin = (rank * part->share - part->block) * MTT__RANGE_BLOCK;
+    if (*begin < 0) *begin = 0;
+    if (end > part->elements) end = part->elements;
+    return end > *begin ? end - *begin : 0;
+}
 
 /* Ranks exchange gradients in the backward pass, unless they do it once, or first add up those of their
    micro-batches. */
@@ -10374,7 +10213,7 @@ static void mtt__divide(mtt__builder *b)
     const mtt_policy *policy = b->policy;
     mtt__program *p = b->program;
     int shares = policy->shard != MTT_SHARD_NONE, first, end, i;
-    int64_t before = 0, blocks, begin, count;
+    int64_t before = 0, blocks, count;
     if (policy->ranks == 1) return;
     p->optim_elements = 0;
     for (first = 0; first < p->parameter_count; first = end, before += blocks) {
@@ -10388,10 +10227,11 @@ static void mtt__divide(mtt__builder *b)
         for (i = first; i < end; i++) {
             mtt__parameter *q = &p->parameters[i];
             q->part.share = mtt__ceil_div(blocks, policy->ranks);
-            count = mtt__share(&q->part, policy->rank, &begin);
-            if (shares) q->part.begin = begin, q->part.count = count;
+            count = mtt__share(&q->part, policy->rank, &q->part.mine);
+            q->part.end = q->part.mine + count;
+            if (shares) q->part.begin = q->part.mine, q->part.count = count;
             if (shares && mtt__exchanges_at_once(policy))
-                q->part.base = begin, q->sum_shape[0] = count, q->sum_shape[1] = 0;
+                q->part.base = q->part.mine, q->sum_shape[0] = count, q->sum_shape[1] = 0;
             q->part.first = p->optim_elements;
             p->optim_elements += mtt__round_up(q->part.count, MTT__PART);
         }
@@ -10448,9 +10288,8 @@ static void mtt__emit_exchange(mtt__builder *b, mtt__under_way *w, int first, in
     for (i = first; i < end && !b->status; i++) {
         mtt__parameter *q = &p->parameters[i];
         mtt_dtype dtype = b->phase == MTT_STEP || q->frozen ? MTT_F32 : q->gradient->dtype;
-        int64_t begin, count = mtt__share(&q->part, b->policy->rank, &begin);
-        q->received_at = bytes;
-        bytes += count * (int64_t)mtt__dtype_bytes[dtype];
+        q->received_at = bytes - (int64_t)mtt__bytes_of(dtype, (size_t)q->part.mine);
+        bytes += (int64_t)mtt__bytes_of(dtype, (size_t)(q->part.end - q->part.mine));
     }
     if (!bytes) bytes = 8; /* this rank owns no part of a small layer, whose gradients live until they are sent */
     received = mtt__add_tensor(b, MTT_U8, MTT_GRADIENTS, layer, "", "received", b->policy->ranks - 1, bytes,
@@ -10538,11 +10377,341 @@ static int mtt__rule_exchange(mtt__builder *b, mtt_op *op, const mtt_op *end)
     }
 }
 
+/* ---- bytes and time ---- */
+
+/* Bytes of an element of a parameter that is gathered, or of a block of squares. */
+static int64_t mtt__gathered_bytes(const mtt_op *op, int parameter)
+{
+    if (op->kind == MTT_OP_gather_squares) return sizeof(double);
+    return (int64_t)mtt__bytes_of(op->sums ? MTT_F32 : op->weights[parameter]->dtype, 1);
+}
+
+/* Elements of a rank's share that are gathered, or blocks of them; *begin is the first. */
+static int64_t mtt__gathered(const mtt_op *op, int parameter, int rank, int64_t *begin)
+{
+    const mtt_part *part = &op->parts[parameter];
+    int64_t count = mtt__share(part, rank, begin);
+    if (op->kind != MTT_OP_gather_squares) return count;
+    *begin = part->square + *begin / MTT__RANGE_BLOCK;
+    return mtt__ceil_div(count, MTT__RANGE_BLOCK);
+}
+
+/* Counts what this rank sends to the others. */
+static double mtt__wire_bytes(const mtt_op *op)
+{
+    double others = op->shape->ranks - 1, bytes = 0;
+    int64_t begin;
+    int i, peer, rank = op->shape->rank;
+    if (op->kind == MTT_OP_all_gather) return others * (double)op->operands[0]->bytes;
+    for (i = 0; i < op->parameters; i++) {
+        if (op->kind != MTT_OP_all_to_all)
+            bytes += others * (double)(mtt__gathered(op, i, rank, &begin) * mtt__gathered_bytes(op, i));
+        for (peer = 0; peer < op->shape->ranks && op->kind == MTT_OP_all_to_all; peer++)
+            if (peer != rank)
+                bytes += (double)mtt__share(&op->parts[i], peer, &begin) *
+                         (double)mtt__bytes_of(op->gradients[i]->dtype, 1);
+    }
+    return bytes;
+}
+
+/* Tells whether nothing is computed while transfer `i` is under way. */
+static int mtt__is_exposed(const mtt__program *p, int i)
+{
+    while (++i < p->op_count && i != p->step_begin && mtt__is_transfer(&p->ops[i])) {}
+    return i == p->op_count || i == p->step_begin || mtt__needs_transfers(&p->ops[i]);
+}
+
+/* What a step sends, and what a rank holds for that outside the arena. */
+static void mtt__report_wires(const mtt_schedule *s, mtt_plan_report *r)
+{
+    const mtt__program *p = &s->programs[MTT__TRAIN];
+    int i;
+    for (i = 0; i < p->op_count; i++) {
+        double wire;
+        if (!mtt__is_transfer(&p->ops[i])) continue;
+        wire = mtt__wire_bytes(&p->ops[i]) * (p->ops[i].phase == MTT_STEP ? 1 : s->policy.accumulate);
+        r->wire_bytes += wire;
+        if (s->policy.device == MTT_DEVICE_CPU || mtt__is_exposed(p, i)) r->exposed_bytes += wire;
+    }
+    if (s->policy.bandwidth > 0) {
+        r->wire_ms = r->wire_bytes / (double)s->policy.bandwidth * 1e-6;
+        r->exposed_ms = r->exposed_bytes / (double)s->policy.bandwidth * 1e-6;
+    }
+    r->outside_bytes += 2048 * (size_t)(s->policy.ranks - 1) * (size_t)(s->model.layers + 4); /* transfers */
+}
+
+static void mtt__print_wires(mtt__text *text, const mtt_plan_report *r)
+{
+    if (r->wire_bytes > 0)
+        mtt__print(text, "%.2f MiB a step to other ranks, %.2f of them while nothing is computed",
+                   r->wire_bytes / 1048576, r->exposed_bytes / 1048576);
+    if (r->wire_ms > 0) mtt__print(text, ": %.2f and %.2f ms", r->wire_ms, r->exposed_ms);
+    if (r->wire_bytes > 0) mtt__print(text, "\n");
+}
+
+/* Makes a policy that of the rank with the largest share, if ranks divide anything. What they must decide
+   alike goes by what that one can hold. Shares are those of any batch. */
+static mtt_status mtt__take_fullest_rank(mtt_env *env, const mtt_model_desc *model, int seq_len,
+                                         mtt_policy *p)
+{
+    mtt_policy any = *p;
+    int64_t most = -1, begin;
+    mtt_schedule s;
+    mtt_status status;
+    int rank, i;
+    if (p->ranks < 2 || p->shard == MTT_SHARD_NONE) return MTT_OK;
+    any.recompute = MTT_RECOMPUTE_NONE;
+    status = mtt__schedule_init(&s, env, model, &any, 1, seq_len);
+    for (rank = 0; rank < p->ranks && !status; rank++) {
+        const mtt__program *program = &s.programs[MTT__TRAIN];
+        int64_t share = 0;
+        for (i = 0; i < program->parameter_count; i++)
+            share += mtt__round_up(mtt__share(&program->parameters[i].part, rank, &begin), MTT__PART);
+        if (share > most) most = share, p->rank = rank;
+    }
+    if (!status) mtt__release_programs(&s);
+    return status;
+}
+
+/* ---- transfers ---- */
+
+/* Lists what goes to a rank and comes from it: of each parameter its share and mine. */
+static int mtt__parameter_transfers(const mtt_op *op, int peer, mtt_transfer *t)
+{
+    const mtt_tensor *squares = op->kind == MTT_OP_gather_squares ? op->operands[1] : NULL;
+    int rank = op->shape->rank, p;
+    for (p = 0; p < op->parameters; p++, t++) {
+        const mtt_tensor *whole = squares ? squares : op->sums ? op->sums[p] : op->weights[p];
+        int64_t bytes = mtt__gathered_bytes(op, p), mine, theirs;
+        t->send_bytes = (size_t)(mtt__gathered(op, p, rank, &mine) * bytes);
+        t->receive_bytes = (size_t)(mtt__gathered(op, p, peer, &theirs) * bytes);
+        t->send = (char *)whole->data + mine * bytes;
+        t->receive = (char *)whole->data + theirs * bytes;
+    }
+    return op->parameters;
+}
+
+/* Does the same for gradients: to a rank goes its share, and mine comes. */
+static int mtt__gradient_transfers(const mtt_op *op, int peer, mtt_transfer *t)
+{
+    const mtt_tensor *received = MTT_OPERANDS_OF(all_to_all, op)->received;
+    int rank = op->shape->rank, p;
+    char *row = (char *)received->data + (peer - (peer > rank)) * received->shape[1];
+    for (p = 0; p < op->parameters; p++, t++) {
+        int64_t bytes = (int64_t)mtt__bytes_of(op->gradients[p]->dtype, 1), theirs, mine;
+        t->send_bytes = (size_t)(mtt__share(&op->parts[p], peer, &theirs) * bytes);
+        t->receive_bytes = (size_t)(mtt__share(&op->parts[p], rank, &mine) * bytes);
+        t->send = (char *)op->gradients[p]->data + theirs * bytes;
+        t->receive = row;
+        row += t->receive_bytes;
+    }
+    return op->parameters;
+}
+
+/* Does the same for rows. */
+static int mtt__row_transfers(const mtt_op *op, int peer, mtt_transfer *t)
+{
+    const mtt_op_all_gather *o = MTT_OPERANDS_OF(all_gather, op);
+    t->send = o->row->data;
+    t->receive = (char *)o->rows->data + (size_t)peer * o->row->bytes;
+    t->send_bytes = t->receive_bytes = o->row->bytes;
+    return 1;
+}
+
+/* Adds a transfer to the one before it in the list, if it goes on where that ends; otherwise returns 0. The
+   peer does the same, since squares have the same places on all ranks. */
+static int mtt__extend_transfer(mtt_transfer *a, const mtt_transfer *b)
+{
+    int sends = !a->send_bytes || !b->send_bytes || (const char *)a->send + a->send_bytes == b->send;
+    int receives = !a->receive_bytes || !b->receive_bytes ||
+                   (const char *)a->receive + a->receive_bytes == b->receive;
+    if (!sends || !receives || a->peer != b->peer) return 0;
+    if (!a->send_bytes) a->send = b->send;
+    if (!a->receive_bytes) a->receive = b->receive;
+    a->send_bytes += b->send_bytes;
+    a->receive_bytes += b->receive_bytes;
+    return 1;
+}
+
+/* Lists what an operation transfers, without what is empty. Returns the end of the list. */
+static mtt_transfer *mtt__list_transfers(mtt_op *op, mtt_transfer *list)
+{
+    mtt_transfer *end = list, *t;
+    int peer, count, i;
+    for (peer = 0; peer < op->shape->ranks; peer++) {
+        if (peer == op->shape->rank) continue;
+        if (op->kind == MTT_OP_all_to_all) count = mtt__gradient_transfers(op, peer, end);
+        else if (op->kind == MTT_OP_all_gather) count = mtt__row_transfers(op, peer, end);
+        else count = mtt__parameter_transfers(op, peer, end);
+        for (i = 0, t = end; i < count; i++, t++) {
+            t->peer = peer;
+            if (op->kind == MTT_OP_gather_squares && end > list && mtt__extend_transfer(end - 1, t)) continue;
+            if (t->send_bytes || t->receive_bytes) *end++ = *t;
+        }
+    }
+    op->transfers = list;
+    op->transfer_count = (int)(end - list);
+    return end;
+}
+
+/* Lists the transfers of the training program, whose tensors have addresses now. */
+static mtt_status mtt__bind_transfers(mtt_trainer *t)
+{
+    mtt__program *p = &t->schedule->programs[MTT__TRAIN];
+    size_t others = (size_t)t->schedule->policy.ranks - 1, most = 0;
+    mtt_transfer *end;
+    int i;
+    for (i = 0; i < p->op_count; i++)
+        if (mtt__is_transfer(&p->ops[i])) most += others * (size_t)(p->ops[i].parameters + 1);
+    if (!most) return MTT_OK;
+    end = (mtt_transfer *)mtt__pool_take(t->env, &p->pool, most * sizeof(*end));
+    if (!end) return MTT_E_MEMORY;
+    for (i = 0; i < p->op_count; i++) {
+        mtt_op *op = &p->ops[i];
+        if (!mtt__is_transfer(op)) continue;
+        end = mtt__list_transfers(op, end);
+        if (!p->later_ops || i >= p->step_begin) continue;
+        p->later_ops[i].transfers = op->transfers;
+        p->later_ops[i].transfer_count = op->transfer_count;
+    }
+    return MTT_OK;
+}
+
+/* Moves what the optimizer keeps, wherever it is. All ranks get it from the one that has it. */
+static mtt_status mtt__move_shares(mtt_trainer *t, int way, const mtt__parameter *q, int kind, int64_t at,
+                                 int64_t count, float *values)
+{
+    const mtt_policy *policy = &t->schedule->policy;
+    int everywhere = policy->shard == MTT_SHARD_NONE || !t->schedule->programs[MTT__TRAIN].optim[kind] ||
+                     q->frozen, rank;
+    mtt_status status = MTT_OK;
+    if (policy->ranks == 1 || everywhere) return mtt__move_mine(t, way, q, kind, at, count, 1, values);
+    for (rank = 0; rank < policy->ranks && !status; rank++) {
+        int64_t begin, end = mtt__share(&q->part, rank, &begin), mine = rank == policy->rank;
+        end = mtt__min(begin + end, at + count);
+        if (begin < at) begin = at;
+        if (begin >= end) continue;
+        if (mine || way == MTT__PUT)
+            status = mtt__move_mine(t, way, q, kind, begin, end - begin, (int)mine, values + begin - at);
+        if (!status && way == MTT__GET)
+            status = mtt__spread(t, rank, values + begin - at, (size_t)(end - begin) * sizeof(float));
+    }
+    return status;
+}
+
+/* ---- operations on a CPU ---- */
+
+/* The functions of the rows that transfer. */
+#define MTT__TRANSFERS(X) X(all_to_all) X(all_gather) X(gather_squares) X(gather_sums) X(gather_weights)
+#define MTT__CPU_TRANSFER(name)                                                         \
+    static void mtt__cpu_##name(const mtt_op *op, const mtt_op_##name *o)               \
+    {                                                                                   \
+        mtt__cpu *c = (mtt__cpu *)(void *)op->workspace;                                \
+        (void)o;                                                                        \
+        c->status = c->backend.exchange(c->backend.ranks, op->transfers, op->transfer_count); \
+    }
+MTT__TRANSFERS(MTT__CPU_TRANSFER)
+
+static void mtt__cpu_add_counts(const mtt_op *op, const mtt_op_add_counts *o)
+{
+    const mtt_count *counts = (const mtt_count *)o->counts->data;
+    int rank;
+    for (rank = 0; rank < op->shape->ranks; rank++) {
+        const mtt_count *count = rank == op->shape->rank ? (const mtt_count *)o->count->data : &counts[rank];
+        mtt__add_count(mtt__counters(o->counters), count, !op->later && rank == 0);
+    }
+}
+
+/* Adds the gradients of all ranks, in their order, to up to MTT__BLOCK elements of a sum from `at` up. Those
+   of others are in `received`, a row for each, of which this parameter's begin `offset` bytes into a row. */
+static void mtt__add_gradients(const mtt_op *op, const mtt_tensor *received, int parameter, int64_t offset,
+                               int64_t at, int64_t n)
+{
+    const mtt_part *part = &op->parts[parameter];
+    mtt_tensor gradient = *op->gradients[parameter];
+    void *own = gradient.data;
+    float *sum = (float *)op->sums[parameter]->data + at - part->base;
+    float buffer[MTT__BLOCK], total[MTT__BLOCK];
+    int rank, me = op->shape->rank;
+    if (op->later) memcpy(total, sum, (size_t)n * sizeof(float));
+    for (rank = 0; rank < op->shape->ranks; rank++) {
+        const float *from;
+        gradient.data = rank == me ? own : (char *)received->data + (rank - (rank > me)) * received->shape[1] +
+                                           offset;
+        from = mtt__read(&gradient, rank == me ? at : at - part->mine, n, buffer);
+        if (rank || op->later) mtt__add_block(from, total, n);
+        else memcpy(total, from, (size_t)n * sizeof(float));
+    }
+    memcpy(sum, total, (size_t)n * sizeof(float));
+}
+
+static void mtt__sum_received(const mtt_op *op, const mtt_tensor *received)
+{
+    int64_t offset = 0, i;
+    int p;
+    for (p = 0; p < op->parameters; p++) {
+        int64_t begin = op->parts[p].mine, count = op->parts[p].end - begin;
+        MTT__THREADS(count)
+        for (i = 0; i < count; i += MTT__BLOCK)
+            mtt__add_gradients(op, received, p, offset, begin + i, mtt__min(MTT__BLOCK, count - i));
+        offset += (int64_t)mtt__bytes_of(op->gradients[p]->dtype, (size_t)count);
+    }
+}
+
+static void mtt__cpu_sum_squares(const mtt_op *op, const mtt_op_sum_squares *o)
+{
+    double *squares = (double *)o->squares->data;
+    int p;
+    for (p = 0; p < op->parameters; p++) {
+        const mtt_part *part = &op->parts[p];
+        int64_t at = part->square + part->begin / MTT__RANGE_BLOCK, first;
+        int count = MTT__SQUARES;
+        for (first = 0; count == MTT__SQUARES; first += count)
+            count = mtt__block_squares(op, p, first, squares + at + first);
+    }
+}
+
+/* Runs operations of the hall that have operands from other ranks. */
+static int mtt__cpu_exchanged(const mtt_op *op)
+{
+    const mtt_op_sum_gradients *s = MTT_OPERANDS_OF(sum_gradients, op);
+    const mtt_op_grad_norm *n = MTT_OPERANDS_OF(grad_norm, op);
+    double sum = 0;
+    int64_t i;
+    if (op->kind == MTT_OP_sum_gradients && s->received) return mtt__sum_received(op, s->received), 1;
+    if (op->kind != MTT_OP_grad_norm || !n->squares) return 0;
+    for (i = 0; i < n->squares->shape[0]; i++) sum += ((const double *)n->squares->data)[i];
+    mtt__scale_gradients(mtt__control(n->control), mtt__counters(n->counters), sum);
+    return 1;
+}
+
+#ifndef MTT_NO_FP8
+static void mtt__cpu_merge_records(const mtt_op *op, const mtt_op_merge_records *o)
+{
+    const mtt_scale *rows = (const mtt_scale *)o->rows->data;
+    mtt_scale *scales = (mtt_scale *)o->scales->data;
+    int64_t count = o->scales->shape[0], i;
+    for (i = 0; i < op->shape->ranks * count; i++)
+        if (i / count != op->shape->rank) mtt__merge_record(&scales[i % count], &rows[i]);
+}
+#endif
+
+static void mtt__check_ranks(mtt__faults *faults, const mtt_model_desc *model, const mtt_policy *p)
+{
+    (void)model;
+    mtt__require(faults, p->ranks < 1 || (p->rank >= 0 && p->rank < p->ranks),
+                 "rank is %d, it must be at least 0 and below ranks, %d", p->rank, p->ranks);
+    mtt__require(faults, !p->keep_gradients || p->ranks == 1 || p->shard == MTT_SHARD_NONE,
+                 "keep_gradients is 1: ranks must not divide gradients, set shard to none");
+}
+
 static const mtt__wing *mtt__wing_exchange(void)
 {
-    static const mtt__wing wing = {NULL, NULL, NULL, mtt__divide, NULL, NULL, NULL, NULL};
+    static const mtt__wing wing = {NULL, mtt__check_ranks, NULL, mtt__divide, NULL, NULL, mtt__cpu_exchanged,
+                                   NULL};
     return &wing;
 }
+#endif /* MTT_NO_RANKS */
 
 /* -----------------------------------------------------------------------------------------------------------
    >>json
@@ -16847,7 +17016,7 @@ MTTDEF mtt_status mtt_generator_run(mtt_generator *g, mtt_tokenizer *tokenizer,
 }
 #endif /* MTT_NO_GENERATOR */
 
-#ifndef MTT_NO_RANKS
+#ifndef MTT_NO_SOCKETS
 /* -----------------------------------------------------------------------------------------------------------
    >>ranks
    -------------------------------------------------------------------------------------------------------- */
@@ -16907,8 +17076,16 @@ typedef struct mtt__hello {
     unsigned char nonce[32], proof[32];
 } mtt__hello;
 
+/* What ranks tell each other before they go on. */
+typedef struct mtt__message {
+    int64_t number;
+    int32_t status;
+    char error[500];
+} mtt__message;
+
 struct mtt_ranks {
-    MTT__RANKS_HEAD;
+    const mtt__agreements *calls; /* first: see mtt__others */
+    int rank, count;
     mtt_env *env;
     mtt__pool pool;
     int busy;        /* 1 = this rank has told the others */
@@ -16920,10 +17097,11 @@ struct mtt_ranks {
     char failure[512];             /* its text */
     mtt__frame stop;               /* the head of this rank's last frame */
     const char *stop_text;
-    mtt__peer *peers;              /* these five by rank */
+    mtt__peer *peers;              /* these six by rank */
     mtt__home *homes;
     struct pollfd *polls;
     uint64_t *words;               /* of a collective */
+    mtt__message *messages;
     pid_t *children;               /* NULL but in the process that called mtt_ranks_fork */
     mtt_transfer *all;             /* room for one with each rank */
     const mtt_transfer *transfers; /* of the exchange under way */
@@ -17473,21 +17651,29 @@ static mtt_status mtt__watch(mtt_ranks *r, int begins)
     return status;
 }
 
-/* Collects a word of each rank, or its lowest byte. */
-static mtt_status mtt__collect(mtt_ranks *r, uint64_t word, size_t bytes)
+/* Sends this rank's row of `rows` to all others, and receives theirs: the first `bytes` of each. */
+static mtt_status mtt__exchange_rows(mtt_ranks *r, void *rows, size_t row, size_t bytes)
 {
     int i, count = 0;
-    for (i = 0; r && i < r->count; i++) {
+    for (i = 0; i < r->count; i++) {
         mtt_transfer *t = &r->all[count];
-        r->words[i] = i == r->rank ? word : 0;
         if (i == r->rank) continue;
         t->peer = i;
-        t->send = &r->words[r->rank];
-        t->receive = &r->words[i];
+        t->send = (char *)rows + (size_t)r->rank * row;
+        t->receive = (char *)rows + (size_t)i * row;
         t->send_bytes = t->receive_bytes = bytes;
         count++;
     }
-    return mtt__exchange(r, r ? r->all : NULL, count);
+    return mtt__exchange(r, r->all, count);
+}
+
+/* Collects a word of each rank, or its lowest byte. */
+static mtt_status mtt__collect(mtt_ranks *r, uint64_t word, size_t bytes)
+{
+    if (!r) return MTT_OK;
+    memset(r->words, 0, (size_t)r->count * sizeof(word));
+    r->words[r->rank] = word;
+    return mtt__exchange_rows(r, r->words, sizeof(word), bytes);
 }
 
 MTTDEF int mtt_ranks_rank(const mtt_ranks *ranks)
@@ -17578,60 +17764,54 @@ MTTDEF void mtt_ranks_close(mtt_ranks *ranks)
 
 /* ---- what a trainer asks ---- */
 
-/* What ranks tell each other before they go on. */
-typedef struct mtt__message {
-    int64_t number;
-    int32_t status;
-    char error[500];
-} mtt__message;
+/* See mtt__agreements. */
+static void mtt__ranks_join(mtt_trainer *t, mtt_policy *p)
+{
+    p->ranks = t->backend.ranks->count;
+    p->rank = t->backend.ranks->rank;
+    t->backend.exchange = mtt__exchange;
+    t->backend.watch = mtt__watch;
+}
 
 /* See mtt__spread. */
 static mtt_status mtt__ranks_spread(mtt_trainer *t, int from, void *values, size_t bytes)
 {
-    int ranks = t->schedule->policy.ranks, rank = t->schedule->policy.rank, peer, count = 0;
-    for (peer = 0; peer < ranks; peer++) {
-        mtt_transfer *x = &t->transfers[count];
-        if (peer == rank || (rank != from && peer != from)) continue;
+    mtt_ranks *r = t->backend.ranks;
+    int peer, count = 0;
+    for (peer = 0; peer < r->count; peer++) {
+        mtt_transfer *x = &r->all[count];
+        if (peer == r->rank || (r->rank != from && peer != from)) continue;
         x->peer = peer;
         x->send = x->receive = values;
-        x->send_bytes = rank == from ? bytes : 0;
-        x->receive_bytes = rank == from ? 0 : bytes;
+        x->send_bytes = r->rank == from ? bytes : 0;
+        x->receive_bytes = r->rank == from ? 0 : bytes;
         count++;
     }
-    return mtt__exchange(t->backend.ranks, t->transfers, count);
+    return mtt__exchange(r, r->all, count);
 }
 
 /* See mtt__all_agree. */
 static mtt_status mtt__ranks_agree(mtt_trainer *t, mtt_status status, int64_t *number)
 {
-    int ranks = t->schedule->policy.ranks, rank = t->schedule->policy.rank, peer, count = 0;
-    mtt__message *mine;
+    mtt_ranks *r = t->backend.ranks;
+    mtt__message *mine = &r->messages[r->rank];
     mtt_status sent;
-    if (ranks == 1) return status;
-    mine = &t->messages[rank];
+    int peer;
+    if (r->count == 1) return status;
     memset(mine, 0, sizeof(*mine));
     mine->status = (int32_t)status;
     if (number) mine->number = *number;
     if (status && t->env) memcpy(mine->error, t->env->error, sizeof(mine->error) - 1);
-    for (peer = 0; peer < ranks; peer++) {
-        mtt_transfer *x = &t->transfers[count];
-        if (peer == rank) continue;
-        x->peer = peer;
-        x->send = mine;
-        x->receive = &t->messages[peer];
-        x->send_bytes = x->receive_bytes = sizeof(*mine);
-        count++;
-    }
-    sent = mtt__exchange(t->backend.ranks, t->transfers, count);
+    sent = mtt__exchange_rows(r, r->messages, sizeof(*mine), sizeof(*mine));
     if (status) return mtt__fail(t->env, status, "%s", mine->error);
     if (number) *number = 0;
-    for (peer = 0; peer < ranks && !sent; peer++) {
-        mtt__message *theirs = &t->messages[peer];
+    for (peer = 0; peer < r->count && !sent; peer++) {
+        mtt__message *theirs = &r->messages[peer];
         if (number) *number += theirs->number;
         theirs->error[sizeof(theirs->error) - 1] = 0;
         if (theirs->status)
             sent = mtt__fail(t->env, MTT_E_STOPPED, "rank %d (host %s) stopped: %s", peer,
-                             t->backend.ranks->homes[peer].host, theirs->error);
+                             r->homes[peer].host, theirs->error);
     }
     return sent;
 }
@@ -17658,7 +17838,7 @@ static mtt_status mtt__agree_fields(mtt_ranks *r, const void *desc, const mtt_fi
 static mtt_status mtt__start_ranks(mtt_trainer *t)
 {
     const mtt_schedule *s = t->schedule;
-    size_t ranks = (size_t)s->policy.ranks, i;
+    size_t i;
     const struct { const char *what; uint64_t value; } same[] = {
         {"version of mtt", MTT_VERSION},
         {"groups of parameters", t->groups},
@@ -17667,9 +17847,6 @@ static mtt_status mtt__start_ranks(mtt_trainer *t)
         {"seq_len", (uint64_t)s->seq_len},
     };
     mtt_status status = MTT_OK;
-    t->transfers = (mtt_transfer *)mtt__alloc(t->env, ranks, sizeof(*t->transfers));
-    t->messages = (mtt__message *)mtt__alloc(t->env, ranks, sizeof(*t->messages));
-    if (!t->transfers || !t->messages) return MTT_E_MEMORY;
     for (i = 0; i < MTT__LENGTH(same) && !status; i++)
         status = mtt_ranks_agree(t->backend.ranks, same[i].what, same[i].value);
     if (!status) status = mtt__agree_fields(t->backend.ranks, &s->model, mtt__model_field);
@@ -17677,111 +17854,9 @@ static mtt_status mtt__start_ranks(mtt_trainer *t)
     return status ? status : mtt__agree_fields(t->backend.ranks, &t->optim, mtt__optim_field);
 }
 
-/* Lists what goes to a rank and comes from it: of each parameter its share and mine. */
-static int mtt__parameter_transfers(const mtt_op *op, int peer, mtt_transfer *t)
-{
-    const mtt_tensor *squares = op->kind == MTT_OP_gather_squares ? op->operands[1] : NULL;
-    int rank = op->shape->rank, p;
-    for (p = 0; p < op->parameters; p++, t++) {
-        const mtt_tensor *whole = squares ? squares : op->sums ? op->sums[p] : op->weights[p];
-        int64_t bytes = mtt__gathered_bytes(op, p), mine, theirs;
-        t->send_bytes = (size_t)(mtt__gathered(op, p, rank, &mine) * bytes);
-        t->receive_bytes = (size_t)(mtt__gathered(op, p, peer, &theirs) * bytes);
-        t->send = (char *)whole->data + mine * bytes;
-        t->receive = (char *)whole->data + theirs * bytes;
-    }
-    return op->parameters;
-}
-
-/* Does the same for gradients: to a rank goes its share, and mine comes. */
-static int mtt__gradient_transfers(const mtt_op *op, int peer, mtt_transfer *t)
-{
-    const mtt_tensor *received = MTT_OPERANDS_OF(all_to_all, op)->received;
-    int rank = op->shape->rank, p;
-    char *row = (char *)received->data + (peer - (peer > rank)) * received->shape[1];
-    for (p = 0; p < op->parameters; p++, t++) {
-        int64_t bytes = (int64_t)mtt__dtype_bytes[op->gradients[p]->dtype], theirs, mine;
-        t->send_bytes = (size_t)(mtt__share(&op->parts[p], peer, &theirs) * bytes);
-        t->receive_bytes = (size_t)(mtt__share(&op->parts[p], rank, &mine) * bytes);
-        t->send = (char *)op->gradients[p]->data + theirs * bytes;
-        t->receive = row;
-        row += t->receive_bytes;
-    }
-    return op->parameters;
-}
-
-/* Does the same for rows. */
-static int mtt__row_transfers(const mtt_op *op, int peer, mtt_transfer *t)
-{
-    const mtt_op_all_gather *o = MTT_OPERANDS_OF(all_gather, op);
-    t->send = o->row->data;
-    t->receive = (char *)o->rows->data + (size_t)peer * o->row->bytes;
-    t->send_bytes = t->receive_bytes = o->row->bytes;
-    return 1;
-}
-
-/* Adds a transfer to the one before it in the list, if it goes on where that ends; otherwise returns 0. The
-   peer does the same, since squares have the same places on all ranks. */
-static int mtt__extend_transfer(mtt_transfer *a, const mtt_transfer *b)
-{
-    int sends = !a->send_bytes || !b->send_bytes || (const char *)a->send + a->send_bytes == b->send;
-    int receives = !a->receive_bytes || !b->receive_bytes ||
-                   (const char *)a->receive + a->receive_bytes == b->receive;
-    if (!sends || !receives || a->peer != b->peer) return 0;
-    if (!a->send_bytes) a->send = b->send;
-    if (!a->receive_bytes) a->receive = b->receive;
-    a->send_bytes += b->send_bytes;
-    a->receive_bytes += b->receive_bytes;
-    return 1;
-}
-
-/* Lists what an operation transfers, without what is empty. Returns the end of the list. */
-static mtt_transfer *mtt__list_transfers(mtt_op *op, mtt_transfer *list)
-{
-    mtt_transfer *end = list, *t;
-    int peer, count, i;
-    for (peer = 0; peer < op->shape->ranks; peer++) {
-        if (peer == op->shape->rank) continue;
-        if (op->kind == MTT_OP_all_to_all) count = mtt__gradient_transfers(op, peer, end);
-        else if (op->kind == MTT_OP_all_gather) count = mtt__row_transfers(op, peer, end);
-        else count = mtt__parameter_transfers(op, peer, end);
-        for (i = 0, t = end; i < count; i++, t++) {
-            t->peer = peer;
-            if (op->kind == MTT_OP_gather_squares && end > list && mtt__extend_transfer(end - 1, t)) continue;
-            if (t->send_bytes || t->receive_bytes) *end++ = *t;
-        }
-    }
-    op->transfers = list;
-    op->transfer_count = (int)(end - list);
-    return end;
-}
-
-/* Lists the transfers of the training program, whose tensors have addresses now. */
-static mtt_status mtt__bind_transfers(mtt_trainer *t)
-{
-    mtt__program *p = &t->schedule->programs[MTT__TRAIN];
-    size_t others = (size_t)t->schedule->policy.ranks - 1, most = 0;
-    mtt_transfer *end;
-    int i;
-    for (i = 0; i < p->op_count; i++)
-        if (mtt__is_transfer(&p->ops[i])) most += others * (size_t)(p->ops[i].parameters + 1);
-    if (!most) return MTT_OK;
-    t->travels = end = (mtt_transfer *)mtt__alloc(t->env, most, sizeof(*end));
-    if (!end) return MTT_E_MEMORY;
-    for (i = 0; i < p->op_count; i++) {
-        mtt_op *op = &p->ops[i];
-        if (!mtt__is_transfer(op)) continue;
-        end = mtt__list_transfers(op, end);
-        if (!p->later_ops || i >= p->step_begin) continue;
-        p->later_ops[i].transfers = op->transfers;
-        p->later_ops[i].transfer_count = op->transfer_count;
-    }
-    return MTT_OK;
-}
-
-static const mtt__rank_calls mtt__calls_of_ranks = {
-    mtt__exchange,    mtt__watch,      mtt__start_ranks, mtt__bind_transfers, mtt__ranks_agree,
-    mtt__ranks_spread, mtt_ranks_agree, mtt_ranks_busy,   mtt_ranks_fail};
+static const mtt__agreements mtt__calls_of_ranks = {
+    mtt__ranks_join,  mtt__start_ranks,  mtt__bind_transfers, mtt__move_shares, mtt__ranks_agree,
+    mtt__ranks_spread, mtt_ranks_agree, mtt_ranks_busy,      mtt_ranks_fail};
 
 /* ---- connecting ---- */
 
@@ -17802,8 +17877,10 @@ static mtt_status mtt__ranks_new(mtt_env *env, int rank, int count, double secon
     r->polls = (struct pollfd *)mtt__pool_take(env, &r->pool, n * sizeof(*r->polls));
     r->words = (uint64_t *)mtt__pool_take(env, &r->pool, n * sizeof(*r->words));
     r->all = (mtt_transfer *)mtt__pool_take(env, &r->pool, n * sizeof(*r->all));
+    r->messages = (mtt__message *)mtt__pool_take(env, &r->pool, n * sizeof(*r->messages));
     for (i = 0; i < count && r->peers; i++) r->peers[i].fd = -1;
-    if (!r->peers || !r->homes || !r->polls || !r->words || !r->all) return mtt__ranks_free(r), MTT_E_MEMORY;
+    if (!r->peers || !r->homes || !r->polls || !r->words || !r->all || !r->messages)
+        return mtt__ranks_free(r), MTT_E_MEMORY;
     if (gethostname(r->homes[rank].host, sizeof(r->homes->host) - 1)) r->homes[rank].host[0] = '?';
     *out = r;
     return MTT_OK;
@@ -18355,7 +18432,7 @@ MTTDEF mtt_status mtt_ranks_connect(mtt_env *env, const mtt_ranks_desc *desc, mt
     mtt__ranks_free(r);
     return status;
 }
-#endif /* MTT_NO_RANKS */
+#endif /* MTT_NO_SOCKETS */
 
 #endif /* none of the #errors */
 #endif /* MTT_IMPLEMENTATION_DONE */
