@@ -508,6 +508,8 @@ typedef struct mtt_optim_desc {
     float loss_scale;            /* first loss scale, 1e-30..1e38, default 65536: FP16's; FP8's for 16,384
                                     tokens a step, in proportion for others */
     uint64_t seed;               /* of weights and dropout, default 0 */
+    int zero_weights;            /* 1 = weights begin as zeros, but for adapters: to be set next, by
+                                    mtt_trainer_load or mtt_resume. Saves drawing random ones. Default 0 */
     const mtt_group *groups;     /* the first with a parameter's name counts. They are read until the trainer
                                     has been created */
     int group_count;             /* at most 7, default 0 */
@@ -534,7 +536,7 @@ MTTDEF mtt_status mtt_policy_parse(mtt_env *env, const char *words, mtt_policy *
 MTTDEF size_t mtt_policy_name(const mtt_policy *policy, char *text, size_t capacity);
 
 /* The fields of a descriptor, for programs that make command lines, forms or files of them: all but rank,
-   seed and groups. A field without a name ends a list. */
+   seed, zero_weights and groups. A field without a name ends a list. */
 typedef enum mtt_field_kind {
     MTT_FIELD_INT,
     MTT_FIELD_INT64,
@@ -2480,6 +2482,7 @@ MTTDEF const char *mtt_dtype_name(mtt_dtype dtype);
 
 #if defined(__linux__) && !defined(MADV_HUGEPAGE) /* without BSD's names, as under -std=c99 */
 #define MADV_HUGEPAGE 14
+#define MADV_DONTNEED 4
 extern int madvise(void *block, size_t bytes, int advice);
 #endif
 
@@ -2493,6 +2496,18 @@ static void mtt__os_huge_pages(void *block, size_t bytes)
     if (from < end) madvise((void *)from, end - from, MADV_HUGEPAGE); /* if it fails, pages are small */
 #else
     (void)block, (void)bytes;
+#endif
+}
+
+/* Gives back the memory of a part of a mapped file that was only read: the next use reads it again. Without it
+   a file takes as much memory as the weights that are made of it. Windows has no such maps. */
+static void mtt__os_forget(const void *data, size_t bytes)
+{
+#ifdef MADV_DONTNEED
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), from = (uintptr_t)data / page * page;
+    madvise((void *)from, (uintptr_t)data + bytes - from, MADV_DONTNEED); /* if it fails, it stays in use */
+#else
+    (void)data, (void)bytes;
 #endif
 }
 
@@ -8579,13 +8594,15 @@ static mtt_status mtt__fill_tables(mtt_trainer *t)
     return status;
 }
 
-static mtt_status mtt__fill_state(mtt_trainer *t)
+/* With `zero_weights`, which are loaded next, only adapters are drawn. */
+static mtt_status mtt__fill_state(mtt_trainer *t, int zero_weights)
 {
     const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
     mtt_status status = mtt__fill_tables(t);
     mtt_counters counters;
     int i;
-    for (i = 0; i < p->parameter_count && !status; i++) status = mtt__fill_parameter(t, i);
+    for (i = 0; i < p->parameter_count && !status; i++)
+        if (!zero_weights || mtt__is_added(p->parameters[i].kind)) status = mtt__fill_parameter(t, i);
     if (!status && p->ranges) status = mtt__fill_ranges(t);
     memset(&counters, 0, sizeof(counters));
     counters.loss_scale = mtt__first_loss_scale(t);
@@ -8753,7 +8770,7 @@ MTTDEF mtt_status mtt_trainer_create(mtt_env *env, const mtt_model_desc *model, 
     if (!status) status = backend->memory(t->context, &t->free_before, &all_bytes);
     if (!status) status = mtt__bind(t);
     if (status == MTT_E_BUDGET && t->opened) status = mtt__refuse_memory(t, &p);
-    if (!status) status = mtt__fill_state(t);
+    if (!status) status = mtt__fill_state(t, t->optim.zero_weights);
     if (t->opened) status = mtt__all_agree(t, status, NULL);
     if (!status) *out = t;
     else mtt_trainer_destroy(t);
@@ -14494,6 +14511,23 @@ static mtt_status mtt__st_open(mtt_env *env, const char *path, mtt__st *st)
     return status;
 }
 
+/* Returns how many bytes of a tensor to read next, from `at` up; 0 at its end. Those before are forgotten. */
+static size_t mtt__st_piece(const mtt__st_entry *e, size_t at)
+{
+    const size_t most = MTT__ST_CHUNK * sizeof(float);
+    if (e->data && at) mtt__os_forget(e->data + (at - 1) / most * most, (at - 1) % most + 1);
+    return e->bytes - at < most ? e->bytes - at : most;
+}
+
+static uint32_t mtt__st_crc(const mtt__st *st, const mtt__st_entry *e)
+{
+    uint32_t crc = 0;
+    size_t at, bytes;
+    for (at = 0; (bytes = mtt__st_piece(e, at)) > 0; at += bytes)
+        crc = mtt__crc32(&st->crc, crc, e->data + at, bytes);
+    return crc;
+}
+
 static int mtt__st_crc_is(const mtt__st *st, const char *key, uint32_t crc)
 {
     const mtt__st_entry *pair = mtt__st_find(&st->metadata, key);
@@ -14511,7 +14545,7 @@ static mtt_status mtt__st_verify(const mtt__st *st)
     for (i = 0; i < st->tensors.count && !wrong; i++) {
         const mtt__st_entry *e = &st->tensors.at[i];
         memcpy(key + 6, e->name, strlen(e->name) + 1);
-        if (!mtt__st_crc_is(st, key, mtt__crc32(&st->crc, 0, e->data, e->bytes))) wrong = e->name;
+        if (!mtt__st_crc_is(st, key, mtt__st_crc(st, e))) wrong = e->name;
     }
     if (!wrong) return MTT_OK;
     return mtt__fail(st->env, MTT_E_FORMAT, "%s: %s has no checksum or another one; " MTT__ST_REMEDY,
@@ -14574,8 +14608,7 @@ static mtt_status mtt__st_write(mtt__st_saving *s, mtt__st_read_fn read, void *u
     size_t i, done, part;
     for (i = 0; i < s->count; i++) {
         mtt__st_entry *e = &s->tensors[i];
-        for (done = 0; done < e->bytes && !status; done += part) {
-            part = e->bytes - done < sizeof(s->chunk) ? e->bytes - done : sizeof(s->chunk);
+        for (done = 0; !status && (part = mtt__st_piece(e, done)) > 0; done += part) {
             status = read(user, i, done, s->chunk, part);
             if (status) return status;
             e->crc = mtt__crc32(&s->st.crc, e->crc, s->chunk, part);
@@ -14633,19 +14666,26 @@ static mtt_status mtt__st_save(mtt_env *env, const char *path, mtt__st_entry *te
 /* The tensors are FP32: all that the optimizer keeps of each parameter (see MTT__OPTIM), and the scales
    of FP8, 0 before a step has measured them. A compact state encodes to the same bits again. The metadata has
    the model, the counters and the position in the data. */
+typedef struct mtt__saved {
+    const mtt__parameter *of; /* NULL: the scales, the last tensor of a file */
+    int kind;                 /* of what the optimizer keeps */
+} mtt__saved;
+
 typedef struct mtt__checkpoint {
     mtt_trainer *t;
     const mtt__st *st; /* the file to read; NULL when saving */
     int merged;        /* 1 = weights alone, with adapters added to them */
     mtt_status status;
     mtt__st_entry *tensors;
-    int *kinds;         /* of each tensor of a parameter: MTT__OPTIM_KINDS times its number, and its kind */
-    size_t kept, count; /* tensors of parameters; all */
+    mtt__saved *saved; /* what each tensor has */
+    size_t count;
     size_t read_tensors, read_bytes; /* when saving: tensors read, and bytes of the next one */
     mtt__text metadata;
     mtt_counters counters;
     int64_t micro_batch;
-    uint64_t seed;
+    uint64_t seed, groups;
+    int lora_rank;
+    float lora_alpha;
     mtt_batches batches; /* without tokens: none */
 } mtt__checkpoint;
 
@@ -14655,42 +14695,45 @@ static mtt_status mtt__checkpoint_init(mtt__checkpoint *c, mtt_trainer *t, const
 #define MTT__OPTIM_PREFIX(kind, name, prefix, exists) prefix,
     static const char *const prefixes[] = {MTT__OPTIM(MTT__OPTIM_PREFIX)};
     const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
+    const mtt__parameter *q, *end = p->parameters + p->parameter_count;
+    const size_t most = MTT__OPTIM_KINDS * (size_t)p->parameter_count + 1;
+    mtt__st_entry *e;
     char *name;
-    size_t i, most;
+    int kind;
     memset(c, 0, sizeof(*c));
     if (mtt__must_train(t)) return MTT_E_ARGUMENT;
     c->t = t;
+    c->merged = merged;
     c->micro_batch = t->micro_batch;
     c->seed = t->optim.seed;
+    c->groups = t->groups;
+    c->lora_rank = t->schedule->policy.lora_rank;
+    c->lora_alpha = t->schedule->policy.lora_alpha;
     if (batches) c->batches = *batches;
-    most = MTT__OPTIM_KINDS * (size_t)p->parameter_count + 1;
-    c->tensors = (mtt__st_entry *)mtt__alloc(t->env, most, sizeof(*c->tensors) + MTT__CHECKPOINT_NAME +
-                                             sizeof(int));
-    if (!c->tensors) return MTT_E_MEMORY;
-    c->kinds = (int *)(void *)(c->tensors + most);
-    c->merged = merged;
-    for (i = 0; i < most - 1; i++) { /* of a frozen one the weight alone, and what exists of the others */
-        const mtt__parameter *q = &p->parameters[i / MTT__OPTIM_KINDS];
-        const int kind = (int)(i % MTT__OPTIM_KINDS);
-        if (merged ? kind == MTT__MASTER && !mtt__is_added(q->kind)
-                   : kind == MTT__MASTER || (!q->frozen && p->optim[kind]))
-            c->kinds[c->kept++] = (int)i;
-    }
-    c->count = c->kept + (p->scales && !merged);
-    if (c->count > c->kept) {
-        c->tensors[c->kept].name = "fp8.scales";
-        c->tensors[c->kept].dtype = MTT_F32;
-        c->tensors[c->kept].rank = 1;
-        c->tensors[c->kept].shape[0] = (uint64_t)p->scales->shape[0];
-    }
-    for (i = 0, name = (char *)(c->kinds + most); i < c->kept; i++, name += MTT__CHECKPOINT_NAME) {
-        const mtt__parameter *q = &p->parameters[c->kinds[i] / MTT__OPTIM_KINDS];
-        c->tensors[i].name = mtt__format(name, MTT__CHECKPOINT_NAME, "%s%s",
-                                         prefixes[c->kinds[i] % MTT__OPTIM_KINDS], q->weight->name);
-        c->tensors[i].dtype = MTT_F32;
-        c->tensors[i].rank = q->shape[1] ? 2 : 1;
-        memcpy(c->tensors[i].shape, q->shape, sizeof(q->shape));
-    }
+    c->tensors = e = (mtt__st_entry *)mtt__alloc(t->env, most, sizeof(*e) + sizeof(*c->saved) +
+                                                 MTT__CHECKPOINT_NAME);
+    if (!e) return MTT_E_MEMORY;
+    c->saved = (mtt__saved *)(void *)(e + most);
+    name = (char *)(c->saved + most);
+    for (q = p->parameters; q < end; q++)
+        for (kind = 0; kind < MTT__OPTIM_KINDS; kind++) {
+            if (merged ? kind != MTT__MASTER || mtt__is_added(q->kind)
+                       : kind != MTT__MASTER && (q->frozen || !p->optim[kind]))
+                continue; /* of a frozen parameter there is the weight alone */
+            c->saved[c->count].of = q;
+            c->saved[c->count++].kind = kind;
+            e->name = mtt__format(name, MTT__CHECKPOINT_NAME, "%s%s", prefixes[kind], q->weight->name);
+            e->dtype = MTT_F32;
+            e->rank = q->shape[1] ? 2 : 1;
+            memcpy(e++->shape, q->shape, sizeof(q->shape));
+            name += MTT__CHECKPOINT_NAME;
+        }
+    if (!p->scales || merged) return MTT_OK;
+    c->count++;
+    e->name = "fp8.scales";
+    e->dtype = MTT_F32;
+    e->rank = 1;
+    e->shape[0] = (uint64_t)p->scales->shape[0];
     return MTT_OK;
 }
 
@@ -14749,19 +14792,6 @@ static void mtt__checkpoint_number(mtt__checkpoint *c, const char *name, uint64_
                               (unsigned long long)here);
 }
 
-/* Checks or writes a setting that is stored only if it is not 0, and must match on resume. */
-static void mtt__checkpoint_setting(mtt__checkpoint *c, const char *name, void *number, size_t size)
-{
-    static const uint64_t none = 0;
-    int given = memcmp(number, &none, size) != 0;
-    if (c->merged || c->status) return;
-    if (c->st ? mtt__st_find(&c->st->metadata, name) != NULL : given)
-        mtt__checkpoint_number(c, name, 0, 0, number, size);
-    else if (given && c->st)
-        c->status = mtt__fail(c->t->env, MTT_E_MISMATCH, "%s has no %s: use the settings of its run",
-                              c->st->path, name);
-}
-
 /* 1 = a checkpoint may be without this field, and then means its default. Every one has the sizes, and this
    version writes three more fields in any case. */
 static int mtt__checkpoint_optional(const mtt_field *field, int writes)
@@ -14783,14 +14813,11 @@ static int mtt__checkpoint_default(const mtt_model_desc *model, const mtt_field 
     return !mtt_model_resolve(NULL, &m, &m) && mtt__field_get(&m, field) == mtt__field_get(model, field);
 }
 
-/* Writes the numbers of the model, or compares them, except for dropout, and for max_seq without a table of
+/* Writes the fields of the model, or compares them, except for dropout, and for max_seq without a table of
    positions. */
-static mtt_status mtt__checkpoint_numbers(mtt__checkpoint *c)
+static mtt_status mtt__checkpoint_model(mtt__checkpoint *c)
 {
-#define MTT__NUMBER(name, member, low, high) \
-    mtt__checkpoint_number(c, name, low, high, &c->member, sizeof(c->member))
     const mtt_model_desc *m = &c->t->schedule->model;
-    const uint64_t most = (uint64_t)1 << 62; /* no counter overflows after it */
     size_t i;
     for (i = 0; mtt__model_field[i].name; i++) {
         const mtt_field *f = &mtt__model_field[i];
@@ -14804,51 +14831,94 @@ static mtt_status mtt__checkpoint_numbers(mtt__checkpoint *c)
         if (mtt__checkpoint_optional(f, !c->st) && !(c->st && mtt__st_find(&c->st->metadata, name))) {
             if (mtt__checkpoint_default(m, f)) continue;
             if (c->st)
-                return mtt__fail(c->t->env, MTT_E_MISMATCH,
+                return c->status = mtt__fail(c->t->env, MTT_E_MISMATCH,
                                  "%s says nothing of %s, which means the default: use the model of its run",
                                  c->st->path, f->name);
         }
         if (f->choices && c->st && mtt__st_number(c->st, name, INT_MAX, &theirs) && (int)theirs != value)
-            return mtt__fail(c->t->env, MTT_E_MISMATCH, "%s has %s %s, here it is %s: use its run's",
-                             c->st->path, name, mtt__field_words(f, (double)theirs, words[0]),
+            return c->status = mtt__fail(c->t->env, MTT_E_MISMATCH, "%s has %s %s, here it is %s: use its "
+                             "run's", c->st->path, name, mtt__field_words(f, (double)theirs, words[0]),
                              mtt__field_words(f, value, words[1]));
         mtt__checkpoint_number(c, name, 0, 0, &value, sizeof(value));
     }
-    mtt__checkpoint_setting(c, "groups", &c->t->groups, sizeof(c->t->groups));
-    mtt__checkpoint_setting(c, "lora_rank", &c->t->schedule->policy.lora_rank, sizeof(int));
-    mtt__checkpoint_setting(c, "lora_alpha_bits", &c->t->schedule->policy.lora_alpha, sizeof(float));
-    MTT__NUMBER("step", counters.steps, 0, most);
-    MTT__NUMBER("micro_batch", micro_batch, 0, most);
-    MTT__NUMBER("updates", counters.updates, 0, most);
-    MTT__NUMBER("good_steps", counters.good_steps, 0, 1 << 30);
-    MTT__NUMBER("loss_scale_bits", counters.loss_scale, 1, 0x7f7fffff); /* positive and finite */
-    MTT__NUMBER("seed", seed, 0, UINT64_MAX);
-    if (!c->batches.tokens) return c->status;
-    MTT__NUMBER("batches.cursor", batches.cursor, 0, most);
-    MTT__NUMBER("batches.seed", batches.seed, 0, UINT64_MAX);
-    MTT__NUMBER("batches.seq_len", batches.seq_len, 0, 0);
-    MTT__NUMBER("batches.sequences", batches.sequences, 0, 0);
-    if (!c->st || mtt__st_find(&c->st->metadata, "batches.crc32")) /* not in files of older versions */
-        MTT__NUMBER("batches.crc32", batches.crc32, 0, 0);
     return c->status;
+}
+
+/* Numbers of a checkpoint: name, member, range in a file; 0 and 0: the same as here. A SETTING is left out
+   where it is 0, and in a merged file. DATA is there if batches are; files of older versions lack LATER. */
+enum { MTT__COUNTER, MTT__SETTING, MTT__DATA, MTT__LATER };
+enum { MTT__LARGE = 62 }; /* no counter overflows after 2 to the power of it */
+#define MTT__NUMBER(kind, name, member, low, high)                                      \
+    {name, offsetof(mtt__checkpoint, member), sizeof(((mtt__checkpoint *)0)->member), low, high, MTT__##kind}
+static const struct {
+    const char *name;
+    size_t offset, size;
+    uint64_t low, high;
+    int kind;
+} mtt__checkpoint_row[] = {
+    MTT__NUMBER(SETTING, "groups", groups, 0, 0),
+    MTT__NUMBER(SETTING, "lora_rank", lora_rank, 0, 0),
+    MTT__NUMBER(SETTING, "lora_alpha_bits", lora_alpha, 0, 0),
+    MTT__NUMBER(COUNTER, "step", counters.steps, 0, (uint64_t)1 << MTT__LARGE),
+    MTT__NUMBER(COUNTER, "micro_batch", micro_batch, 0, (uint64_t)1 << MTT__LARGE),
+    MTT__NUMBER(COUNTER, "updates", counters.updates, 0, (uint64_t)1 << MTT__LARGE),
+    MTT__NUMBER(COUNTER, "good_steps", counters.good_steps, 0, 1 << 30),
+    MTT__NUMBER(COUNTER, "loss_scale_bits", counters.loss_scale, 1, 0x7f7fffff), /* positive and finite */
+    MTT__NUMBER(COUNTER, "seed", seed, 0, UINT64_MAX),
+    MTT__NUMBER(DATA, "batches.cursor", batches.cursor, 0, (uint64_t)1 << MTT__LARGE),
+    MTT__NUMBER(DATA, "batches.seed", batches.seed, 0, UINT64_MAX),
+    MTT__NUMBER(DATA, "batches.seq_len", batches.seq_len, 0, 0),
+    MTT__NUMBER(DATA, "batches.sequences", batches.sequences, 0, 0),
+    MTT__NUMBER(LATER, "batches.crc32", batches.crc32, 0, 0),
+};
+
+/* Writes the model and the numbers, or compares and reads them. */
+static mtt_status mtt__checkpoint_numbers(mtt__checkpoint *c)
+{
+    static const uint64_t none = 0;
+    size_t i;
+    mtt__checkpoint_model(c);
+    for (i = 0; i < MTT__LENGTH(mtt__checkpoint_row) && !c->status; i++) {
+        const char *name = mtt__checkpoint_row[i].name;
+        const size_t size = mtt__checkpoint_row[i].size;
+        const int kind = mtt__checkpoint_row[i].kind, there = c->st && mtt__st_find(&c->st->metadata, name);
+        void *number = (char *)c + mtt__checkpoint_row[i].offset;
+        if (kind == MTT__SETTING && (c->merged || (!there && !memcmp(number, &none, size)))) continue;
+        if (kind >= MTT__DATA && !c->batches.tokens) break;
+        if (kind == MTT__LATER && c->st && !there) continue;
+        if (kind == MTT__SETTING && c->st && !there)
+            return mtt__fail(c->t->env, MTT_E_MISMATCH, "%s has no %s: use the settings of its run",
+                             c->st->path, name);
+        mtt__checkpoint_number(c, name, mtt__checkpoint_row[i].low, mtt__checkpoint_row[i].high, number,
+                               size);
+    }
+    return c->status;
+}
+
+/* Moves a piece of a tensor. */
+static mtt_status mtt__checkpoint_move(mtt__checkpoint *c, int way, size_t index, size_t offset,
+                                       const void *values, size_t bytes)
+{
+    const mtt__saved *saved = &c->saved[index];
+    const int64_t at = (int64_t)(offset / sizeof(float)), count = (int64_t)(bytes / sizeof(float));
+    float *floats = (float *)(uintptr_t)values;
+    MTT_IF_EIGHT(if (!saved->of && way == MTT__PUT && !c->t->measured) return MTT_OK;)
+    MTT_IF_EIGHT(if (!saved->of) return mtt__move_scales(c->t, way, at, count, floats);)
+    return mtt__move_optim(c->t, way, saved->of, saved->kind, at, count, floats);
 }
 
 /* Reads a piece of a tensor. Ranks that have a share of it send it to the others, so all must read it. */
 static mtt_status mtt__checkpoint_read(void *user, size_t index, size_t offset, void *buffer, size_t bytes)
 {
     mtt__checkpoint *c = (mtt__checkpoint *)user;
-    mtt_trainer *t = c->t;
-    const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
-    const mtt__parameter *q = &p->parameters[c->kinds[index] / MTT__OPTIM_KINDS];
-    int64_t at = (int64_t)(offset / sizeof(float)), count = (int64_t)(bytes / sizeof(float));
-    mtt_status status;
+    mtt_status status = mtt__checkpoint_move(c, MTT__GET, index, offset, buffer, bytes);
     c->read_tensors = index;
     c->read_bytes = offset + bytes;
-    MTT_IF_EIGHT(if (index == c->kept) return mtt__move_scales(t, MTT__GET, at, count, (float *)buffer);)
-    status = mtt__move_optim(t, MTT__GET, q, c->kinds[index] % MTT__OPTIM_KINDS, at, count, (float *)buffer);
-    MTT_IF_ADAPTERS(if (!status && c->merged) status = mtt__add_adapter(t, q, at, count, (float *)buffer);)
-    if (!status && !t->schedule->policy.rank)
-        status = mtt__stay_busy(t); /* it may take long before it reads on */
+    MTT_IF_ADAPTERS(if (!status && c->merged)
+        status = mtt__add_adapter(c->t, c->saved[index].of, (int64_t)(offset / sizeof(float)),
+                                  (int64_t)(bytes / sizeof(float)), (float *)buffer);)
+    if (!status && !c->t->schedule->policy.rank)
+        status = mtt__stay_busy(c->t); /* it may take long before it reads on */
     return status;
 }
 
@@ -14860,11 +14930,8 @@ static mtt_status mtt__checkpoint_read_rest(mtt__checkpoint *c)
     mtt_status status = buffer ? MTT_OK : MTT_E_MEMORY;
     for (; i < c->count; i++, done = 0) {
         mtt__st_measure(&c->tensors[i]);
-        for (; done < c->tensors[i].bytes && !status; done += part) {
-            part = c->tensors[i].bytes - done;
-            if (part > MTT__ST_CHUNK * sizeof(float)) part = MTT__ST_CHUNK * sizeof(float);
+        for (; !status && (part = mtt__st_piece(&c->tensors[i], done)) > 0; done += part)
             status = mtt__checkpoint_read(c, i, done, buffer, part);
-        }
     }
     mtt__free(c->t->env, buffer);
     return status;
@@ -14968,11 +15035,11 @@ static mtt_status mtt__checkpoint_find(mtt__checkpoint *c)
     for (i = 0; i < c->count; i++) {
         mtt__st_entry *want = &c->tensors[i];
         const mtt__st_entry *e = mtt__st_find(&c->st->tensors, want->name);
-        if (!e && i == c->kept) { /* of a run in another precision */
-            c->count = c->kept;
+        if (!e && !c->saved[i].of) { /* of a run in another precision */
+            c->count = i;
             break;
         }
-        if (!e && c->kinds[i] % MTT__OPTIM_KINDS == MTT__FIRST) break;
+        if (!e && c->saved[i].kind == MTT__FIRST) break;
         if (!e || (uintptr_t)e->data % sizeof(float) || e->dtype != want->dtype || e->rank != want->rank ||
             memcmp(e->shape, want->shape, sizeof(e->shape)) != 0)
             return mtt__fail(c->t->env, MTT_E_MISMATCH, "%s: tensor %s is %s: use the checkpoint's model",
@@ -14985,29 +15052,31 @@ static mtt_status mtt__checkpoint_find(mtt__checkpoint *c)
 /* Refuses numbers that no training leaves: a forged file has the right checksums. */
 static mtt_status mtt__checkpoint_values(const mtt__checkpoint *c)
 {
-    size_t i, k;
+    size_t i, at, bytes, k;
     for (i = 0; i < c->count; i++) {
         const mtt__st_entry *e = &c->tensors[i];
         const float *x = (const float *)(uintptr_t)e->data;
-        const float least = i == c->kept || c->kinds[i] % MTT__OPTIM_KINDS == MTT__SECOND ? 0.0f : -INFINITY;
-        for (k = 0; k < e->bytes / sizeof(float); k++)
-            if (!mtt__finite((double)x[k]) || x[k] < least ||
-                (i == c->kept && x[k] != (x[0] > 0 ? mtt__power_of_two(x[k]) : 0.0f)))
-                return mtt__fail(c->t->env, MTT_E_FORMAT, "%s: element %zu of %s is %g: the run had diverged "
-                                 "or the file is forged; use another checkpoint", c->st->path, k, e->name,
-                                 (double)x[k]);
+        const int scales = !c->saved[i].of;
+        const float least = scales || c->saved[i].kind == MTT__SECOND ? 0.0f : -INFINITY;
+        for (at = 0; (bytes = mtt__st_piece(e, at)) > 0; at += bytes)
+            for (k = at / sizeof(float); k < (at + bytes) / sizeof(float); k++)
+                if (!mtt__finite((double)x[k]) || x[k] < least ||
+                    (scales && x[k] != (x[0] > 0 ? mtt__power_of_two(x[k]) : 0.0f)))
+                    return mtt__fail(c->t->env, MTT_E_FORMAT, "%s: element %zu of %s is %g: the run had "
+                                     "diverged or the file is forged; use another checkpoint", c->st->path, k,
+                                     e->name, (double)x[k]);
     }
     return MTT_OK;
 }
 
 MTTDEF mtt_status mtt_resume(mtt_trainer *t, const char *path, mtt_batches *batches)
 {
-    const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
     mtt__checkpoint c;
     mtt__st st;
     const mtt__st_entry *note;
+    char *note_before = t->note;
     uint32_t crc = 0;
-    size_t i;
+    size_t i, at, bytes;
     int window, context = 0;
     mtt_status status = mtt__checkpoint_init(&c, t, batches, 0);
     c.st = &st;
@@ -15020,7 +15089,7 @@ MTTDEF mtt_status mtt_resume(mtt_trainer *t, const char *path, mtt_batches *batc
     if (!status) status = mtt__st_verify(&st);
     if (!status) status = mtt__checkpoint_values(&c);
     note = status ? NULL : mtt__st_find(&st.metadata, "note");
-    if (note) status = mtt_trainer_set_note(t, note->value);
+    if (note) t->note = NULL, status = mtt_trainer_set_note(t, note->value);
     status = mtt__all_agree(t, status, NULL);
     for (i = 0; i < st.metadata.count && !status; i++) { /* among them are the checksums of all tensors */
         const mtt__st_entry *pair = &st.metadata.at[i];
@@ -15028,18 +15097,17 @@ MTTDEF mtt_status mtt_resume(mtt_trainer *t, const char *path, mtt_batches *batc
         crc = mtt__crc32(&st.crc, crc, pair->value, strlen(pair->value) + 1);
     }
     if (!status) status = mtt__all_same(t, "the checkpoint", crc);
-    for (i = 0; i < c.kept && !status; i++) /* the trainer changes from here on */
-        status = mtt__move_optim(t, MTT__PUT, &p->parameters[c.kinds[i] / MTT__OPTIM_KINDS],
-                                c.kinds[i] % MTT__OPTIM_KINDS, 0,
-                                (int64_t)(c.tensors[i].bytes / sizeof(float)),
-                                (float *)(uintptr_t)c.tensors[i].data);
-#ifndef MTT_NO_FP8
-    if (!status && p->scales) {
-        const float *scales = c.count > c.kept ? (const float *)(uintptr_t)c.tensors[c.kept].data : NULL;
-        t->measured = scales && scales[0] > 0;
-        if (t->measured) status = mtt__move_scales(t, MTT__PUT, 0, p->scales->shape[0], (float *)scales);
+    if (note) {
+        mtt__free(t->env, status ? t->note : note_before);
+        if (status) t->note = note_before;
     }
-#endif /* MTT_NO_FP8 */
+    if (!status) { /* the trainer changes from here on */
+        const mtt__st_entry *last = &c.tensors[c.count - 1];
+        t->measured = !c.saved[c.count - 1].of && *(const float *)(uintptr_t)last->data > 0;
+    }
+    for (i = 0; i < c.count && !status; i++)
+        for (at = 0; !status && (bytes = mtt__st_piece(&c.tensors[i], at)) > 0; at += bytes)
+            status = mtt__checkpoint_move(&c, MTT__PUT, i, at, c.tensors[i].data + at, bytes);
     if (!status) {
         const mtt__st_entry *from = mtt__st_find(&st.metadata, "precision");
         int scaled = from && (!strcmp(from->value, "fp16") || !strcmp(from->value, "fp8"));
@@ -15329,7 +15397,7 @@ static float mtt__st_float(const mtt__st_entry *e, size_t i)
     float single;
     double wide;
     if (e->dtype == MTT_F32) return memcpy(&single, e->data + 4 * i, sizeof(single)), single;
-    if (!strcmp(mtt__st_dtype[e->dtype].name, "F64"))
+    if (e->dtype != MTT_F16_BITS && e->dtype != MTT_BF16_BITS)
         return memcpy(&wide, e->data + 8 * i, sizeof(wide)), (float)wide;
     memcpy(&half, e->data + 2 * i, sizeof(half));
     return e->dtype == MTT_F16_BITS ? mtt__from_fp16(half) : mtt__from_bf16(half);
@@ -15346,9 +15414,9 @@ static int mtt__st_equal(const mtt__st_entry *a, const mtt__st_entry *b)
         if (both[k]->dtype != MTT_F32 && both[k]->dtype != MTT_F16_BITS && both[k]->dtype != MTT_BF16_BITS &&
             strcmp(mtt__st_dtype[both[k]->dtype].name, "F64")) return 0;
     for (k = 0; k < a->rank; k++) count *= (size_t)a->shape[k];
-    for (i = 0; i < count; i++)
-        if (mtt__st_float(a, i) != mtt__st_float(b, i)) return 0;
-    return 1;
+    for (i = 0; i < count && mtt__st_float(a, i) == mtt__st_float(b, i);) i++;
+    for (k = 0; k < 2; k++) mtt__os_forget(both[k]->data, both[k]->bytes);
+    return i == count;
 }
 
 /* Checks that every tensor of the description is there, and no other. */
@@ -15679,48 +15747,89 @@ MTTDEF void mtt_model_training(const mtt_model *m, int *window, int *seq_len)
 
 /* ---- reading ---- */
 
-/* Copies a tensor to its columns of the parameter, in the order of the file. */
-static mtt_status mtt__model_copy(const mtt_model *m, const mtt_form_tensor *t, const mtt__st_entry *e,
-                                  float *values)
+/* Lists the tensors that make up a parameter: they come one after another from the cursor up. */
+static const mtt__st_entry *mtt__model_next(const mtt_model *m, const char *parameter, int64_t *cursor,
+                                            mtt_form_tensor *t)
 {
-    const int64_t lines = t->transposed ? t->columns : t->rows, length = t->transposed ? t->rows : t->columns;
-    int64_t line, i;
-    int faults = 0;
-    MTT__OMP(omp parallel for reduction(+ : faults) private(i))
-    for (line = 0; line < lines; line++)
-        for (i = 0; i < length; i++) {
-            const float x = mtt__st_float(e, (size_t)(line * length + i));
-            const int64_t row = t->transposed ? i : line;
-            const int64_t column = mtt_form_column(t, t->transposed ? line : i);
-            faults += !mtt__finite((double)x);
-            values[row * t->width + column] = x;
+    if (!mtt_form_next(&m->desc, m->form, cursor, t) || strcmp(t->parameter, parameter)) return NULL;
+    return mtt__model_find(m, t);
+}
+
+/* Returns the cursor at the first tensor of a parameter, and this tensor; -1: there is none. */
+static int64_t mtt__model_cursor(const mtt_model *m, const char *parameter, mtt_form_tensor *t)
+{
+    int64_t cursor = 0, before = 0;
+    for (; mtt_form_next(&m->desc, m->form, &cursor, t); before = cursor)
+        if (!strcmp(t->parameter, parameter)) return before;
+    return -1;
+}
+
+/* Checks that the values of a parameter are finite, and checksums, which files of other programs lack. */
+static mtt_status mtt__model_check(const mtt_model *m, const char *parameter, int64_t cursor)
+{
+    const mtt__st_entry *e;
+    mtt_form_tensor t;
+    while ((e = mtt__model_next(m, parameter, &cursor, &t)) != NULL) {
+        const size_t size = (size_t)mtt__st_dtype[e->dtype].bits / 8;
+        char key[MTT__ST_NAME + 8];
+        size_t at, bytes;
+        int faults = 0;
+        mtt__format(key, sizeof(key), "crc32.%s", e->value);
+        if (mtt__st_find(&e->file->metadata, "crc32") &&
+            !mtt__st_crc_is(e->file, key, mtt__st_crc(e->file, e)))
+            return mtt__fail(m->env, MTT_E_FORMAT, "%s: %s does not match its checksum: the file is damaged; "
+                             "copy or save it again", e->file->path, t.name);
+        for (at = 0; (bytes = mtt__st_piece(e, at)) > 0; at += bytes) {
+            const int64_t end = (int64_t)((at + bytes) / size);
+            int64_t i;
+            MTT__OMP(omp parallel for reduction(+ : faults))
+            for (i = (int64_t)(at / size); i < end; i++)
+                faults += !mtt__finite((double)mtt__st_float(e, (size_t)i));
         }
-    if (!faults) return MTT_OK;
-    return mtt__fail(m->env, MTT_E_FORMAT, "%s: %s has %d values that are not finite: use another file",
-                     m->path, t->name, faults);
+        if (faults)
+            return mtt__fail(m->env, MTT_E_FORMAT, "%s: %s has %d values that are not finite: use another "
+                             "file", m->path, t.name, faults);
+    }
+    return MTT_OK;
+}
+
+/* Copies `count` elements of a parameter, from `at` up. */
+static void mtt__model_copy(const mtt_model *m, const char *parameter, int64_t cursor, int64_t at,
+                            int64_t count, float *values)
+{
+    const mtt__st_entry *e;
+    mtt_form_tensor t;
+    while ((e = mtt__model_next(m, parameter, &cursor, &t)) != NULL) {
+        const int64_t first = at / t.width, rows = mtt__ceil_div(at + count, t.width) - first;
+        const int64_t lines = t.transposed ? t.columns : rows, length = t.transposed ? rows : t.columns;
+        const size_t row_bytes = e->bytes / (size_t)t.rows;
+        int64_t line, i;
+        MTT__OMP(omp parallel for private(i))
+        for (line = 0; line < lines; line++)
+            for (i = 0; i < length; i++) {
+                const int64_t row = first + (t.transposed ? i : line), column = t.transposed ? line : i;
+                const int64_t to = row * t.width + mtt_form_column(&t, column) - at;
+                const int64_t from = t.transposed ? column * t.rows + row : row * t.columns + column;
+                if (to >= 0 && to < count) values[to] = mtt__st_float(e, (size_t)from);
+            }
+        if (!t.transposed) mtt__os_forget(e->data + (size_t)first * row_bytes, (size_t)rows * row_bytes);
+        else if (at + count == t.rows * t.width) mtt__os_forget(e->data, e->bytes);
+    }
 }
 
 MTTDEF mtt_status mtt_model_read(mtt_model *m, const char *name, float *values)
 {
     mtt_form_tensor t;
-    int64_t cursor = 0;
-    mtt_status status = MTT_E_ARGUMENT;
-    while (mtt_form_next(&m->desc, m->form, &cursor, &t)) {
-        const mtt__st_entry *e = mtt__model_find(m, &t);
-        char key[MTT__ST_NAME + 8];
-        if (strcmp(t.parameter, name) != 0) continue;
-        mtt__format(key, sizeof(key), "crc32.%s", e->value);
-        if (mtt__st_find(&e->file->metadata, "crc32") && /* not in files of other programs */
-            !mtt__st_crc_is(e->file, key, mtt__crc32(&e->file->crc, 0, e->data, e->bytes)))
-            return mtt__fail(m->env, MTT_E_FORMAT, "%s: %s does not match its checksum: the file is damaged; "
-                             "copy or save it again", e->file->path, t.name);
-        status = mtt__model_copy(m, &t, e, values);
-        if (status) return status;
-    }
-    return status ? mtt__fail(m->env, status, "%s has no parameter %.100s", m->path, name) : MTT_OK;
+    const int64_t cursor = mtt__model_cursor(m, name, &t);
+    mtt_status status;
+    if (cursor < 0) return mtt__fail(m->env, MTT_E_ARGUMENT, "%s has no parameter %.100s", m->path, name);
+    status = mtt__model_check(m, name, cursor);
+    if (!status) mtt__model_copy(m, name, cursor, 0, t.rows * t.width, values);
+    return status;
 }
 
-/* All weights are read before the first one is set, so that a refusal changes nothing. */
+/* All weights are checked before the first one is set, so that a refusal changes nothing. They pass in pieces
+   from the file's types to floats and on to the device's, so the host needs no memory for them. */
 MTTDEF mtt_status mtt_trainer_load(mtt_trainer *t, mtt_model *m)
 {
     mtt_status status = mtt__model_compare(t->env, &m->desc, &t->schedule->model,
@@ -15728,30 +15837,31 @@ MTTDEF mtt_status mtt_trainer_load(mtt_trainer *t, mtt_model *m)
                                            "create it with the model's description");
     const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
     const mtt__parameter *q, *end = p->parameters + p->parameter_count;
-    int64_t most = 0;
-    float *values;
-    uint32_t crc = 0;
+    mtt_form_tensor first;
     mtt__crc_table table;
+    uint32_t crc = 0;
     int setting;
     mtt__crc_init(&table);
-    for (q = p->parameters; q < end; q++)
-        if (mtt__parameter_elements(q) > most) most = mtt__parameter_elements(q);
-    values = (float *)mtt__alloc(t->env, (size_t)most, sizeof(*values));
-    if (!values) status = MTT_E_MEMORY;
     for (setting = 0; setting < 2; setting++) {
         for (q = p->parameters; q < end && !status; q++) {
+            const char *name = q->weight->name;
+            const int64_t cursor = mtt__model_cursor(m, name, &first);
+            int64_t at, n, count = setting || t->schedule->policy.ranks > 1 ? mtt__parameter_elements(q) : 0;
             if (mtt__is_added(q->kind)) continue;
-            status = mtt_model_read(m, q->weight->name, values);
-            if (!status && setting) status = mtt_parameter_set(t, (int)(q - p->parameters), values);
-            if (!status && !setting && t->schedule->policy.ranks > 1)
-                crc = mtt__crc32(&table, crc, values, (size_t)mtt__parameter_elements(q) * sizeof(*values));
+            if (!setting) status = mtt__model_check(m, name, cursor);
+            for (at = 0; at < count && !status; at += n) {
+                n = mtt__min(MTT__STAGING, count - at);
+                mtt__model_copy(m, name, cursor, at, n, t->values);
+                if (setting) status = mtt__move_optim(t, MTT__PUT, q, MTT__MASTER, at, n, t->values);
+                else crc = mtt__crc32(&table, crc, t->values, (size_t)n * sizeof(*t->values));
+            }
         }
-        if (!setting) status = mtt__all_agree(t, status, NULL);
-        if (!setting && !status) status = mtt__all_same(t, "the first weights", crc);
-        if (!setting && !status && !t->schedule->chunk) status = mtt__fill_state(t);
+        if (setting) break;
+        status = mtt__all_agree(t, status, NULL);
+        if (!status) status = mtt__all_same(t, "the first weights", crc);
+        if (!status && !t->schedule->chunk) status = mtt__fill_state(t, 1);
     }
     if (!status) t->step = t->micro_batch = t->measured = 0, t->positions = m->seq_len;
-    mtt__free(t->env, values);
     return status;
 }
 #endif /* MTT_NO_MODELS */
@@ -17843,6 +17953,7 @@ static mtt_status mtt__start_ranks(mtt_trainer *t)
         {"version of mtt", MTT_VERSION},
         {"groups of parameters", t->groups},
         {"seed", t->optim.seed},
+        {"zero_weights", t->optim.zero_weights != 0},
         {"batch", (uint64_t)s->batch},
         {"seq_len", (uint64_t)s->seq_len},
     };

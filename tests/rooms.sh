@@ -54,7 +54,7 @@ for struct in model_desc policy optim_desc; do
   members=$(sed -n "/^typedef struct mtt_$struct {/,/^} mtt_$struct;/p" mtt.h |
     awk '/^}/ {next} inside {if (sub(/.*\*\//, "")) inside = 0; else next} {gsub(/\/\*.*\*\//, "")}
       sub(/\/\*.*/, "") {inside = 1} /;/ {gsub(/[;,*]/, " "); for (i = 2; i <= NF; i++) print $i}' |
-    grep -vxE 'char|rank|seed|mtt_group|groups|group_count')
+    grep -vxE 'char|rank|seed|zero_weights|mtt_group|groups|group_count')
   [ "$(wc -l <<< "$members")" -gt 8 ]; tell $? "mtt_$struct has no members"
   none "$(for member in $members; do
     grep -q "^    MTT__FIELD($member, " mtt.h || echo "$member"
