@@ -3289,9 +3289,6 @@ static int mtt__heap_pop(mtt__heap *heap, mtt__ranked *out)
    numbers. A random number is a function of (seed, stream, index), so that dropout can be replayed and a run
    resumed without any generator's state. */
 
-#define MTT__DTYPE_BYTES(dtype, block, bytes) bytes,
-static const size_t mtt__dtype_bytes[] = {MTT_DTYPES(MTT__DTYPE_BYTES)};
-
 MTT__INLINE float mtt__from_bf16(uint16_t h) { return mtt__bits_float((uint32_t)h << 16); }
 
 /* Rounds to nearest, ties to even. A NaN stays a NaN. */
@@ -5968,7 +5965,7 @@ static double mtt__chunked_bytes(const mtt_op *op)
 static int64_t mtt__gathered_bytes(const mtt_op *op, int parameter)
 {
     if (op->kind == MTT_OP_gather_squares) return sizeof(double);
-    return (int64_t)mtt__dtype_bytes[op->sums ? MTT_F32 : op->weights[parameter]->dtype];
+    return (int64_t)mtt__bytes_of(op->sums ? MTT_F32 : op->weights[parameter]->dtype, 1);
 }
 
 /* Elements of a rank's share that are gathered, or blocks of them; *begin is the first. */
@@ -5993,8 +5990,8 @@ static double mtt__wire_bytes(const mtt_op *op)
             bytes += others * (double)(mtt__gathered(op, i, rank, &begin) * mtt__gathered_bytes(op, i));
         for (peer = 0; peer < op->shape->ranks && op->kind == MTT_OP_all_to_all; peer++)
             if (peer != rank)
-                bytes += (double)mtt__share(&op->parts[i], peer, &begin) *
-                         (double)mtt__dtype_bytes[op->gradients[i]->dtype];
+                bytes += (double)mtt__bytes_of(op->gradients[i]->dtype,
+                                               (size_t)mtt__share(&op->parts[i], peer, &begin));
     }
     return bytes;
 }
@@ -8110,7 +8107,7 @@ static void mtt__cpu_sum_gradients(const mtt_op *op, const mtt_op_sum_gradients 
         MTT__THREADS(count)
         for (i = 0; i < count; i += MTT__BLOCK)
             mtt__add_gradients(op, o->received, p, offset, begin + i, mtt__min(MTT__BLOCK, count - i));
-        offset += count * (int64_t)mtt__dtype_bytes[op->gradients[p]->dtype];
+        offset += (int64_t)mtt__bytes_of(op->gradients[p]->dtype, (size_t)count);
     }
 }
 
@@ -10450,7 +10447,7 @@ static void mtt__emit_exchange(mtt__builder *b, mtt__under_way *w, int first, in
         mtt_dtype dtype = b->phase == MTT_STEP || q->frozen ? MTT_F32 : q->gradient->dtype;
         int64_t begin, count = mtt__share(&q->part, b->policy->rank, &begin);
         q->received_at = bytes;
-        bytes += count * (int64_t)mtt__dtype_bytes[dtype];
+        bytes += (int64_t)mtt__bytes_of(dtype, (size_t)count);
     }
     if (!bytes) bytes = 8; /* this rank owns no part of a small layer, whose gradients live until they are sent */
     received = mtt__add_tensor(b, MTT_U8, MTT_GRADIENTS, layer, "", "received", b->policy->ranks - 1, bytes,
@@ -17704,7 +17701,7 @@ static int mtt__gradient_transfers(const mtt_op *op, int peer, mtt_transfer *t)
     int rank = op->shape->rank, p;
     char *row = (char *)received->data + (peer - (peer > rank)) * received->shape[1];
     for (p = 0; p < op->parameters; p++, t++) {
-        int64_t bytes = (int64_t)mtt__dtype_bytes[op->gradients[p]->dtype], theirs, mine;
+        int64_t bytes = (int64_t)mtt__bytes_of(op->gradients[p]->dtype, 1), theirs, mine;
         t->send_bytes = (size_t)(mtt__share(&op->parts[p], peer, &theirs) * bytes);
         t->receive_bytes = (size_t)(mtt__share(&op->parts[p], rank, &mine) * bytes);
         t->send = (char *)op->gradients[p]->data + theirs * bytes;
