@@ -4449,6 +4449,62 @@ static mtt_op *mtt__emit(mtt__builder *b, mtt_op_kind kind, int layer, int site,
    `end`, where the rule is asked once more. The driver sets b->phase, b->layer and b->left before. */
 typedef int mtt__rule(mtt__builder *b, mtt_op *op, const mtt_op *end);
 
+typedef void mtt__pass_writer(mtt__builder *b);
+typedef int mtt__condition(const mtt__builder *b);
+
+/* In their order: each writes on at the end of the list (EMIT), or writes the list again (RULE), where it
+   applies. What changes which operation makes a value comes before the adjoints, so that recomputation makes
+   it the same way; what only moves or joins comes after them. */
+#ifndef MTT__EXTRA_PASSES /* of a file that includes this one: it defines the rules behind it */
+#define MTT__EXTRA_PASSES(EMIT, RULE)
+#endif
+#define MTT__PASS_LIST(EMIT, RULE)                                                      \
+    EMIT(forward, always)                                                               \
+    MTT_IF_GENERATOR(RULE(generate, generates))                                         \
+    MTT_IF_ADAPTERS(RULE(adapters, has_adapters))                                       \
+    MTT_IF_EIGHT(RULE(eight, has_eight))                                                \
+    EMIT(adjoints, has_backward)                                                        \
+    MTT_IF_EIGHT(RULE(absorb, has_eight))                                               \
+    RULE(gradients, has_backward)                                                       \
+    RULE(fusions, always)                                                               \
+    MTT__EXTRA_PASSES(EMIT, RULE)                                                       \
+    EMIT(step, has_step)                                                                \
+    MTT_IF_EIGHT(EMIT(scales, has_eight))                                               \
+    MTT_IF_RANKS(RULE(exchange, has_ranks))
+
+#define MTT__EMIT_DECLARED(name, applies)                                               \
+    static mtt__pass_writer mtt__emit_##name;                                           \
+    static mtt__condition mtt__##applies;
+#define MTT__RULE_DECLARED(name, applies)                                               \
+    static mtt__rule mtt__rule_##name;                                                  \
+    static mtt__condition mtt__##applies;
+MTT__PASS_LIST(MTT__EMIT_DECLARED, MTT__RULE_DECLARED)
+#define MTT__EMIT_ROW(name, applies) {#name, mtt__emit_##name, NULL, mtt__##applies},
+#define MTT__RULE_ROW(name, applies) {#name, NULL, mtt__rule_##name, mtt__##applies},
+static const struct {
+    const char *name;
+    mtt__pass_writer *write;
+    mtt__rule *rule;
+    mtt__condition *applies;
+} mtt__passes[] = {MTT__PASS_LIST(MTT__EMIT_ROW, MTT__RULE_ROW)};
+enum { MTT__PASSES = MTT__LENGTH(mtt__passes) };
+
+static int mtt__always(const mtt__builder *b)
+{
+    (void)b;
+    return 1;
+}
+
+static int mtt__has_backward(const mtt__builder *b)
+{
+    return b->trains;
+}
+
+static int mtt__has_step(const mtt__builder *b)
+{
+    return b->trains && !b->policy->early_update;
+}
+
 /* Returns what a rule keeps from operation to operation: zeros at first. NULL: out of memory. */
 static void *mtt__own(mtt__builder *b, size_t bytes)
 {
@@ -4853,19 +4909,6 @@ static void mtt__emit_forward(mtt__builder *b)
     x = mtt__product_input(b, layers, MTT__FINAL_NORM, x);
     if (b->logits) p->output = mtt__emit_logits(b, x);
     else mtt__emit_loss(b, x);
-}
-
-/* ---- the linear layers of a layer, for passes that change them ---- */
-
-static const int mtt__linears[] = {MTT__QKV_WEIGHT, MTT__PROJ_WEIGHT, MTT__FC_WEIGHT, MTT__MLP_WEIGHT};
-
-/* Which of these an operation is; -1: none. */
-static MTT__UNUSED int mtt__linear_number(const mtt__builder *b, const mtt_op *op)
-{
-    int k = 4;
-    if (op->kind == MTT_OP_linear && op->layer >= 0)
-        while (--k >= 0 && mtt__weight(b, mtt__linears[k], op->layer) != op->operands[1]) {}
-    return k == 4 ? -1 : k;
 }
 
 /* ---- adjoints ---- */
@@ -5321,6 +5364,19 @@ static void mtt__emit_step(mtt__builder *b)
     mtt__emit_update(b, 0, p->parameter_count, -1);
 }
 
+/* ---- the linear layers of a layer, for passes that change them ---- */
+
+static const int mtt__linears[] = {MTT__QKV_WEIGHT, MTT__PROJ_WEIGHT, MTT__FC_WEIGHT, MTT__MLP_WEIGHT};
+
+/* Which of these an operation is; -1: none. */
+static MTT__UNUSED int mtt__linear_number(const mtt__builder *b, const mtt_op *op)
+{
+    int k = 4;
+    if (op->kind == MTT_OP_linear && op->layer >= 0)
+        while (--k >= 0 && mtt__weight(b, mtt__linears[k], op->layer) != op->operands[1]) {}
+    return k == 4 ? -1 : k;
+}
+
 /* ---- state ---- */
 
 static void mtt__add_parameter(mtt__builder *b, int kind, int layer)
@@ -5527,64 +5583,6 @@ static void mtt__close_program(mtt__builder *b)
         p->later_ops[i].later = 1;
     }
 }
-
-/* ---- the table of passes ---- */
-
-typedef void mtt__pass_writer(mtt__builder *b);
-typedef int mtt__condition(const mtt__builder *b);
-
-static int mtt__always(const mtt__builder *b)
-{
-    (void)b;
-    return 1;
-}
-
-static int mtt__has_backward(const mtt__builder *b)
-{
-    return b->trains;
-}
-
-static int mtt__has_step(const mtt__builder *b)
-{
-    return b->trains && !b->policy->early_update;
-}
-
-/* In their order: each writes on at the end of the list (EMIT), or writes the list again (RULE), where it
-   applies. What changes which operation makes a value comes before the adjoints, so that recomputation makes
-   it the same way; what only moves or joins comes after them. */
-#ifndef MTT__EXTRA_PASSES /* of a file that includes this one: it defines the rules behind it */
-#define MTT__EXTRA_PASSES(EMIT, RULE)
-#endif
-#define MTT__PASS_LIST(EMIT, RULE)                                                      \
-    EMIT(forward, always)                                                               \
-    MTT_IF_GENERATOR(RULE(generate, generates))                                         \
-    MTT_IF_ADAPTERS(RULE(adapters, has_adapters))                                       \
-    MTT_IF_EIGHT(RULE(eight, has_eight))                                                \
-    EMIT(adjoints, has_backward)                                                        \
-    MTT_IF_EIGHT(RULE(absorb, has_eight))                                               \
-    RULE(gradients, has_backward)                                                       \
-    RULE(fusions, always)                                                               \
-    MTT__EXTRA_PASSES(EMIT, RULE)                                                       \
-    EMIT(step, has_step)                                                                \
-    MTT_IF_EIGHT(EMIT(scales, has_eight))                                               \
-    MTT_IF_RANKS(RULE(exchange, has_ranks))
-
-#define MTT__EMIT_DECLARED(name, applies)                                               \
-    static mtt__pass_writer mtt__emit_##name;                                           \
-    static mtt__condition mtt__##applies;
-#define MTT__RULE_DECLARED(name, applies)                                               \
-    static mtt__rule mtt__rule_##name;                                                  \
-    static mtt__condition mtt__##applies;
-MTT__PASS_LIST(MTT__EMIT_DECLARED, MTT__RULE_DECLARED)
-#define MTT__EMIT_ROW(name, applies) {#name, mtt__emit_##name, NULL, mtt__##applies},
-#define MTT__RULE_ROW(name, applies) {#name, NULL, mtt__rule_##name, mtt__##applies},
-static const struct {
-    const char *name;
-    mtt__pass_writer *write;
-    mtt__rule *rule;
-    mtt__condition *applies;
-} mtt__passes[] = {MTT__PASS_LIST(MTT__EMIT_ROW, MTT__RULE_ROW)};
-enum { MTT__PASSES = MTT__LENGTH(mtt__passes) };
 
 /* Writes a program by the first `passes` of the passes. */
 static mtt_status mtt__build_program(mtt_schedule *s, int which, int passes)
