@@ -49,18 +49,16 @@
    >>data       corpora, splits, datasets
 
    READING PATH
-   How memory-efficient training works, in about 2,000 lines: rooms by tag, and the parts of them that have
-   these headings. "The opening" is what stands before a room's first heading. Print a list of operations
-   first, and before and after each pass: make build/schedule && build/schedule --after adjoints. Look at
-   struct mtt_tensor, mtt_shape, the table MTT_LOCAL_OPS and mtt_op, which all of this is about: they are in
-   the interface, in the section on the backend. Adapters and 8 bits, in >>schedule, are for another evening.
-   >>tensors    all
-   >>schedule   the opening, the builder, passes, recomputation, gradients of tensors, the forward pass,
-                adjoints, the backward pass, fusions, gradients of layers, ends of layers, the step,
-                programs, the table of passes
-   >>plan       the opening, memory during each operation, schedules
-   >>cpu        the opening, flash attention
-   >>trainer    the opening, steps
+   How memory-efficient training works, in about 2,200 lines: of each room the parts that have these headings,
+   one after the other. Print a list of operations first, and before and after each pass: make build/schedule
+   && build/schedule --after adjoints.
+   >>operations  tensors, operations
+   >>tensors     all
+   >>schedule    the opening, the builder, passes, recomputation, gradients of tensors, the forward pass,
+                 adjoints, the backward pass, fusions, gradients of layers, the step
+   >>plan        the opening, memory during each operation, schedules
+   >>cpu         views, flash attention
+   >>trainer     steps
 
    WHAT IT DOES
    mtt trains GPT-like decoders on your text. The field's memory techniques are settings: BF16, FP16 and FP8,
@@ -1385,168 +1383,9 @@ extern "C" {
 /* The compute capability that a CUDA device needs for each mtt_precision, times 10. */
 #define MTT_CUDA_CAPABILITIES {75, 80, 80, 75, 89}
 
-/* Type, elements of a block, bytes of a block. */
-#define MTT_DTYPES(X)                                                                   \
-    X(MTT_F32, 1, 4)                                                                    \
-    X(MTT_BF16_BITS, 1, 2)                                                              \
-    X(MTT_F16_BITS, 1, 2)                                                               \
-    X(MTT_F8_E4M3, 1, 1)                                                                \
-    X(MTT_F8_E5M2, 1, 1)                                                                \
-    X(MTT_I32, 1, 4)                                                                    \
-    X(MTT_U8, 1, 1)
-#define MTT__DTYPE_ENUM(dtype, block, bytes) dtype,
-typedef enum mtt_dtype { MTT_DTYPES(MTT__DTYPE_ENUM) MTT_DTYPE_COUNT } mtt_dtype;
+/* ---- rows of wings ---- */
 
-/* The scale of an 8-bit tensor, an entry of the state `scales`. The tensor holds its values times `scale`, a
-   power of two. During a step, operations record the largest absolute value that they round; the operation
-   rescale makes the next step's scale of it. e4m3 ends at 448: larger values are clipped and counted. */
-typedef struct mtt_scale {
-    float inverse, scale; /* inverse = 1 / scale, first: cuBLASLt refuses it if not aligned to 16 bytes */
-    uint32_t largest;     /* the bits of a float, so that integers compare as these floats do */
-    uint32_t clipped;     /* values, in this step */
-} mtt_scale;
-
-struct mtt_tensor {
-    char name[40];
-    mtt_dtype dtype;
-    mtt_category category;
-    int dims;        /* of its shape, 1 to 3 */
-    int64_t shape[4];
-    mtt_place place; /* of the arena that it is in: the card's or the host's */
-    size_t bytes;    /* of its elements; its slot in the arena is rounded up to 256 */
-    size_t offset;   /* in the arena */
-    void *data;      /* address; set once the arena exists */
-    int first, last; /* operations between which it lives; state lives through all of them */
-    int persistent;  /* 1 = state: the same place in every program */
-    int role, layer; /* its row in the table of activations, and its layer; -1 = not an activation */
-    int parameter;   /* the number of the parameter that it holds; -1 = none */
-    int entry;       /* of an 8-bit tensor in the table of scales; -1 = none: its scale is 1 */
-    mtt_scale *scale; /* the address of that entry, set with `data` */
-    int recorded;    /* 1 = its largest value and what is clipped go into the entry */
-    int index;       /* in mtt_schedule_tensors */
-};
-
-/* The numbers that a model, a batch and a policy fix for every operation. */
-typedef struct mtt_shape {
-    int batch, seq_len, layers, d_model, heads, heads_kv, d_head, d_ff, vocab, vocab_padded;
-    int d_fc;      /* columns of the MLP's first matrix: d_ff, or 2 * d_ff with a gate */
-    mtt_norm_form norm;
-    float norm_eps;
-    mtt_mlp mlp;
-    int window;    /* keys that a query attends; 0 = all up to it */
-    int rotary_interleaved;
-    int64_t rows;  /* batch * seq_len */
-    float dropout; /* 0 in evaluation */
-    int ranks, rank;
-} mtt_shape;
-
-/* Operations. A row: name; number of inputs; operands, inputs first; FLOPs; bytes moved; bytes of scratch on
-   CUDA. A row makes the struct mtt_op_<name>, whose members are the operands. An operand that is both input
-   and output changes in place. Some operands may be absent (NULL): biases, positions and their gradients,
-   `angles`, gains of q and k and what only these need, `joined`, the `y` of linear_gelu, `shift` of RMSNorm,
-   `out_8`, `d_qkv_t`, the gradients of chunked_loss, `master`, and `ranges` on the CPU. grad_norm and adamw
-   work on all parameters besides, mtt_op's `gradients` and `weights`. o: the row's struct. N: elements, W:
-   width, B: bytes of a tensor. MOVED: each operand on the card once, twice where it is read and written.
-   cuBLASLt's scratch is not in the last column: it takes what mtt_policy.workspace_bytes gives.
-
-   norm_backward's d_bias is the sum of the rows of dx, which is the gradient of the bias of the linear layer
-   before the residual. Operands with _8 and _t are of FP8: see MTT_EIGHT_OPS.
-
-   activation is the MLP's where that is not GELU; x has 2 * d_ff columns with a gate. add joins the gradients
-   of two uses of a tensor, where no norm's backward pass does. move copies x to y, in another place.
-
-   rotary normalizes q and k, if there are gains, and rotates them, if there are angles: the cosine and the
-   sine of each position and pair. linear_rotary does so in place, where the product is needed no further. The
-   gradient of rotary is also made in place, or with dx_t in 8 bits; it is rounded to 16 bits first. */
-#define MTT_OPERANDS(...) mtt_tensor __VA_ARGS__;
-#define MTT_LOCAL_OPS(X)                                                                                     \
-    X(embed, 4, MTT_OPERANDS(*tokens, *wte, *positions, *control, *x),                                       \
-      mtt__count(o->x), 3 * (double)o->x->bytes, 0)                                                          \
-    X(norm, 3, MTT_OPERANDS(*x, *gain, *shift, *y, *stats),                                                  \
-      8 * mtt__count(o->x), moved, 0)                                                                        \
-    X(linear, 3, MTT_OPERANDS(*x, *weight, *bias, *y),                                                       \
-      2 * mtt__count(o->y) * mtt__columns(o->x), moved, 0)                                                   \
-    X(gelu, 1, MTT_OPERANDS(*x, *y),                                                                         \
-      12 * mtt__count(o->y), moved, 0)                                                                       \
-    X(activation, 1, MTT_OPERANDS(*x, *y),                                                                   \
-      10 * mtt__count(o->y), moved, 0)                                                                       \
-    X(linear_gelu, 3, MTT_OPERANDS(*x, *weight, *bias, *pre, *y),                                            \
-      (2 * mtt__columns(o->x) + (o->y ? 12 : 0)) * mtt__count(o->pre), moved,                                \
-      o->bias ? 0 : 2 * mtt__width(o->pre))                                                                  \
-    X(rotary, 4, MTT_OPERANDS(*qkv, *angles, *q_gain, *k_gain, *y),                                          \
-      (o->q_gain ? 7 : 3) * mtt__count(o->y), moved, 0)                                                      \
-    X(linear_rotary, 6, MTT_OPERANDS(*x, *weight, *bias, *angles, *q_gain, *k_gain, *y),                     \
-      (2 * mtt__columns(o->x) + (o->q_gain ? 7 : 3)) * mtt__count(o->y), moved + 2 * (double)o->y->bytes, 0) \
-    X(residual, 3, MTT_OPERANDS(*x, *branch, *control, *sum),                                                \
-      mtt__count(o->sum), moved, 0)                                                                          \
-    X(residual_norm, 5, MTT_OPERANDS(*x, *branch, *control, *gain, *shift, *sum, *y, *stats),                \
-      9 * mtt__count(o->sum), moved, 0)                                                                      \
-    X(attention_scores, 1, MTT_OPERANDS(*qkv, *scores),                                                      \
-      2 * mtt__count(o->scores) * d->d_head, moved, 0)                                                       \
-    X(softmax, 1, MTT_OPERANDS(*scores, *probs),                                                             \
-      5 * mtt__count(o->probs), moved, 0)                                                                    \
-    X(dropout_scores, 2, MTT_OPERANDS(*probs, *control, *dropped),                                           \
-      mtt__count(o->dropped), moved, 0)                                                                      \
-    X(attention_values, 2, MTT_OPERANDS(*probs, *qkv, *out),                                                 \
-      2 * mtt__count(o->probs) * d->d_head, moved, 0)                                                        \
-    X(flash, 2, MTT_OPERANDS(*qkv, *control, *out, *lse, *out_8),                                            \
-      4 * mtt__attention_pairs(d) * d->d_head, moved, 0)                                                     \
-    X(pick_row, 2, MTT_OPERANDS(*x, *control, *row),                                                         \
-      mtt__count(o->row), 2 * (double)o->row->bytes, 0)                                                      \
-    X(cross_entropy, 2, MTT_OPERANDS(*logits, *targets, *losses),                                            \
-      4 * mtt__count(o->logits), moved, 0)                                                                   \
-    X(chunked_loss, 8, MTT_OPERANDS(*x, *x_t, *weight, *weight_t, *bias, *targets, *control, *counters,      \
-      *losses, *logits, *d_logits, *d_logits_t, *dx, *d_weight, *d_bias),                                    \
-      (o->dx ? 6 : 2) * mtt__count(o->x) * d->vocab_padded, mtt__chunked_bytes(op),                          \
-      o->d_logits && o->d_bias ? 4 * (size_t)d->vocab_padded : 0)                                            \
-    X(sum_loss, 2, MTT_OPERANDS(*losses, *control, *counters, *count),                                       \
-      mtt__count(o->losses), moved, 0)                                                                       \
-    X(cross_entropy_backward, 5, MTT_OPERANDS(*logits, *losses, *targets, *control, *counters, *d_logits),   \
-      4 * mtt__count(o->d_logits), moved, 0)                                                                 \
-    X(linear_backward_weight, 2, MTT_OPERANDS(*x, *dy, *d_weight, *d_bias),                                  \
-      o->d_weight ? 2 * mtt__count(o->d_weight) * (double)d->rows : mtt__count(o->dy), moved, 0)             \
-    X(linear_backward_input, 2, MTT_OPERANDS(*dy, *weight, *dx),                                             \
-      2 * mtt__count(o->dx) * mtt__columns(o->dy), moved, 0)                                                 \
-    X(norm_backward, 6, MTT_OPERANDS(*dy, *x, *stats, *gain, *shift, *joined, *dx, *dx_8, *dx_t, *y_t,       \
-      *d_gain, *d_shift, *d_bias),                                                                           \
-      14 * mtt__count(o->dx) + (o->dx_t ? mtt__count(o->dx) : 0) + (o->y_t ? 5 * mtt__count(o->x) : 0),      \
-      moved, (o->d_bias ? 12 : 8) * mtt__width(o->dx))                                                       \
-    X(dropout_backward, 2, MTT_OPERANDS(*dy, *control, *dx),                                                 \
-      mtt__count(o->dx), moved, 0)                                                                           \
-    X(gelu_backward, 2, MTT_OPERANDS(*dy, *x, *dx, *dx_t, *y_t),                                             \
-      21 * mtt__count(o->dx), moved, 0)                                                                      \
-    X(activation_backward, 2, MTT_OPERANDS(*dy, *x, *dx, *dx_t, *y_t),                                       \
-      12 * mtt__count(o->x), moved, 0)                                                                       \
-    X(add, 2, MTT_OPERANDS(*a, *b, *sum),                                                                    \
-      mtt__count(o->sum), moved, 0)                                                                          \
-    X(linear_backward_gelu, 3, MTT_OPERANDS(*dy, *weight, *pre, *dx, *dx_t, *y_t, *d_bias),                  \
-      2 * mtt__count(o->dx) * mtt__columns(o->dy) + 21 * mtt__count(o->dx), moved,                           \
-      o->dx_t ? 512 * mtt__width(o->dx) + 512 : o->d_bias ? 8 * mtt__width(o->dx) : 0)                       \
-    X(attention_values_backward, 3, MTT_OPERANDS(*d_out, *probs, *qkv, *d_probs, *d_qkv),                    \
-      4 * mtt__count(o->d_probs) * d->d_head, moved, 0)                                                      \
-    X(softmax_backward, 3, MTT_OPERANDS(*d_probs, *probs, *control, *d_scores),                              \
-      5 * mtt__count(o->d_scores), moved, 0)                                                                 \
-    X(attention_scores_backward, 2, MTT_OPERANDS(*d_scores, *qkv, *d_qkv),                                   \
-      4 * mtt__count(o->d_scores) * d->d_head, moved, 0)                                                     \
-    X(flash_backward, 5, MTT_OPERANDS(*d_out, *qkv, *out, *lse, *control, *d_qkv, *d_qkv_t),                 \
-      10 * mtt__attention_pairs(d) * d->d_head, moved,                                                       \
-      mtt__flash_scratch(d, o->qkv->dtype, 2 * (d->heads / d->heads_kv) + (d->heads > d->heads_kv)))         \
-    X(rotary_backward, 5, MTT_OPERANDS(*dy, *qkv, *angles, *q_gain, *k_gain, *dx, *d_q_gain, *d_k_gain,      \
-      *dx_t),                                                                                                \
-      (o->q_gain ? 15 : 3) * mtt__count(o->dx), moved, o->q_gain ? mtt__rotary_scratch(d) : 0)               \
-    X(embed_backward, 3, MTT_OPERANDS(*dx, *tokens, *control, *d_wte, *d_wpe),                               \
-      mtt__count(o->dx), 3 * (double)o->dx->bytes,                                                           \
-      mtt__sort_scratch(mtt__min(d->rows, MTT__SORT_LEAST), d->d_model))                                     \
-    X(sum_gradients, 2, MTT_OPERANDS(*ranges, *received),                                                    \
-      parameters, moved, 0)                                                                                  \
-    X(grad_norm, 3, MTT_OPERANDS(*control, *ranges, *squares, *counters),                                    \
-      2 * parameters, moved, o->ranges ? 8 * MTT__RANGE_BLOCKS * (size_t)op->range_count : 0)                \
-    X(adamw, 3, MTT_OPERANDS(*control, *counters, *ranges, *master, *m, *v),                                 \
-      16 * parameters, moved, 0)                                                                             \
-    X(move, 1, MTT_OPERANDS(*x, *y),                                                                         \
-      0, moved, 0)
-
-/* Rows of wings. A wing is a technique that can be left out: its rows stand here, the rest of it in a room of
+/* A wing is a technique that can be left out: its rows stand here, the rest of it in a room of
    its own behind the hall. MTT_IF_...(code) is code that only such a build has. */
 #ifndef MTT_NO_RANKS
 #define MTT_IF_RANKS(...) __VA_ARGS__
@@ -1681,7 +1520,7 @@ typedef struct mtt_chosen {
       mtt__count(o->scales), moved, 0)
 #define MTT__EIGHT_ADJOINTS(X) X(quantize, quantize) X(quantize_weights, none)
 /* The transposed weights, in the order of mtt__linears, and attention's output beside that in 16 bits. */
-enum { MTT__EIGHT = MTT_F8_E4M3 };
+#define MTT__EIGHT MTT_F8_E4M3 /* the type of such a row */
 #define MTT__EIGHT_ACTIVATIONS(X)                                                                            \
     X(QKV_EIGHT, "attn.c_attn.t8", qkv.row, d->d_model, 0, EIGHT, MTT_WEIGHTS, ALWAYS, NONE)                 \
     X(PROJ_EIGHT, "attn.c_proj.t8", d->d_model, wide, 0, EIGHT, MTT_WEIGHTS, ALWAYS, NONE)                   \
@@ -1694,6 +1533,175 @@ enum { MTT__EIGHT = MTT_F8_E4M3 };
 #define MTT__EIGHT_ADJOINTS(X)
 #define MTT__EIGHT_ACTIVATIONS(X)
 #endif /* MTT_NO_FP8 */
+
+/* -----------------------------------------------------------------------------------------------------------
+   >>operations
+   -------------------------------------------------------------------------------------------------------- */
+
+/* ---- tensors ---- */
+
+/* Type, elements of a block, bytes of a block. */
+#define MTT_DTYPES(X)                                                                   \
+    X(MTT_F32, 1, 4)                                                                    \
+    X(MTT_BF16_BITS, 1, 2)                                                              \
+    X(MTT_F16_BITS, 1, 2)                                                               \
+    X(MTT_F8_E4M3, 1, 1)                                                                \
+    X(MTT_F8_E5M2, 1, 1)                                                                \
+    X(MTT_I32, 1, 4)                                                                    \
+    X(MTT_U8, 1, 1)
+#define MTT__DTYPE_ENUM(dtype, block, bytes) dtype,
+typedef enum mtt_dtype { MTT_DTYPES(MTT__DTYPE_ENUM) MTT_DTYPE_COUNT } mtt_dtype;
+
+/* The scale of an 8-bit tensor, an entry of the state `scales`. The tensor holds its values times `scale`, a
+   power of two. During a step, operations record the largest absolute value that they round; the operation
+   rescale makes the next step's scale of it. e4m3 ends at 448: larger values are clipped and counted. */
+typedef struct mtt_scale {
+    float inverse, scale; /* inverse = 1 / scale, first: cuBLASLt refuses it if not aligned to 16 bytes */
+    uint32_t largest;     /* the bits of a float, so that integers compare as these floats do */
+    uint32_t clipped;     /* values, in this step */
+} mtt_scale;
+
+struct mtt_tensor {
+    char name[40];
+    mtt_dtype dtype;
+    mtt_category category;
+    int dims;        /* of its shape, 1 to 3 */
+    int64_t shape[4];
+    mtt_place place; /* of the arena that it is in: the card's or the host's */
+    size_t bytes;    /* of its elements; its slot in the arena is rounded up to 256 */
+    size_t offset;   /* in the arena */
+    void *data;      /* address; set once the arena exists */
+    int first, last; /* operations between which it lives; state lives through all of them */
+    int persistent;  /* 1 = state: the same place in every program */
+    int role, layer; /* its row in the table of activations, and its layer; -1 = not an activation */
+    int parameter;   /* the number of the parameter that it holds; -1 = none */
+    int entry;       /* of an 8-bit tensor in the table of scales; -1 = none: its scale is 1 */
+    mtt_scale *scale; /* the address of that entry, set with `data` */
+    int recorded;    /* 1 = its largest value and what is clipped go into the entry */
+    int index;       /* in mtt_schedule_tensors */
+};
+
+/* The numbers that a model, a batch and a policy fix for every operation. */
+typedef struct mtt_shape {
+    int batch, seq_len, layers, d_model, heads, heads_kv, d_head, d_ff, vocab, vocab_padded;
+    int d_fc;      /* columns of the MLP's first matrix: d_ff, or 2 * d_ff with a gate */
+    mtt_norm_form norm;
+    float norm_eps;
+    mtt_mlp mlp;
+    int window;    /* keys that a query attends; 0 = all up to it */
+    int rotary_interleaved;
+    int64_t rows;  /* batch * seq_len */
+    float dropout; /* 0 in evaluation */
+    int ranks, rank;
+} mtt_shape;
+
+/* ---- operations ---- */
+
+/* Operations. A row: name; number of inputs; operands, inputs first; FLOPs; bytes moved; bytes of scratch on
+   CUDA. A row makes the struct mtt_op_<name>, whose members are the operands. An operand that is both input
+   and output changes in place. Some operands may be absent (NULL): biases, positions and their gradients,
+   `angles`, gains of q and k and what only these need, `joined`, the `y` of linear_gelu, `shift` of RMSNorm,
+   `out_8`, `d_qkv_t`, the gradients of chunked_loss, `master`, and `ranges` on the CPU. grad_norm and adamw
+   work on all parameters besides, mtt_op's `gradients` and `weights`. o: the row's struct. N: elements, W:
+   width, B: bytes of a tensor. MOVED: each operand on the card once, twice where it is read and written.
+   cuBLASLt's scratch is not in the last column: it takes what mtt_policy.workspace_bytes gives.
+
+   norm_backward's d_bias is the sum of the rows of dx, which is the gradient of the bias of the linear layer
+   before the residual. Operands with _8 and _t are of FP8: see MTT_EIGHT_OPS.
+
+   activation is the MLP's where that is not GELU; x has 2 * d_ff columns with a gate. add joins the gradients
+   of two uses of a tensor, where no norm's backward pass does. move copies x to y, in another place.
+
+   rotary normalizes q and k, if there are gains, and rotates them, if there are angles: the cosine and the
+   sine of each position and pair. linear_rotary does so in place, where the product is needed no further. The
+   gradient of rotary is also made in place, or with dx_t in 8 bits; it is rounded to 16 bits first. */
+#define MTT_OPERANDS(...) mtt_tensor __VA_ARGS__;
+#define MTT_LOCAL_OPS(X)                                                                                     \
+    X(embed, 4, MTT_OPERANDS(*tokens, *wte, *positions, *control, *x),                                       \
+      mtt__count(o->x), 3 * (double)o->x->bytes, 0)                                                          \
+    X(norm, 3, MTT_OPERANDS(*x, *gain, *shift, *y, *stats),                                                  \
+      8 * mtt__count(o->x), moved, 0)                                                                        \
+    X(linear, 3, MTT_OPERANDS(*x, *weight, *bias, *y),                                                       \
+      2 * mtt__count(o->y) * mtt__columns(o->x), moved, 0)                                                   \
+    X(gelu, 1, MTT_OPERANDS(*x, *y),                                                                         \
+      12 * mtt__count(o->y), moved, 0)                                                                       \
+    X(activation, 1, MTT_OPERANDS(*x, *y),                                                                   \
+      10 * mtt__count(o->y), moved, 0)                                                                       \
+    X(linear_gelu, 3, MTT_OPERANDS(*x, *weight, *bias, *pre, *y),                                            \
+      (2 * mtt__columns(o->x) + (o->y ? 12 : 0)) * mtt__count(o->pre), moved,                                \
+      o->bias ? 0 : 2 * mtt__width(o->pre))                                                                  \
+    X(rotary, 4, MTT_OPERANDS(*qkv, *angles, *q_gain, *k_gain, *y),                                          \
+      (o->q_gain ? 7 : 3) * mtt__count(o->y), moved, 0)                                                      \
+    X(linear_rotary, 6, MTT_OPERANDS(*x, *weight, *bias, *angles, *q_gain, *k_gain, *y),                     \
+      (2 * mtt__columns(o->x) + (o->q_gain ? 7 : 3)) * mtt__count(o->y), moved + 2 * (double)o->y->bytes, 0) \
+    X(residual, 3, MTT_OPERANDS(*x, *branch, *control, *sum),                                                \
+      mtt__count(o->sum), moved, 0)                                                                          \
+    X(residual_norm, 5, MTT_OPERANDS(*x, *branch, *control, *gain, *shift, *sum, *y, *stats),                \
+      9 * mtt__count(o->sum), moved, 0)                                                                      \
+    X(attention_scores, 1, MTT_OPERANDS(*qkv, *scores),                                                      \
+      2 * mtt__count(o->scores) * d->d_head, moved, 0)                                                       \
+    X(softmax, 1, MTT_OPERANDS(*scores, *probs),                                                             \
+      5 * mtt__count(o->probs), moved, 0)                                                                    \
+    X(dropout_scores, 2, MTT_OPERANDS(*probs, *control, *dropped),                                           \
+      mtt__count(o->dropped), moved, 0)                                                                      \
+    X(attention_values, 2, MTT_OPERANDS(*probs, *qkv, *out),                                                 \
+      2 * mtt__count(o->probs) * d->d_head, moved, 0)                                                        \
+    X(flash, 2, MTT_OPERANDS(*qkv, *control, *out, *lse, *out_8),                                            \
+      4 * mtt__attention_pairs(d) * d->d_head, moved, 0)                                                     \
+    X(pick_row, 2, MTT_OPERANDS(*x, *control, *row),                                                         \
+      mtt__count(o->row), 2 * (double)o->row->bytes, 0)                                                      \
+    X(cross_entropy, 2, MTT_OPERANDS(*logits, *targets, *losses),                                            \
+      4 * mtt__count(o->logits), moved, 0)                                                                   \
+    X(chunked_loss, 8, MTT_OPERANDS(*x, *x_t, *weight, *weight_t, *bias, *targets, *control, *counters,      \
+      *losses, *logits, *d_logits, *d_logits_t, *dx, *d_weight, *d_bias),                                    \
+      (o->dx ? 6 : 2) * mtt__count(o->x) * d->vocab_padded, mtt__chunked_bytes(op),                          \
+      o->d_logits && o->d_bias ? 4 * (size_t)d->vocab_padded : 0)                                            \
+    X(sum_loss, 2, MTT_OPERANDS(*losses, *control, *counters, *count),                                       \
+      mtt__count(o->losses), moved, 0)                                                                       \
+    X(cross_entropy_backward, 5, MTT_OPERANDS(*logits, *losses, *targets, *control, *counters, *d_logits),   \
+      4 * mtt__count(o->d_logits), moved, 0)                                                                 \
+    X(linear_backward_weight, 2, MTT_OPERANDS(*x, *dy, *d_weight, *d_bias),                                  \
+      o->d_weight ? 2 * mtt__count(o->d_weight) * (double)d->rows : mtt__count(o->dy), moved, 0)             \
+    X(linear_backward_input, 2, MTT_OPERANDS(*dy, *weight, *dx),                                             \
+      2 * mtt__count(o->dx) * mtt__columns(o->dy), moved, 0)                                                 \
+    X(norm_backward, 6, MTT_OPERANDS(*dy, *x, *stats, *gain, *shift, *joined, *dx, *dx_8, *dx_t, *y_t,       \
+      *d_gain, *d_shift, *d_bias),                                                                           \
+      14 * mtt__count(o->dx) + (o->dx_t ? mtt__count(o->dx) : 0) + (o->y_t ? 5 * mtt__count(o->x) : 0),      \
+      moved, (o->d_bias ? 12 : 8) * mtt__width(o->dx))                                                       \
+    X(dropout_backward, 2, MTT_OPERANDS(*dy, *control, *dx),                                                 \
+      mtt__count(o->dx), moved, 0)                                                                           \
+    X(gelu_backward, 2, MTT_OPERANDS(*dy, *x, *dx, *dx_t, *y_t),                                             \
+      21 * mtt__count(o->dx), moved, 0)                                                                      \
+    X(activation_backward, 2, MTT_OPERANDS(*dy, *x, *dx, *dx_t, *y_t),                                       \
+      12 * mtt__count(o->x), moved, 0)                                                                       \
+    X(add, 2, MTT_OPERANDS(*a, *b, *sum),                                                                    \
+      mtt__count(o->sum), moved, 0)                                                                          \
+    X(linear_backward_gelu, 3, MTT_OPERANDS(*dy, *weight, *pre, *dx, *dx_t, *y_t, *d_bias),                  \
+      2 * mtt__count(o->dx) * mtt__columns(o->dy) + 21 * mtt__count(o->dx), moved,                           \
+      o->dx_t ? 512 * mtt__width(o->dx) + 512 : o->d_bias ? 8 * mtt__width(o->dx) : 0)                       \
+    X(attention_values_backward, 3, MTT_OPERANDS(*d_out, *probs, *qkv, *d_probs, *d_qkv),                    \
+      4 * mtt__count(o->d_probs) * d->d_head, moved, 0)                                                      \
+    X(softmax_backward, 3, MTT_OPERANDS(*d_probs, *probs, *control, *d_scores),                              \
+      5 * mtt__count(o->d_scores), moved, 0)                                                                 \
+    X(attention_scores_backward, 2, MTT_OPERANDS(*d_scores, *qkv, *d_qkv),                                   \
+      4 * mtt__count(o->d_scores) * d->d_head, moved, 0)                                                     \
+    X(flash_backward, 5, MTT_OPERANDS(*d_out, *qkv, *out, *lse, *control, *d_qkv, *d_qkv_t),                 \
+      10 * mtt__attention_pairs(d) * d->d_head, moved,                                                       \
+      mtt__flash_scratch(d, o->qkv->dtype, 2 * (d->heads / d->heads_kv) + (d->heads > d->heads_kv)))         \
+    X(rotary_backward, 5, MTT_OPERANDS(*dy, *qkv, *angles, *q_gain, *k_gain, *dx, *d_q_gain, *d_k_gain,      \
+      *dx_t),                                                                                                \
+      (o->q_gain ? 15 : 3) * mtt__count(o->dx), moved, o->q_gain ? mtt__rotary_scratch(d) : 0)               \
+    X(embed_backward, 3, MTT_OPERANDS(*dx, *tokens, *control, *d_wte, *d_wpe),                               \
+      mtt__count(o->dx), 3 * (double)o->dx->bytes,                                                           \
+      mtt__sort_scratch(mtt__min(d->rows, MTT__SORT_LEAST), d->d_model))                                     \
+    X(sum_gradients, 2, MTT_OPERANDS(*ranges, *received),                                                    \
+      parameters, moved, 0)                                                                                  \
+    X(grad_norm, 3, MTT_OPERANDS(*control, *ranges, *squares, *counters),                                    \
+      2 * parameters, moved, o->ranges ? 8 * MTT__RANGE_BLOCKS * (size_t)op->range_count : 0)                \
+    X(adamw, 3, MTT_OPERANDS(*control, *counters, *ranges, *master, *m, *v),                                 \
+      16 * parameters, moved, 0)                                                                             \
+    X(move, 1, MTT_OPERANDS(*x, *y),                                                                         \
+      0, moved, 0)
 
 #define MTT_WING_OPS(X) MTT_RANK_OPS(X) MTT_GENERATOR_OPS(X) MTT_ADAPTERS_OPS(X) MTT_EIGHT_OPS(X)
 #define MTT_OPS(X) MTT_LOCAL_OPS(X) MTT_WING_OPS(X)
@@ -1742,6 +1750,8 @@ struct mtt_op {
 
 /* The operands by name: const mtt_op_norm *o = MTT_OPERANDS_OF(norm, op); then o->x, o->gain, ... */
 #define MTT_OPERANDS_OF(name, op) ((const mtt_op_##name *)(const void *)(op)->operands)
+
+/* ---- numbers of a step ---- */
 
 /* The rates of some parameters: a factor of the learning rate, and the decay. */
 typedef struct mtt_rate {
@@ -4239,10 +4249,11 @@ static int64_t mtt__parameter_elements(const mtt__parameter *q)
       adjoints    the forward list in reverse; each operation's adjoint emits its backward operations, and
                   mtt__need emits again the forward operations whose results were dropped
       [absorb]    FP8: what makes a tensor also rounds it
-      gradients   after each layer they are summed, exchanged between ranks, or used at once
+      gradients   after each layer they are summed, or used at once
       fusions     neighbours that one kernel can do are joined
       step        the gradient's norm and the update
       [scales]    FP8: the scales of the next step
+      [exchange]  ranks send each other gradients, and the shares of weights that each has updated
    mtt_schedule_print_passes shows the list between them. Offsets are not a concern here: mtt__close_program
    finds the first and the last use of every tensor, and the plan its place. */
 

@@ -26,7 +26,7 @@ examples/hello.c 60
 Makefile 60
 SIZES
 
-# The manual's reading path: its rooms and headings are there, and it is as long as it says.
+# The manual's reading path: its rooms and headings are there, it is as long as it says, and in few pieces.
 path=$(awk '/^   READING PATH/ {on = 1} on && /^   WHAT IT DOES/ {exit} on' mtt.h)
 lines=$(awk '
   FNR == NR { # the path: for each room its headings
@@ -41,13 +41,15 @@ lines=$(awk '
     take = index(list ",", " " title ",") > 0
     seen += take
   }
-  take {count++}
+  take {count++; pieces += !was}
+  {was = take}
   END {
     for (room in wanted) {n = split(wanted[room], parts, ","); titles += n}
-    if (seen != titles) print "headings " seen " of " titles; else print count
+    if (seen != titles) print "headings " seen " of " titles; else print count, pieces
   }' <(cat <<< "$path") mtt.h)
-[[ $lines == [12][0-9][0-9][0-9] ]] && [ "$lines" -ge 1800 -a "$lines" -le 2200 ]
-tell $? "the reading path has $lines lines, not about 2,000"
+read -r lines pieces <<< "$lines"
+[[ $lines == [12][0-9][0-9][0-9] ]] && [ "$lines" -ge 1800 -a "$lines" -le 2200 -a "$pieces" -le 7 ]
+tell $? "the reading path has $lines lines in $pieces pieces, not about 2,200 in 7"
 
 # Each member of a descriptor has a row, from which checks, checkpoints and options come. But for these.
 for struct in model_desc policy optim_desc; do
