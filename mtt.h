@@ -2509,15 +2509,17 @@ static void mtt__os_huge_pages(void *block, size_t bytes)
 #endif
 }
 
-/* Gives back the memory of a part of a mapped file that was only read: the next use reads it again. Without it
-   a file takes as much memory as the weights that are made of it. Windows has no such maps. */
-static void mtt__os_forget(const void *data, size_t bytes)
+/* Gives back the memory of bytes `begin` to `end` of a part of a mapped file that was only read: the next use
+   reads them again. Without it a file takes as much memory as the weights that are made of it. Pages come with
+   their neighbours, so a MiB before `begin` goes, too. Windows has no such maps. */
+static void mtt__os_forget(const void *part, size_t begin, size_t end)
 {
 #ifdef MADV_DONTNEED
-    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), from = (uintptr_t)data / page * page;
-    madvise((void *)from, (uintptr_t)data + bytes - from, MADV_DONTNEED); /* if it fails, it stays in use */
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), before = begin < 1 << 20 ? begin : 1 << 20;
+    const uintptr_t from = ((uintptr_t)part + begin - before) / page * page;
+    madvise((void *)from, (uintptr_t)part + end - from, MADV_DONTNEED); /* if it fails, it stays in use */
 #else
-    (void)data, (void)bytes;
+    (void)part, (void)begin, (void)end;
 #endif
 }
 
@@ -14524,7 +14526,7 @@ static mtt_status mtt__st_open(mtt_env *env, const char *path, mtt__st *st)
 static size_t mtt__st_piece(const mtt__st_entry *e, size_t at)
 {
     const size_t most = MTT__ST_CHUNK * sizeof(float);
-    if (e->data && at) mtt__os_forget(e->data + (at - 1) / most * most, (at - 1) % most + 1);
+    if (e->data && at) mtt__os_forget(e->data, (at - 1) / most * most, at);
     return e->bytes - at < most ? e->bytes - at : most;
 }
 
@@ -15424,7 +15426,7 @@ static int mtt__st_equal(const mtt__st_entry *a, const mtt__st_entry *b)
             strcmp(mtt__st_dtype[both[k]->dtype].name, "F64")) return 0;
     for (k = 0; k < a->rank; k++) count *= (size_t)a->shape[k];
     for (i = 0; i < count && mtt__st_float(a, i) == mtt__st_float(b, i);) i++;
-    for (k = 0; k < 2; k++) mtt__os_forget(both[k]->data, both[k]->bytes);
+    for (k = 0; k < 2; k++) mtt__os_forget(both[k]->data, 0, both[k]->bytes);
     return i == count;
 }
 
@@ -15811,7 +15813,7 @@ static void mtt__model_copy(const mtt_model *m, const char *parameter, int64_t c
     while ((e = mtt__model_next(m, parameter, &cursor, &t)) != NULL) {
         const int64_t first = at / t.width, rows = mtt__ceil_div(at + count, t.width) - first;
         const int64_t lines = t.transposed ? t.columns : rows, length = t.transposed ? rows : t.columns;
-        const size_t row_bytes = e->bytes / (size_t)t.rows;
+        const size_t row_bytes = e->bytes / (size_t)t.rows, end = (size_t)(first + rows) * row_bytes;
         int64_t line, i;
         MTT__OMP(omp parallel for private(i))
         for (line = 0; line < lines; line++)
@@ -15821,8 +15823,8 @@ static void mtt__model_copy(const mtt_model *m, const char *parameter, int64_t c
                 const int64_t from = t.transposed ? column * t.rows + row : row * t.columns + column;
                 if (to >= 0 && to < count) values[to] = mtt__st_float(e, (size_t)from);
             }
-        if (!t.transposed) mtt__os_forget(e->data + (size_t)first * row_bytes, (size_t)rows * row_bytes);
-        else if (at + count == t.rows * t.width) mtt__os_forget(e->data, e->bytes);
+        if (!t.transposed || end == e->bytes)
+            mtt__os_forget(e->data, t.transposed ? 0 : (size_t)first * row_bytes, end);
     }
 }
 
