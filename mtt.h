@@ -1390,10 +1390,10 @@ extern "C" {
 #ifndef MTT_NO_RANKS
 #define MTT_IF_RANKS(...) __VA_ARGS__
 
-/* >>exchange: all_to_all sends each rank its share of the gradients, and receives this rank's share of theirs:
-   first all of rank 0's, then those of rank 1, and so on, without this rank's own. sum_gradients then adds up
-   the shares of all ranks in their order. all_gather sends `row` to all, and makes those `rows` that are of
-   others. gather_squares, gather_sums and gather_weights send what this rank has made of `squares`, of
+/* >>exchange: all_to_all sends each rank its share of the gradients, and receives this rank's share of
+   theirs: first all of rank 0's, then those of rank 1, and so on, without this rank's own. sum_gradients then
+   adds up the shares of all ranks in their order. all_gather sends `row` to all, and makes those `rows` that
+   are of others. gather_squares, gather_sums and gather_weights send what this rank has made of `squares`, of
    mtt_op's `sums` and of its `weights`, and receive the rest. sum_squares makes a number of each block of the
    gradients of this rank's share, for grad_norm. sum_loss makes `count`, an mtt_count, and not the counters,
    where add_counts adds up those of all ranks. merge_records joins what all ranks have recorded in the table
@@ -2228,13 +2228,6 @@ MTT__BOTH int mtt__needs_transfers(const mtt_op *op)
            op->kind == MTT_OP_sum_squares || op->kind == MTT_OP_grad_norm
            MTT_IF_EIGHT(|| op->kind == MTT_OP_merge_records);
 }
-
-/* Joins what another rank has recorded of a tensor. Bits of positive floats are in their order. */
-MTT__BOTH void mtt__merge_record(mtt_scale *s, const mtt_scale *other)
-{
-    if (other->largest > s->largest) s->largest = other->largest;
-    s->clipped += other->clipped;
-}
 #endif /* MTT_NO_RANKS */
 
 /* ---- 8-bit floats ---- */
@@ -2279,6 +2272,15 @@ MTT__BOTH void mtt__scale_logits(mtt_scale *s, const mtt_control *control, const
     s->scale = mtt__power_of_two(32768.0f / mtt__loss_factor(control, counters));
     s->inverse = 1.0f / s->scale;
 }
+
+#ifndef MTT_NO_RANKS
+/* Joins what another rank has recorded of a tensor. Bits of positive floats are in their order. */
+MTT__BOTH void mtt__merge_record(mtt_scale *s, const mtt_scale *other)
+{
+    if (other->largest > s->largest) s->largest = other->largest;
+    s->clipped += other->clipped;
+}
+#endif
 #endif /* MTT_NO_FP8 */
 
 /* ---- scratch of operations on CUDA ---- */
@@ -3849,8 +3851,8 @@ MTTDEF mtt_status mtt_policy_resolve(mtt_env *env, const mtt_policy *policy, con
                  "precision is fp8, which MTT_NO_FP8 left out of this build: take bf16");
 #endif
 #ifdef MTT_NO_RANKS
-    mtt__require(&faults, p.ranks < 2, "ranks is %d, but MTT_NO_RANKS left ranks out of this build: set it to "
-                 "1", p.ranks);
+    mtt__require(&faults, p.ranks < 2 && !p.rank,
+                 "ranks and rank must be 1 and 0: MTT_NO_RANKS left ranks out of this build");
 #endif
 #ifdef MTT_NO_ADAPTERS
     mtt__require(&faults, !p.lora_rank, "lora_rank is %d, but MTT_NO_ADAPTERS left adapters out of this "
@@ -4255,7 +4257,7 @@ static int64_t mtt__parameter_elements(const mtt__parameter *q)
       fusions     neighbours that one kernel can do are joined
       step        the gradient's norm and the update
       [scales]    FP8: the scales of the next step
-      [exchange]  ranks send each other gradients, and the shares of weights that each has updated
+      [exchange]  ranks: they add up each other's gradients, and each may update a share of the weights
    mtt_schedule_print_passes shows the list between them. Offsets are not a concern here: mtt__close_program
    finds the first and the last use of every tensor, and the plan its place. */
 
@@ -5545,8 +5547,7 @@ static void mtt__set_shape(mtt_shape *d, const mtt_schedule *s, int batch, int s
     d->window = s->policy.window;
     d->rows = (int64_t)batch * seq_len;
     d->dropout = m->dropout;
-    d->ranks = s->policy.ranks;
-    d->rank = s->policy.rank;
+    d->ranks = s->policy.ranks, d->rank = s->policy.rank;
 }
 
 /* Notes that an operation uses a tensor: the first use gives it its place in the table. */
@@ -5992,11 +5993,11 @@ static double mtt__attention_pairs(const mtt_shape *d)
 }
 
 /* What >>exchange adds to a plan. */
-typedef double mtt__wire_function(const mtt_op *op);
+typedef double mtt__op_function(const mtt_op *op);
 typedef void mtt__report_function(const mtt_schedule *s, mtt_plan_report *r);
 typedef void mtt__print_function(mtt__text *text, const mtt_plan_report *r);
-typedef mtt_status mtt__policy_function(mtt_env *env, const mtt_model_desc *model, int seq_len, mtt_policy *p);
-MTT_IF_RANKS(static mtt__wire_function mtt__wire_bytes; static mtt__policy_function mtt__take_fullest_rank;)
+typedef mtt_status mtt__policy_function(mtt_env *env, const mtt_model_desc *m, int seq_len, mtt_policy *p);
+MTT_IF_RANKS(static mtt__op_function mtt__wire_bytes; static mtt__policy_function mtt__take_fullest;)
 MTT_IF_RANKS(static mtt__report_function mtt__report_wires; static mtt__print_function mtt__print_wires;)
 
 /* Evaluates an operation's row: FLOPs and bytes moved. */
@@ -6295,7 +6296,7 @@ static mtt_status mtt__fit_split(mtt_schedule *s, const mtt_policy *asked)
     int batch = s->batch, accumulate = s->policy.accumulate, best = 0, last = 0, split;
     double best_cost = 0;
     mtt_status status = MTT_OK;
-    MTT_IF_RANKS(status = mtt__take_fullest_rank(s->env, &s->model, s->seq_len, &s->policy);)
+    MTT_IF_RANKS(status = mtt__take_fullest(s->env, &s->model, s->seq_len, &s->policy);)
     if (status) return status;
     for (split = 1; split <= batch && split <= (1 << 20) / accumulate && !last; split++) {
         if (batch % split) continue;
@@ -6444,7 +6445,7 @@ MTTDEF mtt_status mtt_plan_max_batch(mtt_env *env, const mtt_model_desc *model, 
     mtt_policy p = *policy;
     int low = 0, high = 1 << 20, next = 1; /* low fits, high + 1 does not */
     mtt_status status = MTT_OK;
-    MTT_IF_RANKS(status = mtt__take_fullest_rank(env, model, seq_len, &p);)
+    MTT_IF_RANKS(status = mtt__take_fullest(env, model, seq_len, &p);)
     p.budget_bytes = budget_bytes ? budget_bytes : 1;
     p.split = 0;
     *batch = 0;
@@ -6507,7 +6508,7 @@ MTTDEF mtt_status mtt_policy_fit(mtt_env *env, const mtt_model_desc *model, cons
     mtt_status status = mtt_model_resolve(env, model, &m);
     f.budget = p.budget_bytes = budget_bytes ? budget_bytes : 1;
     if (!status) status = mtt_policy_resolve(env, &p, &m, batch, seq_len, &f.fit);
-    MTT_IF_RANKS(if (!status) status = mtt__take_fullest_rank(env, model, seq_len, &p);)
+    MTT_IF_RANKS(if (!status) status = mtt__take_fullest(env, model, seq_len, &p);)
     if (status) return status;
     f.least = SIZE_MAX;
     f.cost = HUGE_VAL;
@@ -8030,7 +8031,7 @@ static void mtt__cpu_sum_gradients(const mtt_op *op, const mtt_op_sum_gradients 
     }
 }
 
-/* Sums of squares of up to MTT__SQUARES blocks of the elements that a rank updates, which threads share. */
+/* Sums of squares of up to MTT__SQUARES blocks of the elements that are updated here, which threads share. */
 enum { MTT__SQUARES = 64 };
 static int mtt__block_squares(const mtt_op *op, int parameter, int64_t first, double *sums)
 {
@@ -8281,9 +8282,9 @@ MTTDEF mtt_status mtt_cuda_backend(mtt_env *env, int device, mtt_backend *backen
 /* A trainer is a schedule, its arena on a backend, and the number of steps taken. mtt_trainer_create plans,
    allocates and fills the state. A step uploads tokens, targets and mtt_control for each micro-batch and lets
    the backend run the program's lists: forward and backward once a micro-batch, then the update. The CPU runs
-   a list at once; CUDA queues it on a stream, from its second run on as one graph, with transfers between
-   ranks on a stream beside it. The host reads only mtt_counters. Parameters, gradients and moments pass
-   between host and device in pieces, as floats in every precision. */
+   a list at once; CUDA queues it on a stream, from its second run on as one graph. The host reads only
+   mtt_counters. Parameters, gradients and moments pass between host and device in pieces, as floats in every
+   precision. */
 
 /* Elements that pass at a time: whole groups of the compact state. */
 enum { MTT__STAGING = 65536 };
@@ -8323,21 +8324,13 @@ typedef struct mtt__agreements {
     void (*fail)(mtt_ranks *ranks, const char *reason);
 } mtt__agreements;
 
+typedef mtt_status mtt__join_function(mtt_trainer *t, mtt_policy *p);
+MTT_IF_RANKS(static mtt__join_function mtt__join_others;)
+
 /* The backend's handle begins with their address. NULL: this process is alone. */
 static const mtt__agreements *mtt__others(const mtt_trainer *t)
 {
     return t->backend.ranks ? *(const mtt__agreements *const *)(const void *)t->backend.ranks : NULL;
-}
-
-/* Takes the number of the others, and of this one, from the backend. */
-static mtt_status mtt__join_others(mtt_trainer *t, mtt_policy *p)
-{
-    int given = p->ranks;
-    p->ranks = 1, p->rank = 0;
-    if (mtt__others(t)) mtt__others(t)->join(t, p);
-    if (given < 2 || given == p->ranks) return MTT_OK;
-    return mtt__fail(t->env, MTT_E_ARGUMENT, "the policy has %d ranks, the backend %d: set its `ranks` to "
-                     "what mtt_ranks_fork or mtt_ranks_connect gives", given, p->ranks);
 }
 
 /* Passes on the outcome of a call of the backend. A failure is this process's alone, and the others would
@@ -8695,7 +8688,7 @@ static mtt_status mtt__refuse_memory(mtt_trainer *t, const mtt_policy *policy)
                      "seq_len, recompute more, or use the chunked loss", reason, batch, s->seq_len);
 }
 
-/* Closing may fail, too, if other ranks have. env->error stays that of the failure before, which says why. */
+/* Closing may fail, too, if others have. env->error stays that of the failure before, which says why. */
 MTTDEF void mtt_trainer_destroy(mtt_trainer *t)
 {
     char error[sizeof(t->env->error)];
@@ -8765,7 +8758,7 @@ MTTDEF mtt_status mtt_trainer_create(mtt_env *env, const mtt_model_desc *model, 
     t->backend = *backend;
     p.device = backend->device;
     status = mtt__check_backend(env, backend);
-    if (!status) status = mtt__join_others(t, &p);
+    MTT_IF_RANKS(if (!status) status = mtt__join_others(t, &p);)
     if (!status) status = mtt_optim_resolve(env, optim, &t->optim);
     if (!status && policy->early_update && t->optim.clip > 0)
         status = mtt__fail(env, MTT_E_ARGUMENT, "early_update is 1, but to clip at %g needs the norm of all "
@@ -10169,6 +10162,7 @@ static mtt_status mtt__fill_scales(mtt_trainer *t)
     return mtt__move_scales(t, MTT__PUT, 0, count, t->values);
 }
 
+#ifndef MTT_NO_RANKS
 /* Takes the scales of rank 0, whose micro-batch is the first. */
 static mtt_status mtt__take_scales(mtt_trainer *t)
 {
@@ -10177,6 +10171,7 @@ static mtt_status mtt__take_scales(mtt_trainer *t)
     if (!status) status = mtt__spread(t, 0, t->staging, scales->bytes);
     return status ? status : mtt__copy(t, MTT__PUT, scales->data, t->staging, scales->bytes);
 }
+#endif
 
 /* Measures the scales of 8-bit tensors by the first step's forward pass. */
 static mtt_status mtt__measure_scales(mtt_trainer *t, const int32_t *tokens, const int32_t *targets,
@@ -10192,7 +10187,7 @@ static mtt_status mtt__measure_scales(mtt_trainer *t, const int32_t *tokens, con
     if (!status) status = mtt__told(t, t->backend.run(t->context, p->ops, forward));
     if (!status) /* rescale, the last operation: FP8 has no early updates, so there is a step */
         status = mtt__told(t, t->backend.run(t->context, p->ops + p->op_count - 1, 1));
-    if (!status && t->schedule->policy.ranks > 1) status = mtt__take_scales(t);
+    MTT_IF_RANKS(if (!status && t->schedule->policy.ranks > 1) status = mtt__take_scales(t);)
     t->measured = !status;
     return status;
 }
@@ -10319,7 +10314,7 @@ static void mtt__emit_exchange(mtt__builder *b, mtt__under_way *w, int first, in
         q->received_at = bytes - (int64_t)mtt__bytes_of(dtype, (size_t)q->part.mine);
         bytes += (int64_t)mtt__bytes_of(dtype, (size_t)(q->part.end - q->part.mine));
     }
-    if (!bytes) bytes = 8; /* this rank owns no part of a small layer, whose gradients live until they are sent */
+    if (!bytes) bytes = 8; /* nothing of a small layer is mine, but its gradients live until they are sent */
     received = mtt__add_tensor(b, MTT_U8, MTT_GRADIENTS, layer, "", "received", b->policy->ranks - 1, bytes,
                                0);
     mtt__emit_arrived(b, w);
@@ -10479,7 +10474,7 @@ static void mtt__print_wires(mtt__text *text, const mtt_plan_report *r)
 
 /* Makes a policy that of the rank with the largest share, if ranks divide anything. What they must decide
    alike goes by what that one can hold. Shares are those of any batch. */
-static mtt_status mtt__take_fullest_rank(mtt_env *env, const mtt_model_desc *model, int seq_len,
+static mtt_status mtt__take_fullest(mtt_env *env, const mtt_model_desc *model, int seq_len,
                                          mtt_policy *p)
 {
     mtt_policy any = *p;
@@ -10605,6 +10600,17 @@ static mtt_status mtt__bind_transfers(mtt_trainer *t)
     return MTT_OK;
 }
 
+/* Takes the number of ranks, and of this one, from the backend. */
+static mtt_status mtt__join_others(mtt_trainer *t, mtt_policy *p)
+{
+    int given = p->ranks;
+    p->ranks = 1, p->rank = 0;
+    if (mtt__others(t)) mtt__others(t)->join(t, p);
+    if (given < 2 || given == p->ranks) return MTT_OK;
+    return mtt__fail(t->env, MTT_E_ARGUMENT, "the policy has %d ranks, the backend %d: set its `ranks` to "
+                     "what mtt_ranks_fork or mtt_ranks_connect gives", given, p->ranks);
+}
+
 /* Moves what the optimizer keeps, wherever it is. All ranks get it from the one that has it. */
 static mtt_status mtt__move_shares(mtt_trainer *t, int way, const mtt__parameter *q, int kind, int64_t at,
                                  int64_t count, float *values)
@@ -10657,15 +10663,14 @@ static void mtt__add_gradients(const mtt_op *op, const mtt_tensor *received, int
 {
     const mtt_part *part = &op->parts[parameter];
     mtt_tensor gradient = *op->gradients[parameter];
-    void *own = gradient.data;
+    char *own = (char *)gradient.data, *rows = (char *)received->data + offset;
     float *sum = (float *)op->sums[parameter]->data + at - part->base;
     float buffer[MTT__BLOCK], total[MTT__BLOCK];
     int rank, me = op->shape->rank;
     if (op->later) memcpy(total, sum, (size_t)n * sizeof(float));
     for (rank = 0; rank < op->shape->ranks; rank++) {
         const float *from;
-        gradient.data = rank == me ? own : (char *)received->data + (rank - (rank > me)) * received->shape[1] +
-                                           offset;
+        gradient.data = rank == me ? own : rows + (rank - (rank > me)) * received->shape[1];
         from = mtt__read(&gradient, rank == me ? at : at - part->mine, n, buffer);
         if (rank || op->later) mtt__add_block(from, total, n);
         else memcpy(total, from, (size_t)n * sizeof(float));

@@ -83,15 +83,17 @@ none "$(grep -nE '^static [^={]*\);$' mtt.h)" "a static function is declared ahe
 
 # No guests: words of a wing that no room of the hall, >>base to >>report, may have outside of its messages.
 # Lists name the rows of wings, MTT_EIGHT_OPS(X), and MTT_IF_EIGHT(...) marks what only such a build has.
+# Comments may name rooms, >>exchange, and passes of wings, [exchange].
 hall=$(awk '/^   >>base$/ {on = 1} /^   >>adapters$/ {on = 0}
   /^#ifdef MTT_NO_/ {refusal = 1} /^#endif/ {refusal = 0}
   !on || refusal || /^ +(X|MTT__FIELD)\(/ {next}
-  {gsub(/"[^"]*"/, "\"\""); gsub(/MTT_IF_[A-Z]+\(.*|MTT__?[A-Z]+_[A-Z]+\(X\)/, ""); print FNR " " $0}' mtt.h)
+  {gsub(/"[^"]*"/, "\"\""); gsub(/MTT_IF_[A-Z]+\(.*|MTT__?[A-Z]+_[A-Z]+\(X\)|>>[a-z]+|\[[a-z]+\]/, "")
+    print FNR " " $0}' mtt.h)
 [ "$(wc -l <<< "$hall")" -gt 1000 ]; tell $? "mtt.h has no hall"
 while read -r wing words; do
   none "$(grep -E "$words" <<< "$hall")" "a guest of the wing $wing in the hall"
 done << 'WORDS'
-ranks mtt_ranks_|socket|poll\(|fork\(|getaddrinfo|MPI|frame
+ranks mtt_ranks_|socket|poll\(|fork\(|getaddrinfo|MPI|frame|[Ee]xchang|gathered|all_(to|gather)|__share|wire
 text [Tt]okenizer|mtt_encode|mtt_tokens|mtt__bpe|[Cc]orpus|mtt_batches
 models [Hh]ugging|safetensors|GGUF|gguf|mtt_model_open|mtt__st_
 files mtt_json_|mtt_writer|mtt__map_|mtt__crc
@@ -106,6 +108,9 @@ without() { # SWITCH WORDS
   [ "$(wc -l <<< "$code")" -gt 5000 ]; tell $? "mtt.h without $1"
   none "$(grep -oE "$2" <<< "$code" | sort -u)" "what $1 leaves out is compiled"
 }
+without MTT_NO_RANKS \
+  'mtt__\w*(exchang|wire|transfer|share\b|divide|fullest|arrived|gathered)\w*|OP_(all|add_c|sum_sq|merge)\w*'
+without MTT_NO_SOCKETS '\b(socket|poll|fork|getaddrinfo)\(|mtt_ranks_\w+|mtt__(peer|frame|guest)\b'
 without MTT_NO_FP8 \
   '\w*_(eight|EIGHT)\b|OP_(quantize|rescale|merge)\w*|mtt_\w*e[45]m[23]|mtt__(rule_absorb|record|merge_\w+)\b'
 without MTT_NO_ADAPTERS '\w*_adapt\w*|mtt__lora\w*|\w+_XA\b|MTT__(QKV|PROJ|FC|MLP)_[AB]\b'
