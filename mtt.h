@@ -89,7 +89,8 @@
    backend       runs the operations: the CPU here, a CUDA device in mtt_kernels.cu
    rank          one of several processes that train one model together
    state         tensors that live from step to step: weights, moments, counters
-   pass          the forward or the backward pass; also one of the functions that write a schedule's list
+   pass          one of the functions that write a schedule's list. In "forward pass" and "backward pass": the
+                 part of a step
    product       a matrix product
    branch        attention or MLP of a layer, whose output is added to the residual stream x
    recompute     run a forward operation again in the backward pass instead of keeping its result;
@@ -178,6 +179,7 @@
       MTT_CUDA              everywhere  mtt_kernels.cu is linked, with -lcublasLt: mtt_cuda_backend works
       MTT_SEPARATE_ALLOCS   here        a block for each tensor instead of the arena, for sanitizers
       MTT_NO_RANKS          everywhere  leave out ranks, and with them sockets;
+      MTT_NO_SOCKETS        everywhere  connections between ranks, but not their plans; always on Windows;
       MTT_NO_TEXT           everywhere  tokenizers, datasets and batches, and with them the generator;
       MTT_NO_MODELS         everywhere  models in folders, and adapters' files;
       MTT_NO_GENERATOR      everywhere  sampling and generation;
@@ -224,8 +226,8 @@
 #include <stdint.h>
 #include <string.h>
 
-#if defined(_WIN32) && !defined(MTT_NO_RANKS)
-#define MTT_NO_RANKS /* they need fork and POSIX sockets */
+#if (defined(_WIN32) || defined(MTT_NO_RANKS)) && !defined(MTT_NO_SOCKETS)
+#define MTT_NO_SOCKETS /* connections need fork and POSIX sockets */
 #endif
 #if defined(MTT_NO_TEXT) && !defined(MTT_NO_GENERATOR)
 #define MTT_NO_GENERATOR /* it writes text */
@@ -377,10 +379,10 @@ typedef enum mtt_attention { MTT_ATTENTION_PLAIN, MTT_ATTENTION_FLASH } mtt_atte
 /* What the backward pass recomputes instead of keeping it (Chen et al. 2016; Korthikanti et al. 2022):
       none
       selective   norms of branches, GELU or its like, and plain attention's probabilities
-      layer       everything but each layer's input; with `segment`, of every `segment`th one. So many layers
-                  are recomputed at once
-      segments    everything but the input of every `segment`th layer. At most half a layer is recomputed at a
-                  time, much of it more than once: less memory, slower
+      layer       all but each layer's input is dropped, or with `segment` = n all but every n-th layer's; n
+                  layers are then recomputed at a time
+      segments    all but the input of every `segment`th layer is dropped. At most half a layer is recomputed
+                  at a time, much of it more than once: less memory, slower
       recursive   as segments, but the inputs that stay halve the layers that are left, again and again: about
                   log2(layers) of them. What lies between is recomputed about log2(layers) / 2 times: least
                   memory, slowest (Griewank 1992; Chen et al. 2016, section 4.4)
@@ -506,6 +508,8 @@ typedef struct mtt_optim_desc {
     float loss_scale;            /* first loss scale, 1e-30..1e38, default 65536: FP16's; FP8's for 16,384
                                     tokens a step, in proportion for others */
     uint64_t seed;               /* of weights and dropout, default 0 */
+    int zero_weights;            /* 1 = weights begin as zeros, but for adapters: to be set next, by
+                                    mtt_trainer_load or mtt_resume. Saves drawing random ones. Default 0 */
     const mtt_group *groups;     /* the first with a parameter's name counts. They are read until the trainer
                                     has been created */
     int group_count;             /* at most 7, default 0 */
@@ -532,7 +536,7 @@ MTTDEF mtt_status mtt_policy_parse(mtt_env *env, const char *words, mtt_policy *
 MTTDEF size_t mtt_policy_name(const mtt_policy *policy, char *text, size_t capacity);
 
 /* The fields of a descriptor, for programs that make command lines, forms or files of them: all but rank,
-   seed and groups. A field without a name ends a list. */
+   seed, zero_weights and groups. A field without a name ends a list. */
 typedef enum mtt_field_kind {
     MTT_FIELD_INT,
     MTT_FIELD_INT64,
@@ -625,7 +629,8 @@ typedef struct mtt_plan_report {
 MTTDEF mtt_status mtt_plan(mtt_env *env, const mtt_model_desc *model, const mtt_policy *policy, int batch,
                            int seq_len, mtt_plan_report *report);
 /* The largest batch, not split, whose arena is at most `budget_bytes`, on every rank; at most 2^20, or 0
-   after a failure. It counts on an arena growing with the batch; gaps may hide one that is 1 % larger.
+   after a failure. It assumes that a larger batch takes a larger arena. Gaps between tensors break this
+   slightly, so the true maximum may be 1 % higher.
    MTT_E_BUDGET: not even one sequence fits; the error says what it needs. */
 MTTDEF mtt_status mtt_plan_max_batch(mtt_env *env, const mtt_model_desc *model, const mtt_policy *policy,
                                      int seq_len, size_t budget_bytes, int *batch);
@@ -925,29 +930,21 @@ struct mtt_tokenizer_kind {
 MTTDEF mtt_tokenizer_kind mtt_bpe(const mtt_bpe_options *options);
 /* ---------------------------------------------------------------------------------------------- data ---- */
 
-/* Reads documents one after another from plain text, JSONL or standard input ("-"). It never holds a whole
-   file. A file that begins with '{', '"' or '[' is JSONL: each document is the named field of a line, which
-   is a string or a list of strings (joined by a blank line), or a line that is a string itself. Behind blank
-   lines a JSON value is JSONL, too, and so are the records of a JSON text sequence (RFC 7464), one a line.
-   Refuses NUL bytes, other encodings, and a field of plain text.
-   Documents of plain text end at lines that are only <|endoftext|>, which are dropped, as is <|endoftext|> at
-   the end of a field; mtt_prepare takes the end of text of its tokenizer instead. Within a line or a field it
-   is ordinary text. Such documents are cut only at the first line end after 16 MiB. Where the first 5 MiB
-   have fewer than 20, plain text is cut at the first blank line after 4 KiB (MTT_DOCUMENT_BYTES), line end
-   after 64 KiB or character after 256 KiB, too. Where that gives fewer than 20 documents, which is too few to
-   split, the text is cut into about 20 to 40 pieces, at blank lines, line ends or spaces if it has them. */
-typedef struct mtt_corpus mtt_corpus;
-MTTDEF mtt_status mtt_corpus_open(mtt_env *env, const char *path, const char *field /* default "text" */,
-                                  mtt_corpus **out);
-/* The next document, valid until the next call; MTT_END after the last. Errors name the line. The call after
-   MTT_E_FORMAT goes on with the next line. */
-MTTDEF mtt_status mtt_corpus_next(mtt_corpus *corpus, const char **text, size_t *bytes);
-MTTDEF void mtt_corpus_close(mtt_corpus *corpus);
-
 /* The three parts of a corpus. Of every 20 documents in a row, 17 go to train, 2 to valid and 1 to test (85,
    10 and 5 %). The seed decides which. */
 typedef enum mtt_split { MTT_TRAIN, MTT_VALID, MTT_TEST, MTT_SPLIT_COUNT } mtt_split;
-MTTDEF mtt_split mtt_split_of(uint64_t seed, uint64_t document);
+
+/* mtt_prepare reads documents one after another from plain text, JSONL or standard input ("-"). It never
+   holds a whole file. A file that begins with '{', '"' or '[' is JSONL: each document is the named field of a
+   line, which is a string or a list of strings (joined by a blank line), or a line that is a string itself.
+   Behind blank lines a JSON value is JSONL, too, and so are the records of a JSON text sequence (RFC 7464),
+   one a line. Refuses NUL bytes, other encodings, and a field of plain text.
+   Documents of plain text end at lines that are only the tokenizer's end of text, which are dropped, as it is
+   at the end of a field. Within a line or a field it is ordinary text. Such documents are cut only at the
+   first line end after 16 MiB. Where the first 5 MiB have fewer than 20, plain text is cut at the first blank
+   line after 4 KiB (MTT_DOCUMENT_BYTES), line end after 64 KiB or character after 256 KiB, too. Where that
+   gives fewer than 20 documents, which is too few to split, the text is cut into about 20 to 40 pieces, at
+   blank lines, line ends or spaces if it has them. */
 
 /* The input, the output and the options of mtt_prepare. Zero means the default. */
 typedef struct mtt_prepare_desc {
@@ -1215,7 +1212,7 @@ MTTDEF mtt_status mtt_generator_run(mtt_generator *generator, mtt_tokenizer *tok
 
 #endif /* MTT_NO_GENERATOR */
 
-#ifndef MTT_NO_RANKS
+#ifndef MTT_NO_SOCKETS
 /* --------------------------------------------------------------------------------------------- ranks ---- */
 
 /* A rank is one of several processes that train one model together, numbered from 0. This section connects
@@ -1297,7 +1294,7 @@ MTTDEF void mtt_ranks_close(mtt_ranks *ranks);
 #define MTT__GENERATOR_STRUCTS(X) X(mtt_sampling) X(mtt_generation) X(mtt_generator_desc) \
     X(mtt_choice) X(mtt_chosen)
 #endif
-#ifdef MTT_NO_RANKS
+#ifdef MTT_NO_SOCKETS
 #define MTT__RANKS_STRUCTS(X)
 #else
 #define MTT__RANKS_STRUCTS(X) X(mtt_ranks_desc)
@@ -1444,8 +1441,8 @@ typedef struct mtt_shape {
 } mtt_shape;
 
 /* Operations. A row: name; number of inputs; operands, inputs first; FLOPs; bytes moved; bytes of scratch on
-   CUDA. A row makes `struct mtt_<name>` with its operands as members. An operand that is both input and
-   output changes in place. Some operands may be absent (NULL): biases, positions and their gradients,
+   CUDA. A row makes the struct mtt_op_<name>, whose members are the operands. An operand that is both input
+   and output changes in place. Some operands may be absent (NULL): biases, positions and their gradients,
    `angles`, gains of q and k and what only these need, `joined`, the `y` of linear_gelu, `shift` of RMSNorm,
    `out_8`, `d_qkv_t`, the gradients of chunked_loss, `master`, and `ranges` on the CPU. grad_norm and adamw
    work on all parameters besides, mtt_op's `gradients` and `weights`. o: the row's struct. N: elements, W:
@@ -1549,13 +1546,19 @@ typedef struct mtt_shape {
     X(move, 1, MTT_OPERANDS(*x, *y),                                                                         \
       0, moved, 0)
 
-/* Those between ranks. all_to_all sends each rank its share of the gradients, and receives this rank's share
-   of theirs: first all of rank 0's, then those of rank 1, and so on, without this rank's own. sum_gradients
-   then adds up the shares of all ranks in their order. all_gather sends `row` to all, and makes those `rows`
-   that are of others. gather_squares, gather_sums and gather_weights send what this rank has made of
-   `squares`, of mtt_op's `sums` and of its `weights`, and receive the rest. sum_squares makes a number of
-   each block of the gradients of this rank's share, for grad_norm. sum_loss makes `count`, an mtt_count, and
-   not the counters, where add_counts adds up those of all ranks.
+/* Rows of wings. A wing is a technique that can be left out: its rows stand here, the rest of it in a room of
+   its own behind the hall. MTT_IF_...(code) is code that only such a build has. */
+#ifndef MTT_NO_RANKS
+#define MTT_IF_RANKS(...) __VA_ARGS__
+
+/* >>exchange: all_to_all sends each rank its share of the gradients, and receives this rank's share of theirs:
+   first all of rank 0's, then those of rank 1, and so on, without this rank's own. sum_gradients then adds up
+   the shares of all ranks in their order. all_gather sends `row` to all, and makes those `rows` that are of
+   others. gather_squares, gather_sums and gather_weights send what this rank has made of `squares`, of
+   mtt_op's `sums` and of its `weights`, and receive the rest. sum_squares makes a number of each block of the
+   gradients of this rank's share, for grad_norm. sum_loss makes `count`, an mtt_count, and not the counters,
+   where add_counts adds up those of all ranks. merge_records joins what all ranks have recorded in the table
+   of scales.
 
    all_to_all and what gathers may end later than operations after them. These begin when they have ended:
    sum_gradients, add_counts, sum_squares, grad_norm, merge_records, operations that read gathered weights,
@@ -1574,10 +1577,14 @@ typedef struct mtt_shape {
     X(add_counts, 3, MTT_OPERANDS(*count, *counts, *control, *counters),                                     \
       mtt__count(o->counts), moved, 0)                                                                       \
     X(sum_squares, 1, MTT_OPERANDS(*ranges, *squares),                                                       \
-      2 * parameters, moved, 0)
+      2 * parameters, moved, 0)                                                                              \
+    MTT_IF_EIGHT(X(merge_records, 1, MTT_OPERANDS(*rows, *scales),                                           \
+      mtt__count(o->rows), moved, 0))
+#else
+#define MTT_IF_RANKS(...)
+#define MTT_RANK_OPS(X)
+#endif /* MTT_NO_RANKS */
 
-/* Rows of wings. A wing is a technique that can be left out: its rows stand here, the rest of it in a room of
-   its own behind the hall. MTT_IF_...(code) is code that only such a build has. */
 #ifndef MTT_NO_GENERATOR
 #define MTT_IF_GENERATOR(...) __VA_ARGS__
 
@@ -1664,17 +1671,14 @@ typedef struct mtt_chosen {
    make dx in 8 bits, in both orders, and the norm's result, transposed, for which alone it has `shift`. out_8
    is flash's output in 8 bits, beside that in 16. With d_qkv_t, d_qkv is in 8 bits, too; seq_len is then a
    multiple of 16, since kernels write rows of d_qkv_t 16 tokens at a time. Both flash operations round to 16
-   bits first. rescale makes the scales of the next step; merge_records joins what all ranks have recorded in
-   the table of scales. */
+   bits first. rescale makes the scales of the next step. */
 #define MTT_EIGHT_OPS(X)                                                                                     \
     X(quantize, 4, MTT_OPERANDS(*x, *stats, *gain, *shift, *y, *y_t),                                        \
       (o->stats ? 5 : 1) * mtt__count(o->x), moved, 0)                                                       \
     X(quantize_weights, 4, MTT_OPERANDS(*qkv, *proj, *fc, *mlp, *qkv_8, *proj_8, *fc_8, *mlp_8),             \
       mtt__count(o->qkv) + mtt__count(o->proj) + mtt__count(o->fc) + mtt__count(o->mlp), moved, 0)           \
     X(rescale, 0, MTT_OPERANDS(*scales, *counters),                                                          \
-      mtt__count(o->scales), moved, 0)                                                                       \
-    X(merge_records, 1, MTT_OPERANDS(*rows, *scales),                                                        \
-      mtt__count(o->rows), moved, 0)
+      mtt__count(o->scales), moved, 0)
 #define MTT__EIGHT_ADJOINTS(X) X(quantize, quantize) X(quantize_weights, none)
 /* The transposed weights, in the order of mtt__linears, and attention's output beside that in 16 bits. */
 enum { MTT__EIGHT = MTT_F8_E4M3 };
@@ -1691,8 +1695,8 @@ enum { MTT__EIGHT = MTT_F8_E4M3 };
 #define MTT__EIGHT_ACTIVATIONS(X)
 #endif /* MTT_NO_FP8 */
 
-#define MTT_WING_OPS(X) MTT_GENERATOR_OPS(X) MTT_ADAPTERS_OPS(X) MTT_EIGHT_OPS(X)
-#define MTT_OPS(X) MTT_LOCAL_OPS(X) MTT_RANK_OPS(X) MTT_WING_OPS(X)
+#define MTT_WING_OPS(X) MTT_RANK_OPS(X) MTT_GENERATOR_OPS(X) MTT_ADAPTERS_OPS(X) MTT_EIGHT_OPS(X)
+#define MTT_OPS(X) MTT_LOCAL_OPS(X) MTT_WING_OPS(X)
 #define MTT__OP_ENUM(name, inputs, operands, flops, bytes, scratch) MTT_OP_##name,
 typedef enum mtt_op_kind { MTT_OPS(MTT__OP_ENUM) MTT_OP_KIND_COUNT } mtt_op_kind;
 #define MTT__OP_STRUCT(name, inputs, operands, flops, bytes, scratch)                   \
@@ -2172,20 +2176,11 @@ typedef struct mtt_part {
     int64_t elements;     /* of the parameter, padded; 0 if it is frozen */
     int64_t block, share; /* its first block in the layer; blocks of a share */
     int64_t square;       /* its first block in the model */
-    int64_t begin, count; /* elements that this rank updates: its share, or all */
+    int64_t mine, end;    /* elements of this rank's share: from `mine`, below `end` */
+    int64_t begin, count; /* those that it updates: its share, or all */
     int64_t first;        /* where they begin in master, m and v */
     int64_t base;         /* the element with which its sum begins: that of the share, or 0 */
 } mtt_part;
-
-/* The elements of a parameter in a rank's share. Returns their number. */
-MTT__BOTH int64_t mtt__share(const mtt_part *part, int rank, int64_t *begin)
-{
-    int64_t end = ((rank + 1) * part->share - part->block) * MTT__RANGE_BLOCK;
-    *begin = (rank * part->share - part->block) * MTT__RANGE_BLOCK;
-    if (*begin < 0) *begin = 0;
-    if (end > part->elements) end = part->elements;
-    return end > *begin ? end - *begin : 0;
-}
 
 /* What a rank counts in a micro-batch: the sum of losses, and the targets that have the largest logit. */
 typedef struct mtt_count {
@@ -2203,6 +2198,7 @@ MTT__BOTH void mtt__add_count(mtt_counters *counters, const mtt_count *count, in
 
 MTT__BOTH float mtt__op_scale(const mtt_op *op) { return op->scale > 0 ? op->scale : 1.0f; }
 
+#ifndef MTT_NO_RANKS
 /* Operations between ranks, and those which begin when transfers have ended: see MTT_RANK_OPS. */
 MTT__BOTH int mtt__is_transfer(const mtt_op *op)
 {
@@ -2222,6 +2218,14 @@ MTT__BOTH int mtt__needs_transfers(const mtt_op *op)
            op->kind == MTT_OP_sum_squares || op->kind == MTT_OP_grad_norm
            MTT_IF_EIGHT(|| op->kind == MTT_OP_merge_records);
 }
+
+/* Joins what another rank has recorded of a tensor. Bits of positive floats are in their order. */
+MTT__BOTH void mtt__merge_record(mtt_scale *s, const mtt_scale *other)
+{
+    if (other->largest > s->largest) s->largest = other->largest;
+    s->clipped += other->clipped;
+}
+#endif /* MTT_NO_RANKS */
 
 /* ---- 8-bit floats ---- */
 
@@ -2265,13 +2269,6 @@ MTT__BOTH void mtt__scale_logits(mtt_scale *s, const mtt_control *control, const
     s->scale = mtt__power_of_two(32768.0f / mtt__loss_factor(control, counters));
     s->inverse = 1.0f / s->scale;
 }
-
-/* Joins what another rank has recorded of a tensor. Bits of positive floats are in their order. */
-MTT__BOTH void mtt__merge_record(mtt_scale *s, const mtt_scale *other)
-{
-    if (other->largest > s->largest) s->largest = other->largest;
-    s->clipped += other->clipped;
-}
 #endif /* MTT_NO_FP8 */
 
 /* ---- scratch of operations on CUDA ---- */
@@ -2284,10 +2281,10 @@ MTT__BOTH int mtt__flash_width(int d_head)
     return width;
 }
 
-/* Flash attention's backward pass keeps for each head of a group: under 16 bits the running sums of dQ, in
-   tiles of 64 rows, and 64 bytes for each block of 32 keys or more; two statistics of each token. A header of
-   256 bytes comes first. Where heads share
-   keys, the room of one head more is for dK and dV, which their blocks may hand over. */
+/* Scratch of flash attention's backward pass: a header of 256 bytes; then for each head of a group two
+   statistics a token and, for 16-bit tensors, the running sums of dQ in tiles of 64 rows, with 64 bytes for
+   each block of 32 keys or more. Heads that share keys need room for one head more: their blocks may hand
+   over dK and dV. */
 MTT__BOTH size_t mtt__flash_sums(const mtt_shape *d, mtt_dtype dtype)
 {
     size_t tokens = (size_t)mtt__round_up(d->seq_len, 64);
@@ -2406,7 +2403,7 @@ MTTDEF const char *mtt_dtype_name(mtt_dtype dtype);
 #include <sys/sysctl.h>
 #endif
 #endif
-#ifndef MTT_NO_RANKS
+#ifndef MTT_NO_SOCKETS
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -2485,6 +2482,7 @@ MTTDEF const char *mtt_dtype_name(mtt_dtype dtype);
 
 #if defined(__linux__) && !defined(MADV_HUGEPAGE) /* without BSD's names, as under -std=c99 */
 #define MADV_HUGEPAGE 14
+#define MADV_DONTNEED 4
 extern int madvise(void *block, size_t bytes, int advice);
 #endif
 
@@ -2498,6 +2496,18 @@ static void mtt__os_huge_pages(void *block, size_t bytes)
     if (from < end) madvise((void *)from, end - from, MADV_HUGEPAGE); /* if it fails, pages are small */
 #else
     (void)block, (void)bytes;
+#endif
+}
+
+/* Gives back the memory of a part of a mapped file that was only read: the next use reads it again. Without it
+   a file takes as much memory as the weights that are made of it. Windows has no such maps. */
+static void mtt__os_forget(const void *data, size_t bytes)
+{
+#ifdef MADV_DONTNEED
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), from = (uintptr_t)data / page * page;
+    madvise((void *)from, (uintptr_t)data + bytes - from, MADV_DONTNEED); /* if it fails, it stays in use */
+#else
+    (void)data, (void)bytes;
 #endif
 }
 
@@ -3733,7 +3743,7 @@ typedef struct mtt__builder mtt__builder;
 enum { MTT__TRAINED, MTT__FROZEN, MTT__LEFT_OUT }; /* what becomes of a parameter */
 typedef struct mtt__wing {
     void (*resolve)(mtt_policy *policy); /* fills in its defaults, and what follows from its fields */
-    void (*check)(mtt__faults *faults, const mtt_model_desc *model, const mtt_policy *policy);
+    void (*checks)(mtt__faults *faults, const mtt_model_desc *model, const mtt_policy *policy);
     void (*parameter)(const mtt_policy *policy, int kind, const char *name, int *fate);
     void (*parameters)(mtt__builder *b); /* checks them */
     void (*state)(mtt__builder *b);      /* adds what else lives from step to step */
@@ -3744,7 +3754,8 @@ typedef struct mtt__wing {
 } mtt__wing; /* begin: before a training step's micro-batches */
 typedef const mtt__wing *mtt__wing_of(void); /* a function, since C++ cannot declare a constant ahead */
 #define MTT__WINGS(X)                                                                   \
-    MTT_IF_GENERATOR(X(generator)) MTT_IF_ADAPTERS(X(adapters)) MTT_IF_EIGHT(X(eight)) X(exchange)
+    MTT_IF_GENERATOR(X(generator)) MTT_IF_ADAPTERS(X(adapters)) MTT_IF_EIGHT(X(eight)) \
+    MTT_IF_RANKS(X(exchange))
 #define MTT__WING_DECLARED(name) static mtt__wing_of mtt__wing_##name;
 MTT__WINGS(MTT__WING_DECLARED)
 #define MTT__WING_ROW(name) mtt__wing_##name,
@@ -3825,21 +3836,21 @@ MTTDEF mtt_status mtt_policy_resolve(mtt_env *env, const mtt_policy *policy, con
     mtt__require(&faults, p.precision != MTT_FP8,
                  "precision is fp8, which MTT_NO_FP8 left out of this build: take bf16");
 #endif
+#ifdef MTT_NO_RANKS
+    mtt__require(&faults, p.ranks < 2, "ranks is %d, but MTT_NO_RANKS left ranks out of this build: set it to "
+                 "1", p.ranks);
+#endif
 #ifdef MTT_NO_ADAPTERS
     mtt__require(&faults, !p.lora_rank, "lora_rank is %d, but MTT_NO_ADAPTERS left adapters out of this "
                  "build: set it to 0", p.lora_rank);
 #endif
-    MTT__EACH_WING(check, (&faults, model, &p));
+    MTT__EACH_WING(checks, (&faults, model, &p));
     mtt__in_range(&faults, "batch", batch, 1, 1 << 20);
     mtt__in_range(&faults, "seq_len", seq_len, 1, 1 << 20);
     mtt__require(&faults, seq_len <= model->max_seq || model->positions != MTT_POSITIONS_LEARNED,
                  "seq_len is %d but the learned positions end at max_seq %d: raise max_seq", seq_len,
                  model->max_seq);
     mtt__check_fields(&faults, &p, mtt__policy_field);
-    mtt__require(&faults, p.ranks < 1 || (p.rank >= 0 && p.rank < p.ranks),
-                 "rank is %d, it must be at least 0 and below ranks, %d", p.rank, p.ranks);
-    mtt__require(&faults, !p.keep_gradients || p.ranks == 1 || p.shard == MTT_SHARD_NONE,
-                 "keep_gradients is 1: ranks must not divide gradients, set shard to none");
     mtt__require(&faults, !p.early_update || p.precision < MTT_FP16,
                  "early_update is 1, but fp16 and fp8 scale the loss, and skip a step by all gradients: take "
                  "bf16");
@@ -4122,9 +4133,9 @@ enum { MTT__USUAL = -1, MTT__WIDE = MTT_F32 };
    normalized. In shapes, d is the mtt_shape, qkv.row the columns of q, k and v together, wide = heads *
    d_head, and heads = batch * heads: see mtt__make.
 
-   Frees, for segments alone, as PROJ names QKV: when the adjoint of the operation that makes PROJ is done,
-   what the layer made before QKV is dropped, but for x. The next layer's x names itself: all that this layer
-   made is dropped. */
+   Frees (segments only): once the adjoint of the row's maker is done, everything that the layer made before
+   the named activation is dropped, except x. PROJ names QKV: the MLP's half is then done. The next layer's x
+   names itself: all that this layer made is dropped. */
 #define MTT__ACTIVATIONS(X)                                                                              \
     X(RESIDUAL, "x", d->batch, d->seq_len, d->d_model, USUAL, MTT_ACTIVATIONS, BY_SEGMENT, RESIDUAL)     \
     X(LN_1, "ln_1", d->rows, d->d_model, 0, USUAL, MTT_ACTIVATIONS, BY_SELECTIVE, NONE)                  \
@@ -4171,7 +4182,7 @@ typedef struct mtt__parameter {
     mtt_tensor *sum;  /* of the gradients of all micro-batches; NULL if there is one */
     int64_t sum_shape[2]; /* that of the weight, or elements of a share; 0 = none */
     mtt_tensor *received; /* gradients of other ranks; NULL: no other ranks */
-    int64_t received_at;  /* where its own begin in a row of these, in bytes */
+    int64_t received_at;  /* where its element 0 is, or would be, in a row of these, in bytes */
 } mtt__parameter;
 
 /* A training step, an evaluation, or the logits of one token: operations over tensors that share one arena in
@@ -4381,7 +4392,7 @@ static int mtt__trains(const mtt__builder *b, const mtt_tensor *t)
     return t->role >= 0 && mtt__activation_of(b, t)->trains;
 }
 
-/* The same for some operand from number `k` up to `end`. */
+/* 1 = the gradient of any operand in [k, end) is wanted. */
 static int mtt__some_train(const mtt__builder *b, mtt_tensor **operands, int k, int end)
 {
     while (k < end && !mtt__trains(b, operands[k])) k++;
@@ -4700,7 +4711,7 @@ static mtt_tensor *mtt__norm(mtt__builder *b, int layer, int which, mtt_tensor *
     return y;
 }
 
-/* What the first product of a branch, or the head, reads: x, in a pre-norm model normalized. */
+/* The input of a branch's first product, or of the head: norm(x) in a pre-norm model, else x. */
 static mtt_tensor *mtt__product_input(mtt__builder *b, int layer, int which, mtt_tensor *x)
 {
     if (b->schedule->model.norm_place != MTT_NORM_PRE) return x;
@@ -4950,7 +4961,7 @@ static void mtt__adjoint_activation(mtt__builder *b, const mtt_op *op)
     mtt__activation_of(b, x)->current = NULL;
 }
 
-/* In place. */
+/* The gradient is rotated back in place. */
 static void mtt__adjoint_rotary(mtt__builder *b, const mtt_op *op)
 {
     const mtt_op_rotary *f = MTT_OPERANDS_OF(rotary, op);
@@ -5126,8 +5137,8 @@ static mtt_tensor *mtt__take_bias(const mtt_op *op, const mtt_op *end, const mtt
     return NULL;
 }
 
-/* linear_backward_input, gelu_backward: as above. The product's epilogue also sums the bias's gradient,
-   unless that is the sum of rows of dx_t. */
+/* Joins linear_backward_input and gelu_backward, for the reason given at mtt__fuse_linear_gelu. The product's
+   epilogue also sums the bias's gradient, unless that is the sum of rows of dx_t. */
 static void mtt__fuse_linear_backward_gelu(mtt__builder *b, mtt_op *op, const mtt_op *end)
 {
     const mtt_op_linear_backward_input *l = MTT_OPERANDS_OF(linear_backward_input, op);
@@ -5158,11 +5169,12 @@ static int *mtt__reads(mtt__builder *b, const mtt_op *op, const mtt_op *end)
     return reads;
 }
 
-/* Joins neighbours that one kernel can do. Products take GELU in 16 bits alone: in FP32 and in 8 bits a step
-   is no faster for it; backward a GPU does so in 8 bits, but a CPU has no place for what lies between the
-   two. Norms sum a bias's gradient in 16 bits alone, too. What is normalized before it is rotated, the
-   backward pass needs as it was, in its first pass and when it is made again: the same kernel must make
-   both. */
+/* Joins neighbours that one kernel can do.
+   - Products take GELU in 16 bits alone. In FP32 and in 8 bits a step is no faster for it. Backward, a GPU
+     joins them in 8 bits, too; a CPU has no place for what lies between the two.
+   - Norms sum a bias's gradient in 16 bits alone.
+   - With gains of q and k the backward pass needs the product before its norm. So linear and rotary stay
+     apart, in the forward pass as in recomputation: one kernel, the same bits. */
 static int mtt__rule_fusions(mtt__builder *b, mtt_op *op, const mtt_op *end)
 {
     int half = mtt__dtype(b) != MTT_F32, *reads = mtt__reads(b, op, end);
@@ -5329,7 +5341,7 @@ static void mtt__add_parameter(mtt__builder *b, int kind, int layer)
     q->frozen = fate == MTT__FROZEN || mtt__matches(b->policy->freeze, name);
     q->first_range = p->range_count;
     if (!q->frozen) p->range_count += (int)mtt__ceil_div(mtt__elements(q->weight), MTT__RANGE);
-    q->part.elements = q->part.count = q->frozen ? 0 : mtt__elements(q->weight);
+    q->part.elements = q->part.end = q->part.count = q->frozen ? 0 : mtt__elements(q->weight);
     q->part.first = p->optim_elements;
     p->optim_elements += mtt__round_up(q->part.count, MTT__PART);
     memcpy(q->sum_shape, q->weight->shape, sizeof(q->sum_shape));
@@ -5555,7 +5567,7 @@ static int mtt__has_step(const mtt__builder *b)
     MTT__EXTRA_PASSES(EMIT, RULE)                                                       \
     EMIT(step, has_step)                                                                \
     MTT_IF_EIGHT(EMIT(scales, has_eight))                                               \
-    RULE(exchange, has_ranks)
+    MTT_IF_RANKS(RULE(exchange, has_ranks))
 
 #define MTT__EMIT_DECLARED(name, applies)                                               \
     static mtt__pass_writer mtt__emit_##name;                                           \
@@ -5961,47 +5973,20 @@ static double mtt__chunked_bytes(const mtt_op *op)
     return bytes;
 }
 
-/* Bytes of an element of a parameter that is gathered, or of a block of squares. */
-static int64_t mtt__gathered_bytes(const mtt_op *op, int parameter)
-{
-    if (op->kind == MTT_OP_gather_squares) return sizeof(double);
-    return (int64_t)mtt__bytes_of(op->sums ? MTT_F32 : op->weights[parameter]->dtype, 1);
-}
-
-/* Elements of a rank's share that are gathered, or blocks of them; *begin is the first. */
-static int64_t mtt__gathered(const mtt_op *op, int parameter, int rank, int64_t *begin)
-{
-    const mtt_part *part = &op->parts[parameter];
-    int64_t count = mtt__share(part, rank, begin);
-    if (op->kind != MTT_OP_gather_squares) return count;
-    *begin = part->square + *begin / MTT__RANGE_BLOCK;
-    return mtt__ceil_div(count, MTT__RANGE_BLOCK);
-}
-
-/* Counts what this rank sends to the others. */
-static double mtt__wire_bytes(const mtt_op *op)
-{
-    double others = op->shape->ranks - 1, bytes = 0;
-    int64_t begin;
-    int i, peer, rank = op->shape->rank;
-    if (op->kind == MTT_OP_all_gather) return others * (double)op->operands[0]->bytes;
-    for (i = 0; i < op->parameters; i++) {
-        if (op->kind != MTT_OP_all_to_all)
-            bytes += others * (double)(mtt__gathered(op, i, rank, &begin) * mtt__gathered_bytes(op, i));
-        for (peer = 0; peer < op->shape->ranks && op->kind == MTT_OP_all_to_all; peer++)
-            if (peer != rank)
-                bytes += (double)mtt__bytes_of(op->gradients[i]->dtype,
-                                               (size_t)mtt__share(&op->parts[i], peer, &begin));
-    }
-    return bytes;
-}
-
 /* Pairs of a query and a key that it attends: T(T+1)/2 a head, or what the window leaves of it. */
 static double mtt__attention_pairs(const mtt_shape *d)
 {
     double seq = d->seq_len, window = d->window ? d->window : d->seq_len;
     return (double)d->batch * d->heads * (window * (window + 1) / 2 + (seq - window) * window);
 }
+
+/* What >>exchange adds to a plan. */
+typedef double mtt__wire_function(const mtt_op *op);
+typedef void mtt__report_function(const mtt_schedule *s, mtt_plan_report *r);
+typedef void mtt__print_function(mtt__text *text, const mtt_plan_report *r);
+typedef mtt_status mtt__policy_function(mtt_env *env, const mtt_model_desc *model, int seq_len, mtt_policy *p);
+MTT_IF_RANKS(static mtt__wire_function mtt__wire_bytes; static mtt__policy_function mtt__take_fullest_rank;)
+MTT_IF_RANKS(static mtt__report_function mtt__report_wires; static mtt__print_function mtt__print_wires;)
 
 /* Evaluates an operation's row: FLOPs and bytes moved. */
 static void mtt__op_cost(const mtt_op *op, double *flops, double *traffic)
@@ -6279,22 +6264,6 @@ static mtt_status mtt__build_policy(mtt_schedule *s)
     return status || mtt__arena_bytes(s) <= limit ? status : mtt__fit_budget(s);
 }
 
-/* Returns the rank with the largest share of a program that is built; this one if ranks divide nothing. What
-   they must decide alike goes by what that one can hold. */
-static int mtt__fullest_rank(const mtt_schedule *s)
-{
-    const mtt__program *p = &s->programs[MTT__TRAIN];
-    int64_t most = -1, begin;
-    int fullest = s->policy.rank, rank, i;
-    for (rank = 0; rank < s->policy.ranks && s->policy.shard != MTT_SHARD_NONE; rank++) {
-        int64_t share = 0;
-        for (i = 0; i < p->parameter_count; i++)
-            share += mtt__round_up(mtt__share(&p->parameters[i].part, rank, &begin), MTT__PART);
-        if (share > most) most = share, fullest = rank;
-    }
-    return fullest;
-}
-
 /* Cuts the batch into `split` micro-batches. MTT_LOSS_AUTO of `asked` goes by their rows. */
 static mtt_status mtt__build_split(mtt_schedule *s, const mtt_policy *asked, int batch, int accumulate,
                                    int split)
@@ -6312,13 +6281,11 @@ static mtt_status mtt__build_split(mtt_schedule *s, const mtt_policy *asked, int
    more of them only cost. If none fits, the error is the last one's, with the least of all. */
 static mtt_status mtt__fit_split(mtt_schedule *s, const mtt_policy *asked)
 {
-    int batch = s->batch, accumulate = s->policy.accumulate, best = 0, last = 0, me = s->policy.rank, split;
+    int batch = s->batch, accumulate = s->policy.accumulate, best = 0, last = 0, split;
     double best_cost = 0;
-    mtt_status status;
-    s->batch = 1; /* shares are those of any batch */
-    status = mtt__build(s, 0, 0, 0);
+    mtt_status status = MTT_OK;
+    MTT_IF_RANKS(status = mtt__take_fullest_rank(s->env, &s->model, s->seq_len, &s->policy);)
     if (status) return status;
-    s->policy.rank = mtt__fullest_rank(s);
     for (split = 1; split <= batch && split <= (1 << 20) / accumulate && !last; split++) {
         if (batch % split) continue;
         status = mtt__build_split(s, asked, batch, accumulate, split);
@@ -6329,8 +6296,8 @@ static mtt_status mtt__fit_split(mtt_schedule *s, const mtt_policy *asked)
         best = split;
         best_cost = mtt__plan_cost(s);
     }
-    if (!best || (best == s->split && me == s->policy.rank)) return status;
-    s->policy.rank = me;
+    if (!best || (best == s->split && asked->rank == s->policy.rank)) return status;
+    s->policy.rank = asked->rank;
     return mtt__build_split(s, asked, batch, accumulate, best);
 }
 
@@ -6373,13 +6340,6 @@ MTTDEF void mtt_schedule_destroy(mtt_schedule *s)
     mtt__free(s->env, s);
 }
 
-/* Tells whether nothing is computed while transfer `i` is under way. */
-static int mtt__is_exposed(const mtt__program *p, int i)
-{
-    while (++i < p->op_count && i != p->step_begin && mtt__is_transfer(&p->ops[i])) {}
-    return i == p->op_count || i == p->step_begin || mtt__needs_transfers(&p->ops[i]);
-}
-
 /* Counts what an operation reads and writes on the host: it passes the link between host and card. */
 static void mtt__count_link(const mtt_op *op, int times, mtt_plan_report *r)
 {
@@ -6394,7 +6354,6 @@ static void mtt__count_link(const mtt_op *op, int times, mtt_plan_report *r)
 MTTDEF void mtt_schedule_report(const mtt_schedule *s, mtt_plan_report *r)
 {
     const mtt__program *p = &s->programs[MTT__TRAIN];
-    double wire;
     int i;
     memset(r, 0, sizeof(*r));
     for (i = 0; i < p->parameter_count; i++) r->parameters += mtt__parameter_elements(&p->parameters[i]);
@@ -6412,17 +6371,9 @@ MTTDEF void mtt_schedule_report(const mtt_schedule *s, mtt_plan_report *r)
         r->traffic_bytes += op->traffic_bytes;
         if (op->recomputed) r->recompute_flops += op->flops;
         mtt__count_link(op, op->phase == MTT_STEP ? 1 : s->policy.accumulate, r);
-        if (!mtt__is_transfer(op)) continue;
-        wire = mtt__wire_bytes(op) * (op->phase == MTT_STEP ? 1 : s->policy.accumulate);
-        r->wire_bytes += wire;
-        if (s->policy.device == MTT_DEVICE_CPU || mtt__is_exposed(p, i)) r->exposed_bytes += wire;
     }
     for (i = 0; s->chunk && i < s->programs[MTT__TOKEN].op_count; i++)
         r->token_flops += s->programs[MTT__TOKEN].ops[i].flops;
-    if (s->policy.bandwidth > 0) {
-        r->wire_ms = r->wire_bytes / (double)s->policy.bandwidth * 1e-6;
-        r->exposed_ms = r->exposed_bytes / (double)s->policy.bandwidth * 1e-6;
-    }
     memcpy(r->bytes, p->ops[r->peak_op].bytes, sizeof(r->bytes));
     r->arena_bytes = mtt__arena_bytes(s);
     r->host_bytes = mtt__place_bytes(s, MTT_HOST);
@@ -6430,7 +6381,7 @@ MTTDEF void mtt_schedule_report(const mtt_schedule *s, mtt_plan_report *r)
     r->seq_len = p->shape.seq_len;
     r->micro_batches = s->split;
     r->outside_bytes = 3145728 + 524288 * (size_t)mtt__threads() + 65536 * (size_t)s->model.layers;
-    r->outside_bytes += 2048 * (size_t)(s->policy.ranks - 1) * (size_t)(s->model.layers + 4); /* transfers */
+    MTT_IF_RANKS(mtt__report_wires(s, r);)
 #ifdef MTT_CBLAS
     r->outside_bytes += 2097152 + 1310720 * (size_t)mtt__threads();
 #endif
@@ -6476,28 +6427,13 @@ MTTDEF mtt_status mtt_plan(mtt_env *env, const mtt_model_desc *model, const mtt_
     return MTT_OK;
 }
 
-/* Makes a policy that of the rank with the largest share. */
-static mtt_status mtt__take_fullest_rank(mtt_env *env, const mtt_model_desc *model, int seq_len,
-                                         mtt_policy *p)
-{
-    mtt_policy any = *p;
-    mtt_schedule s;
-    mtt_status status;
-    if (p->ranks < 2) return MTT_OK;
-    any.recompute = MTT_RECOMPUTE_NONE;
-    status = mtt__schedule_init(&s, env, model, &any, 1, seq_len);
-    if (status) return status;
-    p->rank = mtt__fullest_rank(&s);
-    mtt__release_programs(&s);
-    return MTT_OK;
-}
-
 MTTDEF mtt_status mtt_plan_max_batch(mtt_env *env, const mtt_model_desc *model, const mtt_policy *policy,
                                      int seq_len, size_t budget_bytes, int *batch)
 {
     mtt_policy p = *policy;
     int low = 0, high = 1 << 20, next = 1; /* low fits, high + 1 does not */
-    mtt_status status = mtt__take_fullest_rank(env, model, seq_len, &p);
+    mtt_status status = MTT_OK;
+    MTT_IF_RANKS(status = mtt__take_fullest_rank(env, model, seq_len, &p);)
     p.budget_bytes = budget_bytes ? budget_bytes : 1;
     p.split = 0;
     *batch = 0;
@@ -6560,7 +6496,7 @@ MTTDEF mtt_status mtt_policy_fit(mtt_env *env, const mtt_model_desc *model, cons
     mtt_status status = mtt_model_resolve(env, model, &m);
     f.budget = p.budget_bytes = budget_bytes ? budget_bytes : 1;
     if (!status) status = mtt_policy_resolve(env, &p, &m, batch, seq_len, &f.fit);
-    if (!status) status = mtt__take_fullest_rank(env, model, seq_len, &p);
+    MTT_IF_RANKS(if (!status) status = mtt__take_fullest_rank(env, model, seq_len, &p);)
     if (status) return status;
     f.least = SIZE_MAX;
     f.cost = HUGE_VAL;
@@ -6939,7 +6875,7 @@ static void mtt__cpu_activation_backward(const mtt_op *op, const mtt_op_activati
     mtt__slope_rows(op->shape->mlp, o);
 }
 
-/* ---- matrix products ---- */
+/* ---- products of blocks ---- */
 
 /* A vector register, and the rows of C whose sums, two vectors each, fit the registers. MTT__LOW and
    MTT__HIGH: the lanes of two vectors, halves of which alternate. */
@@ -6981,58 +6917,6 @@ enum { MTT__ROWS = 4 };
 #else
 #define MTT__UNROLL_ROWS
 #endif
-
-/* An m x n matrix inside a tensor: element (i, j) is at first + i * row + j * column. One step is 1. */
-typedef struct mtt__view {
-    const mtt_tensor *t;
-    int64_t first, m, n, row, column;
-} mtt__view;
-
-static mtt__view mtt__matrix_at(const mtt_tensor *t, int64_t first, int64_t m, int64_t n, int transposed)
-{
-    mtt__view plain = {t, first, m, n, mtt__width(t), 1}, swapped = {t, first, n, m, 1, mtt__width(t)};
-    return transposed ? swapped : plain;
-}
-
-static mtt__view mtt__matrix(const mtt_tensor *t, int transposed)
-{
-    return mtt__matrix_at(t, 0, mtt__rows(t), mtt__width(t), transposed);
-}
-
-static mtt__view mtt__transposed(mtt__view v)
-{
-    mtt__view swapped = {v.t, v.first, v.n, v.m, v.column, v.row};
-    return swapped;
-}
-
-/* Rows i0 up and columns j0 up of a view, as an m x n block of floats, padded with zeros to multiples of 8
-   rows and 32 columns. Where columns are contiguous in memory, 16 of them are read, then written side by
-   side, a cache line at a time: an FP32 step is 20 % faster than by single elements. */
-static void mtt__load_block(mtt__view v, int64_t i0, int64_t m, int64_t j0, int64_t n, float *out,
-                            int64_t stride)
-{
-    enum { wide = 16 };
-    float columns[wide][MTT__MAX_HEAD];
-    int64_t i, j, l, w;
-    for (i = 0; i < m && v.column == 1; i++)
-        mtt__load(v.t, v.first + (i0 + i) * v.row + j0, n, out + i * stride);
-    for (j = 0; j < n && v.column != 1; j += wide) {
-        w = mtt__min(wide, n - j);
-        for (l = 0; l < w; l++) mtt__load(v.t, v.first + i0 + (j0 + j + l) * v.column, m, columns[l]);
-        for (i = 0; i < m; i++)
-            for (l = 0; l < w; l++) out[i * stride + j + l] = columns[l][i];
-    }
-    for (i = 0; i < mtt__round_up(m, 8); i++)
-        for (j = i < m ? n : 0; j < mtt__round_up(n, MTT__STRIPE); j++) out[i * stride + j] = 0;
-}
-
-/* Stores an m x n block of floats as rows i0 up and columns j0 up of a view. */
-static void mtt__store_block(mtt__view v, int64_t i0, int64_t m, int64_t j0, int64_t n, const float *in,
-                             int64_t stride)
-{
-    int64_t i;
-    for (i = 0; i < m; i++) mtt__store(v.t, v.first + (i0 + i) * v.row + j0, n, in + i * stride);
-}
 
 /* Keeps x and y in registers: for Zen, GCC loads them again for each row, and AVX2 makes 75 GFLOP/s instead
    of 110. */
@@ -7126,6 +7010,325 @@ MTT__PAIRS_CODE MTT__MULTIPLY(mtt__multiply_pairs, mtt__pairs_vector, 8, MTT__PA
 #define mtt__multiply_pairs mtt__multiply_block
 static int mtt__has_pairs(void) { return 0; }
 #endif
+
+/* ---- views ---- */
+
+/* An m x n matrix inside a tensor: element (i, j) is at first + i * row + j * column. One step is 1. */
+typedef struct mtt__view {
+    const mtt_tensor *t;
+    int64_t first, m, n, row, column;
+} mtt__view;
+
+static mtt__view mtt__matrix_at(const mtt_tensor *t, int64_t first, int64_t m, int64_t n, int transposed)
+{
+    mtt__view plain = {t, first, m, n, mtt__width(t), 1}, swapped = {t, first, n, m, 1, mtt__width(t)};
+    return transposed ? swapped : plain;
+}
+
+static mtt__view mtt__matrix(const mtt_tensor *t, int transposed)
+{
+    return mtt__matrix_at(t, 0, mtt__rows(t), mtt__width(t), transposed);
+}
+
+static mtt__view mtt__transposed(mtt__view v)
+{
+    mtt__view swapped = {v.t, v.first, v.n, v.m, v.column, v.row};
+    return swapped;
+}
+
+/* Rows i0 up and columns j0 up of a view, as an m x n block of floats, padded with zeros to multiples of 8
+   rows and 32 columns. Where columns are contiguous in memory, 16 of them are read, then written side by
+   side, a cache line at a time: an FP32 step is 20 % faster than by single elements. */
+static void mtt__load_block(mtt__view v, int64_t i0, int64_t m, int64_t j0, int64_t n, float *out,
+                            int64_t stride)
+{
+    enum { wide = 16 };
+    float columns[wide][MTT__MAX_HEAD];
+    int64_t i, j, l, w;
+    for (i = 0; i < m && v.column == 1; i++)
+        mtt__load(v.t, v.first + (i0 + i) * v.row + j0, n, out + i * stride);
+    for (j = 0; j < n && v.column != 1; j += wide) {
+        w = mtt__min(wide, n - j);
+        for (l = 0; l < w; l++) mtt__load(v.t, v.first + i0 + (j0 + j + l) * v.column, m, columns[l]);
+        for (i = 0; i < m; i++)
+            for (l = 0; l < w; l++) out[i * stride + j + l] = columns[l][i];
+    }
+    for (i = 0; i < mtt__round_up(m, 8); i++)
+        for (j = i < m ? n : 0; j < mtt__round_up(n, MTT__STRIPE); j++) out[i * stride + j] = 0;
+}
+
+/* Stores an m x n block of floats as rows i0 up and columns j0 up of a view. */
+static void mtt__store_block(mtt__view v, int64_t i0, int64_t m, int64_t j0, int64_t n, const float *in,
+                             int64_t stride)
+{
+    int64_t i;
+    for (i = 0; i < m; i++) mtt__store(v.t, v.first + (i0 + i) * v.row + j0, n, in + i * stride);
+}
+
+/* Matrices of a head: T x d_head columns of qkv or of the output, or the T x T square of scores. */
+enum { MTT__Q, MTT__K, MTT__V, MTT__OUT, MTT__SQUARE, MTT__TRANSPOSED = 8 };
+
+static int64_t mtt__heads(const mtt_op *op) { return (int64_t)op->shape->batch * op->shape->heads; }
+
+/* Returns the view of such a matrix. `index` counts heads through the batch, sequence after sequence. */
+static mtt__view mtt__head(const mtt_op *op, const mtt_tensor *t, int part, int64_t index)
+{
+    const mtt_shape *d = op->shape;
+    mtt_qkv qkv = mtt_qkv_of(d);
+    int head = (int)(index % d->heads), transposed = part & MTT__TRANSPOSED, which = part & ~MTT__TRANSPOSED;
+    int64_t seq = d->seq_len, dim = d->d_head, first = index / d->heads * seq * mtt__width(t);
+    if (which == MTT__SQUARE) return mtt__matrix_at(t, index * seq * seq, seq, seq, transposed);
+    first += which == MTT__OUT ? head * dim : mtt_qkv_column(&qkv, which, head);
+    return mtt__matrix_at(t, first, seq, dim, transposed);
+}
+
+/* Scores are multiplied by this. */
+static float mtt__score_scale(const mtt_op *op)
+{
+    return 1.0f / sqrtf((float)op->shape->d_head);
+}
+
+/* ---- flash attention (Dao et al. 2022) ---- */
+
+/* Scores exist only for a tile of 64 queries by 64 keys at a time, so no T x T matrix is in memory. A tile of
+   q, k, v or the output has its tokens as rows, MTT__MAX_HEAD apart, or, transposed, as columns. */
+typedef float mtt__tile[MTT__TILE * MTT__MAX_HEAD];
+typedef float mtt__score_tile[MTT__TILE * MTT__TILE];
+
+/* Finds the keys [*low, *high) of a tile that a query attends, counted from the tile's first key j0. */
+static void mtt__attended(const mtt_shape *d, int64_t query, int64_t j0, int64_t *low, int64_t *high)
+{
+    int64_t first = mtt__first_key(d->window, query) - j0;
+    *high = mtt__min(MTT__TILE, query + 1 - j0);
+    *low = mtt__min(first > 0 ? first : 0, *high);
+}
+
+/* A tile of queries, for mtt__attend. */
+typedef struct mtt__attention_tile {
+    mtt__view q, k_t, v, out;
+    int64_t i0, m, place; /* rows of q from i0 up; the first one's place among the keys */
+    int64_t keys;
+    const mtt_tensor *control; /* for dropout; NULL: none */
+    int64_t element;           /* of the first row's scores */
+    float *lse;                /* of the first row, or NULL */
+} mtt__attention_tile;
+
+/* Tiles that a thread works on: queries, keys, values, the sums of the output, and scores, [query][key]. */
+typedef struct mtt__attention_tiles {
+    mtt__tile q, k, v, o;
+    mtt__score_tile s;
+} mtt__attention_tiles;
+
+/* The two products of a tile of queries and n keys from j0 up: s = q k^T, and o += s v. */
+typedef void mtt__tile_product(const mtt__attention_tile *t, int64_t dim, int64_t j0, int64_t n,
+                               mtt__attention_tiles *a);
+static void mtt__tile_scores(const mtt__attention_tile *t, int64_t dim, int64_t j0, int64_t n,
+                             mtt__attention_tiles *a)
+{
+    mtt__load_block(t->k_t, 0, dim, j0, n, a->k, MTT__TILE);
+    mtt__multiply_block(t->m, n, dim, a->q, MTT__MAX_HEAD, 1, a->k, MTT__TILE, a->s, MTT__TILE);
+}
+
+static void mtt__tile_values(const mtt__attention_tile *t, int64_t dim, int64_t j0, int64_t n,
+                             mtt__attention_tiles *a)
+{
+    mtt__load_block(t->v, j0, n, 0, dim, a->v, MTT__MAX_HEAD);
+    mtt__multiply_block(t->m, dim, n, a->s, MTT__TILE, 1, a->v, MTT__MAX_HEAD, a->o, MTT__MAX_HEAD);
+}
+
+/* The forward pass of a tile of queries (algorithm 1 with queries in the outer loop), an online softmax. Each
+   query has a running maximum m and a running sum l. Each tile of keys, with scores S = Q K^T / sqrt(D),
+   updates both and rescales the output, so O = softmax(S) V is exact:
+     m' = max(m, rowmax S)        P = e^(S - m')
+     l' = e^(m - m') l + rowsum P
+     O' = e^(m - m') O + mask P V
+   At the end O is divided by l. Keeps lse = m + log l, from which the backward pass recomputes P. */
+static void mtt__attend(const mtt_op *op, const mtt__attention_tile *t, mtt__tile_product *scores,
+                        mtt__tile_product *values)
+{
+    enum { side = MTT__TILE, stride = MTT__MAX_HEAD };
+    mtt__attention_tiles *a = (mtt__attention_tiles *)(void *)mtt__tiles(op);
+    float row_max[side], row_sum[side], scale = mtt__score_scale(op);
+    int64_t dim = op->shape->d_head, m = t->m, rows = mtt__round_up(m, 8), j0, i, j;
+    mtt__load_block(t->q, t->i0, m, 0, dim, a->q, stride);
+    memset(a->o, 0, (size_t)(rows * stride) * sizeof(float));
+    for (i = 0; i < side; i++) row_max[i] = -3.4e38f, row_sum[i] = 0;
+    for (j0 = mtt__first_key(op->shape->window, t->place) / side * side; j0 < t->place + m; j0 += side) {
+        int64_t n = mtt__min(side, t->keys - j0), low, high;
+        memset(a->s, 0, (size_t)(rows * side) * sizeof(float));
+        scores(t, dim, j0, n, a);
+        for (i = 0; i < m; i++) {
+            float *p = a->s + i * side, *out = a->o + i * stride, most, rescale;
+            mtt__attended(op->shape, t->place + i, j0, &low, &high);
+            for (j = 0; j < side; j++) p[j] = j < low || j >= high ? 0.0f : p[j] * scale;
+            most = fmaxf(row_max[i], mtt__largest(p + low, high - low));
+            rescale = mtt__exp(row_max[i] - most);
+            for (j = low; j < high; j++) p[j] = mtt__exp(p[j] - most);
+            row_sum[i] = row_sum[i] * rescale + mtt__sum(p + low, high - low);
+            for (j = 0; j < dim; j++) out[j] *= rescale;
+            row_max[i] = most;
+            if (t->control) mtt__drop(op, t->control, t->element + i * t->keys + j0, n, p);
+        }
+        values(t, dim, j0, n, a);
+    }
+    for (i = 0; i < m; i++) {
+        for (j = 0; j < dim; j++) a->o[i * stride + j] /= row_sum[i];
+        if (t->lse) t->lse[i] = row_max[i] + (float)log((double)row_sum[i]); /* systems' logf differ */
+    }
+    mtt__store_block(t->out, t->i0, m, 0, dim, a->o, stride);
+}
+
+static void mtt__flash_tile(const mtt_op *op, const mtt_op_flash *f, int64_t head, int64_t i0)
+{
+    int64_t seq = op->shape->seq_len, row = head * seq + i0;
+    mtt__attention_tile t = {mtt__head(op, f->qkv, MTT__Q, head),
+                             mtt__head(op, f->qkv, MTT__K | MTT__TRANSPOSED, head),
+                             mtt__head(op, f->qkv, MTT__V, head), mtt__head(op, f->out, MTT__OUT, head),
+                             i0, mtt__min(MTT__TILE, seq - i0), i0, seq,
+                             f->control, row * seq, (float *)f->lse->data + row};
+    mtt__attend(op, &t, mtt__tile_scores, mtt__tile_values);
+}
+
+static void mtt__cpu_flash(const mtt_op *op, const mtt_op_flash *f)
+{
+    int64_t tiles = mtt__ceil_div(op->shape->seq_len, MTT__TILE), jobs = tiles * mtt__heads(op), i;
+    MTT__OMP(omp parallel for schedule(dynamic, 1) if (jobs * MTT__TILE * MTT__TILE > MTT__ALONE))
+    for (i = 0; i < jobs; i++) mtt__flash_tile(op, f, i / tiles, i % tiles * MTT__TILE);
+}
+
+/* For the backward pass of a head: tiles of m queries from i0 up and n keys from j0 up, their P and dS. */
+typedef struct mtt__flash_pair {
+    int64_t head, i0, m, j0, n;
+    mtt__tile q, d_out, k, k_t, v_t, dk, dv; /* dq is in dk's place */
+    mtt__score_tile p, ds;
+    float delta[MTT__TILE]; /* rowsum(dO O) */
+} mtt__flash_pair;
+
+static void mtt__load_queries(const mtt_op *op, const mtt_op_flash_backward *f, int64_t i0,
+                              mtt__flash_pair *t)
+{
+    enum { stride = MTT__MAX_HEAD };
+    int64_t dim = op->shape->d_head, m = mtt__min(MTT__TILE, op->shape->seq_len - i0), i;
+    mtt__view o = mtt__head(op, f->out, MTT__OUT, t->head);
+    float out[MTT__MAX_HEAD];
+    t->i0 = i0;
+    t->m = m;
+    mtt__load_block(mtt__head(op, f->qkv, MTT__Q, t->head), i0, m, 0, dim, t->q, stride);
+    mtt__load_block(mtt__head(op, f->d_out, MTT__OUT, t->head), i0, m, 0, dim, t->d_out, stride);
+    for (i = 0; i < m; i++) {
+        mtt__load(o.t, o.first + (i0 + i) * o.row, dim, out);
+        t->delta[i] = mtt__dot(t->d_out + i * stride, out, dim);
+    }
+}
+
+static void mtt__load_keys(const mtt_op *op, const mtt_op_flash_backward *f, int64_t j0, mtt__flash_pair *t)
+{
+    enum { side = MTT__TILE };
+    int64_t dim = op->shape->d_head, n = mtt__min(side, op->shape->seq_len - j0);
+    t->j0 = j0;
+    t->n = n;
+    mtt__load_block(mtt__head(op, f->qkv, MTT__K, t->head), j0, n, 0, dim, t->k, MTT__MAX_HEAD);
+    mtt__load_block(mtt__head(op, f->qkv, MTT__K | MTT__TRANSPOSED, t->head), 0, dim, j0, n, t->k_t, side);
+    mtt__load_block(mtt__head(op, f->qkv, MTT__V | MTT__TRANSPOSED, t->head), 0, dim, j0, n, t->v_t, side);
+}
+
+/* P = mask e^(S - lse) and dS = e^(S - lse) (mask dP - delta) / sqrt(d_head) with dP = dO V^T. With
+   lse = m + log l, e^(S - lse) is divided by its row's sum already. */
+static void mtt__flash_gradients(const mtt_op *op, const mtt_op_flash_backward *f, mtt__flash_pair *t)
+{
+    enum { side = MTT__TILE, stride = MTT__MAX_HEAD };
+    const mtt_shape *d = op->shape;
+    int64_t first = t->head * d->seq_len + t->i0, dim = d->d_head, i, j, low, high;
+    float mask[side], scale = mtt__score_scale(op), d_scale = mtt__attends_one(d) ? 0.0f : scale;
+    memset(t->p, 0, sizeof(t->p));
+    memset(t->ds, 0, sizeof(t->ds));
+    mtt__multiply_block(t->m, t->n, dim, t->q, stride, 1, t->k_t, side, t->p, side);
+    mtt__multiply_block(t->m, t->n, dim, t->d_out, stride, 1, t->v_t, side, t->ds, side);
+    for (i = 0; i < t->m; i++) {
+        float *p = t->p + i * side, *ds = t->ds + i * side, lse = ((const float *)f->lse->data)[first + i];
+        for (j = 0; j < t->n; j++) mask[j] = 1.0f;
+        mtt__drop(op, f->control, (first + i) * d->seq_len + t->j0, t->n, mask);
+        mtt__attended(d, t->i0 + i, t->j0, &low, &high);
+        for (j = 0; j < side; j++)
+            if (j < low || j >= high) p[j] = ds[j] = 0;
+        for (j = low; j < high; j++) {
+            float e = mtt__exp(p[j] * scale - lse);
+            p[j] = e * mask[j];
+            ds[j] = e * (mask[j] * ds[j] - t->delta[i]) * d_scale;
+        }
+    }
+}
+
+/* m tokens of a part of d_qkv, from a tile. Before 8 bits, they are rounded to 16. */
+static void mtt__store_gradients(const mtt_op *op, const mtt_op_flash_backward *f, int part, int64_t head,
+                                 int64_t i0, int64_t m, float *tile)
+{
+    enum { stride = MTT__MAX_HEAD };
+    int64_t dim = op->shape->d_head, i, k;
+    for (i = 0; i < m && f->d_qkv_t; i++)
+        for (k = 0; k < dim; k++) tile[i * stride + k] = mtt__from_bf16(mtt__to_bf16(tile[i * stride + k]));
+    mtt__store_block(mtt__head(op, f->d_qkv, part, head), i0, m, 0, dim, tile, stride);
+}
+
+/* Computes one tile of keys: dV = P^T dO and dK = dS^T Q, summed over the heads of queries that share it,
+   from `head` up, and their tiles of queries that attend it. */
+static void mtt__flash_backward_keys(const mtt_op *op, const mtt_op_flash_backward *f, int64_t head,
+                                     int64_t j0)
+{
+    enum { side = MTT__TILE, stride = MTT__MAX_HEAD };
+    const mtt_shape *d = op->shape;
+    int64_t end = d->window ? mtt__min(d->seq_len, j0 + side - 1 + d->window) : d->seq_len, i0;
+    mtt__flash_pair *t = (mtt__flash_pair *)(void *)mtt__tiles(op);
+    t->head = head;
+    mtt__load_keys(op, f, j0, t);
+    memset(t->dk, 0, sizeof(t->dk));
+    memset(t->dv, 0, sizeof(t->dv));
+    for (; t->head < head + d->heads / d->heads_kv; t->head++)
+        for (i0 = j0; i0 < end; i0 += side) {
+            mtt__load_queries(op, f, i0, t);
+            mtt__flash_gradients(op, f, t);
+            mtt__multiply_block(t->n, d->d_head, t->m, t->p, 1, side, t->d_out, stride, t->dv, stride);
+            mtt__multiply_block(t->n, d->d_head, t->m, t->ds, 1, side, t->q, stride, t->dk, stride);
+        }
+    mtt__store_gradients(op, f, MTT__K, head, j0, t->n, t->dk);
+    mtt__store_gradients(op, f, MTT__V, head, j0, t->n, t->dv);
+}
+
+/* Computes one tile of queries: dQ = dS K, summed over the tiles of keys. It computes S and dP again: two
+   more products besides five, instead of an FP32 accumulator for dQ. */
+static void mtt__flash_backward_queries(const mtt_op *op, const mtt_op_flash_backward *f, int64_t head,
+                                        int64_t i0)
+{
+    enum { side = MTT__TILE, stride = MTT__MAX_HEAD };
+    mtt__flash_pair *t = (mtt__flash_pair *)(void *)mtt__tiles(op);
+    float *dq = t->dk;
+    int64_t j0;
+    t->head = head;
+    mtt__load_queries(op, f, i0, t);
+    memset(dq, 0, sizeof(t->dk));
+    for (j0 = mtt__first_key(op->shape->window, i0) / side * side; j0 < i0 + t->m; j0 += side) {
+        mtt__load_keys(op, f, j0, t);
+        mtt__flash_gradients(op, f, t);
+        mtt__multiply_block(t->m, op->shape->d_head, t->n, t->ds, side, 1, t->k, stride, dq, stride);
+    }
+    mtt__store_gradients(op, f, MTT__Q, head, i0, t->m, dq);
+}
+
+/* A tile of keys gets dK and dV in a job of its own, once for the heads that share it, and a tile of queries
+   dQ: so no two threads add to a sum. */
+static void mtt__cpu_flash_backward(const mtt_op *op, const mtt_op_flash_backward *f)
+{
+    int64_t tiles = mtt__ceil_div(op->shape->seq_len, MTT__TILE), jobs = tiles * mtt__heads(op), i;
+    int group = op->shape->heads / op->shape->heads_kv;
+    MTT__OMP(omp parallel for schedule(dynamic, 1) if (jobs * MTT__TILE * MTT__TILE > MTT__ALONE))
+    for (i = 0; i < 2 * jobs; i++) {
+        int64_t head = i / 2 / tiles, first = i / 2 % tiles * MTT__TILE;
+        if (i % 2) mtt__flash_backward_queries(op, f, head, first);
+        else if (head % group == 0) mtt__flash_backward_keys(op, f, head, first);
+    }
+}
+
+/* ---- matrix products ---- */
 
 /* C = scale A B, or A B + bias, or C + A B where `add` is set. Or scale times the sum of `members` products,
    whose operands are a_next and b_next elements apart. `a` is A transposed, so both operands are k
@@ -7587,29 +7790,6 @@ static void mtt__cpu_rotary_backward(const mtt_op *op, const mtt_op_rotary_backw
 
 /* ---- plain attention ---- */
 
-/* Matrices of a head: T x d_head columns of qkv or of the output, or the T x T square of scores. */
-enum { MTT__Q, MTT__K, MTT__V, MTT__OUT, MTT__SQUARE, MTT__TRANSPOSED = 8 };
-
-static int64_t mtt__heads(const mtt_op *op) { return (int64_t)op->shape->batch * op->shape->heads; }
-
-/* Returns the view of such a matrix. `index` counts heads through the batch, sequence after sequence. */
-static mtt__view mtt__head(const mtt_op *op, const mtt_tensor *t, int part, int64_t index)
-{
-    const mtt_shape *d = op->shape;
-    mtt_qkv qkv = mtt_qkv_of(d);
-    int head = (int)(index % d->heads), transposed = part & MTT__TRANSPOSED, which = part & ~MTT__TRANSPOSED;
-    int64_t seq = d->seq_len, dim = d->d_head, first = index / d->heads * seq * mtt__width(t);
-    if (which == MTT__SQUARE) return mtt__matrix_at(t, index * seq * seq, seq, seq, transposed);
-    first += which == MTT__OUT ? head * dim : mtt_qkv_column(&qkv, which, head);
-    return mtt__matrix_at(t, first, seq, dim, transposed);
-}
-
-/* Scores are multiplied by this. */
-static float mtt__score_scale(const mtt_op *op)
-{
-    return 1.0f / sqrtf((float)op->shape->d_head);
-}
-
 /* C = scale A B for every head; the sum over the query heads that share it for a head of K or V */
 static void mtt__heads_gemm(const mtt_op *op, float scale, const mtt_tensor *a, int a_part,
                             const mtt_tensor *b, int b_part, const mtt_tensor *c, int c_part)
@@ -7696,246 +7876,6 @@ static void mtt__cpu_attention_scores_backward(const mtt_op *op, const mtt_op_at
     float scale = mtt__score_scale(op);
     mtt__heads_gemm(op, scale, o->d_scores, MTT__SQUARE, o->qkv, MTT__K, o->d_qkv, MTT__Q);
     mtt__heads_gemm(op, scale, o->d_scores, MTT__SQUARE | MTT__TRANSPOSED, o->qkv, MTT__Q, o->d_qkv, MTT__K);
-}
-
-/* ---- flash attention (Dao et al. 2022) ---- */
-
-/* Scores exist only for a tile of 64 queries by 64 keys at a time, so no T x T matrix is in memory. A tile of
-   q, k, v or the output has its tokens as rows, MTT__MAX_HEAD apart, or, transposed, as columns. */
-typedef float mtt__tile[MTT__TILE * MTT__MAX_HEAD];
-typedef float mtt__score_tile[MTT__TILE * MTT__TILE];
-
-/* Finds the keys [*low, *high) of a tile that a query attends, counted from the tile's first key j0. */
-static void mtt__attended(const mtt_shape *d, int64_t query, int64_t j0, int64_t *low, int64_t *high)
-{
-    int64_t first = mtt__first_key(d->window, query) - j0;
-    *high = mtt__min(MTT__TILE, query + 1 - j0);
-    *low = mtt__min(first > 0 ? first : 0, *high);
-}
-
-/* A tile of queries, for mtt__attend. */
-typedef struct mtt__attention_tile {
-    mtt__view q, k_t, v, out;
-    int64_t i0, m, place; /* rows of q from i0 up; the first one's place among the keys */
-    int64_t keys;
-    const mtt_tensor *control; /* for dropout; NULL: none */
-    int64_t element;           /* of the first row's scores */
-    float *lse;                /* of the first row, or NULL */
-} mtt__attention_tile;
-
-/* Tiles that a thread works on: queries, keys, values, the sums of the output, and scores, [query][key]. */
-typedef struct mtt__attention_tiles {
-    mtt__tile q, k, v, o;
-    mtt__score_tile s;
-} mtt__attention_tiles;
-
-/* The two products of a tile of queries and n keys from j0 up: s = q k^T, and o += s v. */
-typedef void mtt__tile_product(const mtt__attention_tile *t, int64_t dim, int64_t j0, int64_t n,
-                               mtt__attention_tiles *a);
-static void mtt__tile_scores(const mtt__attention_tile *t, int64_t dim, int64_t j0, int64_t n,
-                             mtt__attention_tiles *a)
-{
-    mtt__load_block(t->k_t, 0, dim, j0, n, a->k, MTT__TILE);
-    mtt__multiply_block(t->m, n, dim, a->q, MTT__MAX_HEAD, 1, a->k, MTT__TILE, a->s, MTT__TILE);
-}
-
-static void mtt__tile_values(const mtt__attention_tile *t, int64_t dim, int64_t j0, int64_t n,
-                             mtt__attention_tiles *a)
-{
-    mtt__load_block(t->v, j0, n, 0, dim, a->v, MTT__MAX_HEAD);
-    mtt__multiply_block(t->m, dim, n, a->s, MTT__TILE, 1, a->v, MTT__MAX_HEAD, a->o, MTT__MAX_HEAD);
-}
-
-/* The forward pass of a tile of queries (algorithm 1 with queries in the outer loop), an online softmax. Each
-   query has a running maximum m and a running sum l. Each tile of keys, with scores S = Q K^T / sqrt(D),
-   updates both and rescales the output, so O = softmax(S) V is exact:
-     m' = max(m, rowmax S)        P = e^(S - m')
-     l' = e^(m - m') l + rowsum P
-     O' = e^(m - m') O + mask P V
-   At the end O is divided by l. Keeps lse = m + log l, from which the backward pass recomputes P. */
-static void mtt__attend(const mtt_op *op, const mtt__attention_tile *t, mtt__tile_product *scores,
-                        mtt__tile_product *values)
-{
-    enum { side = MTT__TILE, stride = MTT__MAX_HEAD };
-    mtt__attention_tiles *a = (mtt__attention_tiles *)(void *)mtt__tiles(op);
-    float row_max[side], row_sum[side], scale = mtt__score_scale(op);
-    int64_t dim = op->shape->d_head, m = t->m, rows = mtt__round_up(m, 8), j0, i, j;
-    mtt__load_block(t->q, t->i0, m, 0, dim, a->q, stride);
-    memset(a->o, 0, (size_t)(rows * stride) * sizeof(float));
-    for (i = 0; i < side; i++) row_max[i] = -3.4e38f, row_sum[i] = 0;
-    for (j0 = mtt__first_key(op->shape->window, t->place) / side * side; j0 < t->place + m; j0 += side) {
-        int64_t n = mtt__min(side, t->keys - j0), low, high;
-        memset(a->s, 0, (size_t)(rows * side) * sizeof(float));
-        scores(t, dim, j0, n, a);
-        for (i = 0; i < m; i++) {
-            float *p = a->s + i * side, *out = a->o + i * stride, most, rescale;
-            mtt__attended(op->shape, t->place + i, j0, &low, &high);
-            for (j = 0; j < side; j++) p[j] = j < low || j >= high ? 0.0f : p[j] * scale;
-            most = fmaxf(row_max[i], mtt__largest(p + low, high - low));
-            rescale = mtt__exp(row_max[i] - most);
-            for (j = low; j < high; j++) p[j] = mtt__exp(p[j] - most);
-            row_sum[i] = row_sum[i] * rescale + mtt__sum(p + low, high - low);
-            for (j = 0; j < dim; j++) out[j] *= rescale;
-            row_max[i] = most;
-            if (t->control) mtt__drop(op, t->control, t->element + i * t->keys + j0, n, p);
-        }
-        values(t, dim, j0, n, a);
-    }
-    for (i = 0; i < m; i++) {
-        for (j = 0; j < dim; j++) a->o[i * stride + j] /= row_sum[i];
-        if (t->lse) t->lse[i] = row_max[i] + (float)log((double)row_sum[i]); /* systems' logf differ */
-    }
-    mtt__store_block(t->out, t->i0, m, 0, dim, a->o, stride);
-}
-
-static void mtt__flash_tile(const mtt_op *op, const mtt_op_flash *f, int64_t head, int64_t i0)
-{
-    int64_t seq = op->shape->seq_len, row = head * seq + i0;
-    mtt__attention_tile t = {mtt__head(op, f->qkv, MTT__Q, head),
-                             mtt__head(op, f->qkv, MTT__K | MTT__TRANSPOSED, head),
-                             mtt__head(op, f->qkv, MTT__V, head), mtt__head(op, f->out, MTT__OUT, head),
-                             i0, mtt__min(MTT__TILE, seq - i0), i0, seq,
-                             f->control, row * seq, (float *)f->lse->data + row};
-    mtt__attend(op, &t, mtt__tile_scores, mtt__tile_values);
-}
-
-static void mtt__cpu_flash(const mtt_op *op, const mtt_op_flash *f)
-{
-    int64_t tiles = mtt__ceil_div(op->shape->seq_len, MTT__TILE), jobs = tiles * mtt__heads(op), i;
-    MTT__OMP(omp parallel for schedule(dynamic, 1) if (jobs * MTT__TILE * MTT__TILE > MTT__ALONE))
-    for (i = 0; i < jobs; i++) mtt__flash_tile(op, f, i / tiles, i % tiles * MTT__TILE);
-}
-
-/* For the backward pass of a head: tiles of m queries from i0 up and n keys from j0 up, their P and dS. */
-typedef struct mtt__flash_pair {
-    int64_t head, i0, m, j0, n;
-    mtt__tile q, d_out, k, k_t, v_t, dk, dv; /* dq is in dk's place */
-    mtt__score_tile p, ds;
-    float delta[MTT__TILE]; /* rowsum(dO O) */
-} mtt__flash_pair;
-
-static void mtt__load_queries(const mtt_op *op, const mtt_op_flash_backward *f, int64_t i0,
-                              mtt__flash_pair *t)
-{
-    enum { stride = MTT__MAX_HEAD };
-    int64_t dim = op->shape->d_head, m = mtt__min(MTT__TILE, op->shape->seq_len - i0), i;
-    mtt__view o = mtt__head(op, f->out, MTT__OUT, t->head);
-    float out[MTT__MAX_HEAD];
-    t->i0 = i0;
-    t->m = m;
-    mtt__load_block(mtt__head(op, f->qkv, MTT__Q, t->head), i0, m, 0, dim, t->q, stride);
-    mtt__load_block(mtt__head(op, f->d_out, MTT__OUT, t->head), i0, m, 0, dim, t->d_out, stride);
-    for (i = 0; i < m; i++) {
-        mtt__load(o.t, o.first + (i0 + i) * o.row, dim, out);
-        t->delta[i] = mtt__dot(t->d_out + i * stride, out, dim);
-    }
-}
-
-static void mtt__load_keys(const mtt_op *op, const mtt_op_flash_backward *f, int64_t j0, mtt__flash_pair *t)
-{
-    enum { side = MTT__TILE };
-    int64_t dim = op->shape->d_head, n = mtt__min(side, op->shape->seq_len - j0);
-    t->j0 = j0;
-    t->n = n;
-    mtt__load_block(mtt__head(op, f->qkv, MTT__K, t->head), j0, n, 0, dim, t->k, MTT__MAX_HEAD);
-    mtt__load_block(mtt__head(op, f->qkv, MTT__K | MTT__TRANSPOSED, t->head), 0, dim, j0, n, t->k_t, side);
-    mtt__load_block(mtt__head(op, f->qkv, MTT__V | MTT__TRANSPOSED, t->head), 0, dim, j0, n, t->v_t, side);
-}
-
-/* P = mask e^(S - lse) and dS = e^(S - lse) (mask dP - delta) / sqrt(d_head) with dP = dO V^T. With
-   lse = m + log l, e^(S - lse) is divided by its row's sum already. */
-static void mtt__flash_gradients(const mtt_op *op, const mtt_op_flash_backward *f, mtt__flash_pair *t)
-{
-    enum { side = MTT__TILE, stride = MTT__MAX_HEAD };
-    const mtt_shape *d = op->shape;
-    int64_t first = t->head * d->seq_len + t->i0, dim = d->d_head, i, j, low, high;
-    float mask[side], scale = mtt__score_scale(op), d_scale = mtt__attends_one(d) ? 0.0f : scale;
-    memset(t->p, 0, sizeof(t->p));
-    memset(t->ds, 0, sizeof(t->ds));
-    mtt__multiply_block(t->m, t->n, dim, t->q, stride, 1, t->k_t, side, t->p, side);
-    mtt__multiply_block(t->m, t->n, dim, t->d_out, stride, 1, t->v_t, side, t->ds, side);
-    for (i = 0; i < t->m; i++) {
-        float *p = t->p + i * side, *ds = t->ds + i * side, lse = ((const float *)f->lse->data)[first + i];
-        for (j = 0; j < t->n; j++) mask[j] = 1.0f;
-        mtt__drop(op, f->control, (first + i) * d->seq_len + t->j0, t->n, mask);
-        mtt__attended(d, t->i0 + i, t->j0, &low, &high);
-        for (j = 0; j < side; j++)
-            if (j < low || j >= high) p[j] = ds[j] = 0;
-        for (j = low; j < high; j++) {
-            float e = mtt__exp(p[j] * scale - lse);
-            p[j] = e * mask[j];
-            ds[j] = e * (mask[j] * ds[j] - t->delta[i]) * d_scale;
-        }
-    }
-}
-
-/* m tokens of a part of d_qkv, from a tile. Before 8 bits, they are rounded to 16. */
-static void mtt__store_gradients(const mtt_op *op, const mtt_op_flash_backward *f, int part, int64_t head,
-                                 int64_t i0, int64_t m, float *tile)
-{
-    enum { stride = MTT__MAX_HEAD };
-    int64_t dim = op->shape->d_head, i, k;
-    for (i = 0; i < m && f->d_qkv_t; i++)
-        for (k = 0; k < dim; k++) tile[i * stride + k] = mtt__from_bf16(mtt__to_bf16(tile[i * stride + k]));
-    mtt__store_block(mtt__head(op, f->d_qkv, part, head), i0, m, 0, dim, tile, stride);
-}
-
-/* Computes one tile of keys: dV = P^T dO and dK = dS^T Q, summed over the heads of queries that share it,
-   from `head` up, and their tiles of queries that attend it. */
-static void mtt__flash_backward_keys(const mtt_op *op, const mtt_op_flash_backward *f, int64_t head,
-                                     int64_t j0)
-{
-    enum { side = MTT__TILE, stride = MTT__MAX_HEAD };
-    const mtt_shape *d = op->shape;
-    int64_t end = d->window ? mtt__min(d->seq_len, j0 + side - 1 + d->window) : d->seq_len, i0;
-    mtt__flash_pair *t = (mtt__flash_pair *)(void *)mtt__tiles(op);
-    t->head = head;
-    mtt__load_keys(op, f, j0, t);
-    memset(t->dk, 0, sizeof(t->dk));
-    memset(t->dv, 0, sizeof(t->dv));
-    for (; t->head < head + d->heads / d->heads_kv; t->head++)
-        for (i0 = j0; i0 < end; i0 += side) {
-            mtt__load_queries(op, f, i0, t);
-            mtt__flash_gradients(op, f, t);
-            mtt__multiply_block(t->n, d->d_head, t->m, t->p, 1, side, t->d_out, stride, t->dv, stride);
-            mtt__multiply_block(t->n, d->d_head, t->m, t->ds, 1, side, t->q, stride, t->dk, stride);
-        }
-    mtt__store_gradients(op, f, MTT__K, head, j0, t->n, t->dk);
-    mtt__store_gradients(op, f, MTT__V, head, j0, t->n, t->dv);
-}
-
-/* Computes one tile of queries: dQ = dS K, summed over the tiles of keys. It computes S and dP again: two
-   more products besides five, instead of an FP32 accumulator for dQ. */
-static void mtt__flash_backward_queries(const mtt_op *op, const mtt_op_flash_backward *f, int64_t head,
-                                        int64_t i0)
-{
-    enum { side = MTT__TILE, stride = MTT__MAX_HEAD };
-    mtt__flash_pair *t = (mtt__flash_pair *)(void *)mtt__tiles(op);
-    float *dq = t->dk;
-    int64_t j0;
-    t->head = head;
-    mtt__load_queries(op, f, i0, t);
-    memset(dq, 0, sizeof(t->dk));
-    for (j0 = mtt__first_key(op->shape->window, i0) / side * side; j0 < i0 + t->m; j0 += side) {
-        mtt__load_keys(op, f, j0, t);
-        mtt__flash_gradients(op, f, t);
-        mtt__multiply_block(t->m, op->shape->d_head, t->n, t->ds, side, 1, t->k, stride, dq, stride);
-    }
-    mtt__store_gradients(op, f, MTT__Q, head, i0, t->m, dq);
-}
-
-/* A tile of keys gets dK and dV in a job of its own, once for the heads that share it, and a tile of queries
-   dQ: so no two threads add to a sum. */
-static void mtt__cpu_flash_backward(const mtt_op *op, const mtt_op_flash_backward *f)
-{
-    int64_t tiles = mtt__ceil_div(op->shape->seq_len, MTT__TILE), jobs = tiles * mtt__heads(op), i;
-    int group = op->shape->heads / op->shape->heads_kv;
-    MTT__OMP(omp parallel for schedule(dynamic, 1) if (jobs * MTT__TILE * MTT__TILE > MTT__ALONE))
-    for (i = 0; i < 2 * jobs; i++) {
-        int64_t head = i / 2 / tiles, first = i / 2 % tiles * MTT__TILE;
-        if (i % 2) mtt__flash_backward_queries(op, f, head, first);
-        else if (head % group == 0) mtt__flash_backward_keys(op, f, head, first);
-    }
 }
 
 /* ---- loss ---- */
@@ -8058,56 +7998,24 @@ static void mtt__cpu_sum_loss(const mtt_op *op, const mtt_op_sum_loss *o)
     counters->targets = mtt__control(o->control)->targets;
 }
 
-static void mtt__cpu_add_counts(const mtt_op *op, const mtt_op_add_counts *o)
-{
-    const mtt_count *counts = (const mtt_count *)o->counts->data;
-    int rank;
-    for (rank = 0; rank < op->shape->ranks; rank++) {
-        const mtt_count *count = rank == op->shape->rank ? (const mtt_count *)o->count->data : &counts[rank];
-        mtt__add_count(mtt__counters(o->counters), count, !op->later && rank == 0);
-    }
-}
-
 /* ---- step ---- */
-
-/* Adds the gradients of all ranks, in their order, to up to MTT__BLOCK elements of a sum from `at` up. Those
-   of others are in `received`, a row for each, of which this parameter's begin `offset` bytes into a row. */
-static void mtt__add_gradients(const mtt_op *op, const mtt_tensor *received, int parameter, int64_t offset,
-                               int64_t at, int64_t n)
-{
-    mtt_tensor gradient = *op->gradients[parameter];
-    void *own = gradient.data;
-    float *sum = (float *)op->sums[parameter]->data + at - op->parts[parameter].base;
-    float buffer[MTT__BLOCK], total[MTT__BLOCK];
-    int rank, me = received ? op->shape->rank : 0, ranks = received ? op->shape->ranks : 1;
-    if (op->later) memcpy(total, sum, (size_t)n * sizeof(float));
-    for (rank = 0; rank < ranks; rank++) {
-        const float *from;
-        int64_t begin = 0;
-        gradient.data = own;
-        if (rank != me) {
-            mtt__share(&op->parts[parameter], me, &begin);
-            gradient.data = (char *)received->data + (rank - (rank > me)) * received->shape[1] + offset;
-        }
-        from = mtt__read(&gradient, at - begin, n, buffer);
-        if (rank || op->later) mtt__add_block(from, total, n);
-        else memcpy(total, from, (size_t)n * sizeof(float));
-    }
-    memcpy(sum, total, (size_t)n * sizeof(float));
-}
 
 /* sum (+)= gradients; the first micro-batch starts the sum. */
 static void mtt__cpu_sum_gradients(const mtt_op *op, const mtt_op_sum_gradients *o)
 {
-    int64_t offset = 0, i;
+    int64_t i;
     int p;
+    (void)o;
     for (p = 0; p < op->parameters; p++) {
-        int64_t begin = 0, count = op->parts[p].elements;
-        if (o->received) count = mtt__share(&op->parts[p], op->shape->rank, &begin);
-        MTT__THREADS(count)
-        for (i = 0; i < count; i += MTT__BLOCK)
-            mtt__add_gradients(op, o->received, p, offset, begin + i, mtt__min(MTT__BLOCK, count - i));
-        offset += (int64_t)mtt__bytes_of(op->gradients[p]->dtype, (size_t)count);
+        float *sum = (float *)op->sums[p]->data;
+        MTT__THREADS(op->parts[p].elements)
+        for (i = 0; i < op->parts[p].elements; i += MTT__BLOCK) {
+            int64_t n = mtt__min(MTT__BLOCK, op->parts[p].elements - i);
+            if (op->later) {
+                float buffer[MTT__BLOCK];
+                mtt__add_block(mtt__read(op->gradients[p], i, n, buffer), sum + i, n);
+            } else mtt__load(op->gradients[p], i, n, sum + i);
+        }
     }
 }
 
@@ -8131,28 +8039,13 @@ static int mtt__block_squares(const mtt_op *op, int parameter, int64_t first, do
     return count;
 }
 
-static void mtt__cpu_sum_squares(const mtt_op *op, const mtt_op_sum_squares *o)
-{
-    double *squares = (double *)o->squares->data;
-    int p;
-    for (p = 0; p < op->parameters; p++) {
-        const mtt_part *part = &op->parts[p];
-        int64_t at = part->square + part->begin / MTT__RANGE_BLOCK, first;
-        int count = MTT__SQUARES;
-        for (first = 0; count == MTT__SQUARES; first += count)
-            count = mtt__block_squares(op, p, first, squares + at + first);
-    }
-}
-
 /* Adds up all blocks in their order. */
 static void mtt__cpu_grad_norm(const mtt_op *op, const mtt_op_grad_norm *o)
 {
-    const double *squares = o->squares ? (const double *)o->squares->data : NULL;
     double sum = 0, sums[MTT__SQUARES];
-    int64_t first, i;
-    int p, count;
-    for (i = 0; squares && i < o->squares->shape[0]; i++) sum += squares[i];
-    for (p = 0; p < op->parameters && !squares; p++)
+    int64_t first;
+    int p, count, i;
+    for (p = 0; p < op->parameters; p++)
         for (first = 0, count = MTT__SQUARES; count == MTT__SQUARES; first += count) {
             count = mtt__block_squares(op, p, first, sums);
             for (i = 0; i < count; i++) sum += sums[i];
@@ -8221,13 +8114,14 @@ static void mtt__cpu_adamw(const mtt_op *op, const mtt_op_adamw *o)
 
 /* ---- backend ---- */
 
-/* A CPU needs a source of memory, the other ranks, and tiles for its threads: 0.5 MB each. */
+/* A CPU needs a source of memory, and tiles for its threads: 0.5 MB each. */
 typedef struct mtt__cpu {
+    mtt_tensor tiles; /* in the block; its shape is a row, for one thread. It comes first: an operation, whose
+                         workspace it is, finds this struct by it */
     mtt_env *env;
-    mtt_ranks *ranks;
-    mtt_status (*exchange)(mtt_ranks *ranks, const mtt_transfer *transfers, int count);
+    mtt_backend backend;
+    mtt_status status; /* of the operations so far */
     void *block;
-    mtt_tensor tiles; /* in the block; its shape is a row, for one thread */
 } mtt__cpu;
 
 /* More threads than any machine has are a mistake, which would take tiles of GB. */
@@ -8276,8 +8170,7 @@ static mtt_status mtt__cpu_open(mtt_env *env, const mtt_backend *backend, const 
     c = (mtt__cpu *)mtt__alloc(env, 1, sizeof(*c));
     if (!c) return MTT_E_MEMORY;
     c->env = env;
-    c->ranks = backend->ranks;
-    c->exchange = backend->exchange;
+    c->backend = *backend;
     status = mtt__cpu_tiles(c);
     if (!status) *context = c;
     else mtt__cpu_close(c);
@@ -8318,12 +8211,6 @@ static mtt_status mtt__cpu_copy(void *context, void *to, const void *from, size_
     static void mtt__cpu_##name(const mtt_op *op, const mtt_op_##name *o);
 MTT_WING_OPS(MTT__CPU_DECLARED)
 
-#define mtt__cpu_all_to_all(op, o) status = c->exchange(c->ranks, op->transfers, op->transfer_count)
-#define mtt__cpu_all_gather(op, o) mtt__cpu_all_to_all(op, o)
-#define mtt__cpu_gather_squares(op, o) mtt__cpu_all_to_all(op, o)
-#define mtt__cpu_gather_sums(op, o) mtt__cpu_all_to_all(op, o)
-#define mtt__cpu_gather_weights(op, o) mtt__cpu_all_to_all(op, o)
-
 /* Runs an operation that a wing has changed; 0: none has. */
 static int mtt__cpu_wing(const mtt_op *op)
 {
@@ -8336,9 +8223,9 @@ static int mtt__cpu_wing(const mtt_op *op)
 static mtt_status mtt__cpu_run(void *context, const mtt_op *ops, int count)
 {
     mtt__cpu *c = (mtt__cpu *)context;
-    mtt_status status = mtt__cpu_tiles(c);
     int i;
-    for (i = 0; i < count && !status; i++) {
+    c->status = mtt__cpu_tiles(c);
+    for (i = 0; i < count && !c->status; i++) {
         mtt_op with_tiles = ops[i], *op = &with_tiles;
         op->workspace = &c->tiles;
         if (mtt__cpu_wing(op)) continue;
@@ -8349,7 +8236,7 @@ static mtt_status mtt__cpu_run(void *context, const mtt_op *ops, int count)
         case MTT_OP_KIND_COUNT: break;
         }
     }
-    return status;
+    return c->status;
 }
 
 static const mtt_backend mtt__cpu_table = {
@@ -8402,9 +8289,6 @@ struct mtt_trainer {
     void *arenas[MTT_PLACE_COUNT];
     float *staging;     /* MTT__STAGING floats: a piece in the device's types */
     float *values;      /* as many floats: a piece of initial values */
-    struct mtt__message *messages; /* of ranks to each other, */
-    mtt_transfer *transfers;       /* one with each of them, */
-    mtt_transfer *travels;         /* and those of all operations */
     int64_t step, micro_batch;
     int opened;         /* 1 = the backend's context exists */
     int measured;       /* 1 = scales of 8-bit tensors are those of a step */
@@ -8413,65 +8297,70 @@ struct mtt_trainer {
     char *note;         /* the caller's, as a pair of a checkpoint's metadata in JSON; NULL: none */
 };
 
-/* ---- other ranks: >>ranks does this for a trainer that has some ---- */
+/* ---- agreements: >>ranks and >>exchange make them for a trainer that has others beside it ---- */
 
-typedef struct mtt__rank_calls {
-    mtt_status (*exchange)(mtt_ranks *ranks, const mtt_transfer *transfers, int count); /* see mtt_backend */
-    mtt_status (*watch)(mtt_ranks *ranks, int begins);
-    mtt_status (*start)(mtt_trainer *t); /* refuses ranks that would train different models */
-    mtt_status (*bind)(mtt_trainer *t);  /* lists what operations transfer, once tensors have addresses */
+typedef struct mtt__agreements {
+    void (*join)(mtt_trainer *t, mtt_policy *p); /* sets their number, and what the backend calls */
+    mtt_status (*start)(mtt_trainer *t);         /* refuses others that would train different models */
+    mtt_status (*bind)(mtt_trainer *t);          /* lists transfers, once tensors have addresses */
+    mtt_status (*move)(mtt_trainer *t, int way, const mtt__parameter *q, int kind, int64_t at, int64_t count,
+                       float *values);
     mtt_status (*agree)(mtt_trainer *t, mtt_status status, int64_t *number);
     mtt_status (*spread)(mtt_trainer *t, int from, void *values, size_t bytes);
     mtt_status (*same)(mtt_ranks *ranks, const char *what, uint64_t value);
     mtt_status (*busy)(mtt_ranks *ranks);
     void (*fail)(mtt_ranks *ranks, const char *reason);
-} mtt__rank_calls;
+} mtt__agreements;
 
-/* A handle begins with these. NULL, one rank, needs no calls. */
-#define MTT__RANKS_HEAD                                                                 \
-    const mtt__rank_calls *calls;                                                       \
-    int rank, count
-typedef struct mtt__ranks_head {
-    MTT__RANKS_HEAD;
-} mtt__ranks_head;
-
-static const mtt__ranks_head *mtt__others(const mtt_trainer *t)
+/* The backend's handle begins with their address. NULL: this process is alone. */
+static const mtt__agreements *mtt__others(const mtt_trainer *t)
 {
-    return (const mtt__ranks_head *)(const void *)t->backend.ranks;
+    return t->backend.ranks ? *(const mtt__agreements *const *)(const void *)t->backend.ranks : NULL;
 }
 
-/* Passes on the outcome of a call of the backend. A failure is this rank's alone, and the others would wait
-   for it: they are told why. */
+/* Takes the number of the others, and of this one, from the backend. */
+static mtt_status mtt__join_others(mtt_trainer *t, mtt_policy *p)
+{
+    int given = p->ranks;
+    p->ranks = 1, p->rank = 0;
+    if (mtt__others(t)) mtt__others(t)->join(t, p);
+    if (given < 2 || given == p->ranks) return MTT_OK;
+    return mtt__fail(t->env, MTT_E_ARGUMENT, "the policy has %d ranks, the backend %d: set its `ranks` to "
+                     "what mtt_ranks_fork or mtt_ranks_connect gives", given, p->ranks);
+}
+
+/* Passes on the outcome of a call of the backend. A failure is this process's alone, and the others would
+   wait for it: they are told why. */
 static mtt_status mtt__told(mtt_trainer *t, mtt_status status)
 {
-    const mtt__ranks_head *r = mtt__others(t);
-    if (status && r) r->calls->fail(t->backend.ranks, t->env ? t->env->error : mtt_status_string(status));
+    if (status && mtt__others(t))
+        mtt__others(t)->fail(t->backend.ranks, t->env ? t->env->error : mtt_status_string(status));
     return status;
 }
 
-/* All ranks go on, or none: where one has failed, the others fail with its words. *number, if there is one,
-   becomes the sum over all ranks. */
+/* All go on, or none: where one has failed, the others fail with its words. *number, if there is one, becomes
+   the sum of all. */
 static mtt_status mtt__all_agree(mtt_trainer *t, mtt_status status, int64_t *number)
 {
-    return mtt__others(t) ? mtt__others(t)->calls->agree(t, status, number) : status;
+    return mtt__others(t) ? mtt__others(t)->agree(t, status, number) : status;
 }
 
-/* Fails on all ranks if a value differs between them. */
+/* Fails everywhere if a value is not the same everywhere. */
 static mtt_status mtt__all_same(mtt_trainer *t, const char *what, uint64_t value)
 {
-    return mtt__others(t) ? mtt__others(t)->calls->same(t->backend.ranks, what, value) : MTT_OK;
+    return mtt__others(t) ? mtt__others(t)->same(t->backend.ranks, what, value) : MTT_OK;
 }
 
-/* Sends values to all other ranks, or receives them from the rank that has them. */
+/* Sends values to all others, or receives them from the one that has them. */
 static mtt_status mtt__spread(mtt_trainer *t, int from, void *values, size_t bytes)
 {
-    return mtt__others(t) ? mtt__others(t)->calls->spread(t, from, values, bytes) : MTT_OK;
+    return mtt__others(t) ? mtt__others(t)->spread(t, from, values, bytes) : MTT_OK;
 }
 
-/* Says that this rank does something long, such as writing a file. */
+/* Says that this process does something long, such as writing a file. */
 static mtt_status mtt__stay_busy(mtt_trainer *t)
 {
-    return mtt__others(t) ? mtt__others(t)->calls->busy(t->backend.ranks) : MTT_OK;
+    return mtt__others(t) ? mtt__others(t)->busy(t->backend.ranks) : MTT_OK;
 }
 
 /* ---- values in and out ---- */
@@ -8537,8 +8426,8 @@ static mtt_status mtt__move_compact(mtt_trainer *t, int way, const mtt__paramete
 }
 
 /* Moves FP32 values that the optimizer keeps of a parameter, from element `at` up, which is a multiple of
-   MTT__GROUP. Without a master the weight itself is kept; with an FP32 master it is the master rounded. All
-   ranks have the weights, but one alone the rest (`mine`). */
+   MTT__GROUP. Without a master the weight itself is kept; with an FP32 master it is the master rounded. The
+   rest is here (`mine`), or elsewhere. */
 static mtt_status mtt__move_mine(mtt_trainer *t, int way, const mtt__parameter *q, int kind, int64_t at,
                                  int64_t count, int mine, float *values)
 {
@@ -8552,26 +8441,12 @@ static mtt_status mtt__move_mine(mtt_trainer *t, int way, const mtt__parameter *
     return mtt__move(t, way, q->weight, at, count, values);
 }
 
-/* Does the same for values in the shares of any ranks. All ranks get them from the one that has them. */
+/* Does the same wherever they are. */
 static mtt_status mtt__move_optim(mtt_trainer *t, int way, const mtt__parameter *q, int kind, int64_t at,
                                  int64_t count, float *values)
 {
-    const mtt_policy *policy = &t->schedule->policy;
-    int everywhere = policy->shard == MTT_SHARD_NONE || !t->schedule->programs[MTT__TRAIN].optim[kind] ||
-                     q->frozen, rank;
-    mtt_status status = MTT_OK;
-    if (policy->ranks == 1 || everywhere) return mtt__move_mine(t, way, q, kind, at, count, 1, values);
-    for (rank = 0; rank < policy->ranks && !status; rank++) {
-        int64_t begin, end = mtt__share(&q->part, rank, &begin), mine = rank == policy->rank;
-        end = mtt__min(begin + end, at + count);
-        if (begin < at) begin = at;
-        if (begin >= end) continue;
-        if (mine || way == MTT__PUT)
-            status = mtt__move_mine(t, way, q, kind, begin, end - begin, (int)mine, values + begin - at);
-        if (!status && way == MTT__GET)
-            status = mtt__spread(t, rank, values + begin - at, (size_t)(end - begin) * sizeof(float));
-    }
-    return status;
+    if (mtt__others(t)) return mtt__others(t)->move(t, way, q, kind, at, count, values);
+    return mtt__move_mine(t, way, q, kind, at, count, 1, values);
 }
 
 /* ---- initial state ---- */
@@ -8633,25 +8508,17 @@ static mtt_status mtt__fill_positions(mtt_trainer *t, const mtt_tensor *table, i
     return status;
 }
 
-/* Returns the address of a tensor that begins with element `first` of a parameter, reckoned to element 0. */
-static void *mtt__element_0(const mtt_tensor *t, mtt_dtype dtype, int64_t at, int64_t first)
-{
-    return !t ? NULL : (char *)t->data + at - (int64_t)mtt__bytes_of(dtype, (size_t)first);
-}
-
 /* Fills the fields that are the same in all ranges of a parameter. */
-static mtt_range mtt__whole_range(const mtt__program *p, int index, const mtt_policy *policy)
+static mtt_range mtt__whole_range(const mtt__program *p, int index)
 {
     const mtt__parameter *q = &p->parameters[index];
     const mtt_part *part = &q->part;
-    mtt_dtype sent = policy->exchange != MTT_EXCHANGE_FLAT && (policy->accumulate == 1 || policy->shard == MTT_SHARD_GRADIENTS) && q->gradient ? q->gradient->dtype : MTT_F32;
     mtt_range r;
     memset(&r, 0, sizeof(r));
-    r.end = mtt__share(part, policy->rank, &r.mine);
-    r.end += r.mine;
+    r.mine = part->mine, r.end = part->end;
     r.made = q->gradient ? q->gradient->data : NULL;
-    r.gradient = q->sum ? mtt__element_0(q->sum, MTT_F32, 0, part->base) : (void *)r.made;
-    r.received = mtt__element_0(q->received, sent, q->received_at, r.mine);
+    r.gradient = q->sum ? (float *)q->sum->data - part->base : (void *)r.made;
+    r.received = q->received ? (char *)q->received->data + q->received_at : NULL;
     r.weight = q->weight->data;
     r.first = part->first - part->begin;
     r.parameter = index;
@@ -8662,14 +8529,14 @@ static mtt_range mtt__whole_range(const mtt__program *p, int index, const mtt_po
 }
 
 /* Makes the device's work list: see mtt_range. */
-static void mtt__list_ranges(const mtt__program *p, const mtt_policy *policy, mtt_range *r)
+static void mtt__list_ranges(const mtt__program *p, mtt_range *r)
 {
     int32_t block = 0;
     int i;
     for (i = 0; i < p->parameter_count; i++) {
         int64_t count = p->parameters[i].part.elements, begin;
         for (begin = 0; begin < count; begin += MTT__RANGE, r++) {
-            *r = mtt__whole_range(p, i, policy);
+            *r = mtt__whole_range(p, i);
             r->begin = begin;
             r->count = (int32_t)mtt__min(MTT__RANGE, count - begin);
             r->block = block;
@@ -8683,7 +8550,7 @@ static mtt_status mtt__fill_ranges(mtt_trainer *t)
     const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
     mtt_range *all = (mtt_range *)mtt__alloc(t->env, p->ranges->bytes, 1);
     mtt_status status = all ? MTT_OK : MTT_E_MEMORY;
-    if (all) mtt__list_ranges(p, &t->schedule->policy, all);
+    if (all) mtt__list_ranges(p, all);
     if (all) status = t->backend.upload(t->context, p->ranges->data, all, p->ranges->bytes);
     mtt__free(t->env, all);
     return status;
@@ -8727,13 +8594,15 @@ static mtt_status mtt__fill_tables(mtt_trainer *t)
     return status;
 }
 
-static mtt_status mtt__fill_state(mtt_trainer *t)
+/* With `zero_weights`, which are loaded next, only adapters are drawn. */
+static mtt_status mtt__fill_state(mtt_trainer *t, int zero_weights)
 {
     const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
     mtt_status status = mtt__fill_tables(t);
     mtt_counters counters;
     int i;
-    for (i = 0; i < p->parameter_count && !status; i++) status = mtt__fill_parameter(t, i);
+    for (i = 0; i < p->parameter_count && !status; i++)
+        if (!zero_weights || mtt__is_added(p->parameters[i].kind)) status = mtt__fill_parameter(t, i);
     if (!status && p->ranges) status = mtt__fill_ranges(t);
     memset(&counters, 0, sizeof(counters));
     counters.loss_scale = mtt__first_loss_scale(t);
@@ -8769,7 +8638,7 @@ static mtt_status mtt__bind(mtt_trainer *t)
             else status = t->backend.alloc(t->context, tensor->place, bytes, &tensor->data);
             if (tensor->entry >= 0) tensor->scale = (mtt_scale *)first->scales->data + tensor->entry;
         }
-    if (!status && mtt__others(t)) status = mtt__others(t)->calls->bind(t);
+    if (!status && mtt__others(t)) status = mtt__others(t)->bind(t);
     return status;
 }
 
@@ -8827,9 +8696,6 @@ MTTDEF void mtt_trainer_destroy(mtt_trainer *t)
     }
     if (t->env) memcpy(t->env->error, error, sizeof(error));
     mtt_schedule_destroy(t->schedule);
-    mtt__free(t->env, t->travels);
-    mtt__free(t->env, t->messages);
-    mtt__free(t->env, t->transfers);
     mtt__free(t->env, t->staging);
     mtt__free(t->env, t->note);
     mtt__free(t->env, t);
@@ -8879,7 +8745,6 @@ MTTDEF mtt_status mtt_trainer_create(mtt_env *env, const mtt_model_desc *model, 
 {
     mtt_trainer *t = (mtt_trainer *)mtt__alloc(env, 1, sizeof(*t));
     mtt_policy p = *policy;
-    const mtt__ranks_head *others;
     size_t all_bytes;
     mtt_status status;
     *out = NULL;
@@ -8887,15 +8752,9 @@ MTTDEF mtt_status mtt_trainer_create(mtt_env *env, const mtt_model_desc *model, 
     t->env = env;
     t->lr = -1;
     t->backend = *backend;
-    others = mtt__others(t);
     p.device = backend->device;
-    p.ranks = others ? others->count : 1;
-    p.rank = others ? others->rank : 0;
-    if (others) t->backend.exchange = others->calls->exchange, t->backend.watch = others->calls->watch;
     status = mtt__check_backend(env, backend);
-    if (!status && policy->ranks > 1 && policy->ranks != p.ranks)
-        status = mtt__fail(env, MTT_E_ARGUMENT, "the policy has %d ranks, the backend %d: set its `ranks` to "
-                           "what mtt_ranks_fork or mtt_ranks_connect gives", policy->ranks, p.ranks);
+    if (!status) status = mtt__join_others(t, &p);
     if (!status) status = mtt_optim_resolve(env, optim, &t->optim);
     if (!status && policy->early_update && t->optim.clip > 0)
         status = mtt__fail(env, MTT_E_ARGUMENT, "early_update is 1, but to clip at %g needs the norm of all "
@@ -8905,13 +8764,13 @@ MTTDEF mtt_status mtt_trainer_create(mtt_env *env, const mtt_model_desc *model, 
         status = MTT_E_MEMORY;
     if (!status) t->values = t->staging + MTT__STAGING;
     if (!status) mtt__assign_groups(t);
-    if (!status && p.ranks > 1) status = others->calls->start(t);
+    if (!status && mtt__others(t)) status = mtt__others(t)->start(t);
     if (!status) status = mtt__told(t, backend->open(env, &t->backend, &t->schedule->policy, &t->context));
     t->opened = !status;
     if (!status) status = backend->memory(t->context, &t->free_before, &all_bytes);
     if (!status) status = mtt__bind(t);
     if (status == MTT_E_BUDGET && t->opened) status = mtt__refuse_memory(t, &p);
-    if (!status) status = mtt__fill_state(t);
+    if (!status) status = mtt__fill_state(t, t->optim.zero_weights);
     if (t->opened) status = mtt__all_agree(t, status, NULL);
     if (!status) *out = t;
     else mtt_trainer_destroy(t);
@@ -8939,8 +8798,8 @@ static mtt_status mtt__check_ids(const mtt_trainer *t, const int32_t *ids, int64
 static mtt_status mtt__must_train(const mtt_trainer *t)
 {
     if (!t->schedule->chunk) return MTT_OK;
-    return mtt__fail(t->env, MTT_E_ARGUMENT, "a generator's trainer has weights alone: make one that trains by "
-                     "mtt_trainer_create");
+    return mtt__fail(t->env, MTT_E_ARGUMENT, "a generator's trainer has weights alone: make one that trains "
+                     "by mtt_trainer_create");
 }
 
 static float mtt__lr(const mtt_trainer *t)
@@ -9365,18 +9224,15 @@ MTTDEF void mtt_plan_print(const mtt_plan_report *r, mtt_write_fn write, void *u
                    r->host_bytes, (double)r->host_bytes / 1048576, r->to_host_bytes / 1048576,
                    r->from_host_bytes / 1048576);
     mtt__print(&text, "outside the arena: at most %.1f MiB with %d threads%s\n",
-               (double)r->outside_bytes / 1048576, mtt__threads(), r->wire_bytes > 0 ? ", and NCCL's" : "");
+               (double)r->outside_bytes / 1048576, mtt__threads(),
+               MTT_IF_RANKS(r->wire_bytes > 0 ? ", and NCCL's" :) "");
     if (r->token_flops > 0)
         mtt__print(&text, "%.4f GFLOP a chunk of prompts, %.4f a token of each sequence\n", r->flops * 1e-9,
                    r->token_flops * 1e-9);
     else
         mtt__print(&text, "%.2f GFLOP a step, %.1f %% of them recomputed\n", r->flops * 1e-9,
                    100 * r->recompute_flops / r->flops);
-    if (r->wire_bytes > 0)
-        mtt__print(&text, "%.2f MiB a step to other ranks, %.2f of them while nothing is computed",
-                   r->wire_bytes / 1048576, r->exposed_bytes / 1048576);
-    if (r->wire_ms > 0) mtt__print(&text, ": %.2f and %.2f ms", r->wire_ms, r->exposed_ms);
-    if (r->wire_bytes > 0) mtt__print(&text, "\n");
+    MTT_IF_RANKS(mtt__print_wires(&text, r);)
     write(user, at, text.size);
 }
 
@@ -9783,7 +9639,8 @@ static void mtt__gradient_eight(mtt__builder *b, const mtt_op *op, const mtt_ten
     MTT__EMIT(b, op->layer, 0, quantize, gradient, NULL, NULL, NULL, made[0], made[1]);
 }
 
-/* The 8-bit copy of a weight for the backward products of its layer, which have theirs made together. */
+/* Returns a weight's 8-bit copy for the backward pass. The first call for a layer rounds all four of its
+   weights. */
 static mtt_tensor *mtt__weight_eight(mtt__builder *b, int layer, const mtt_tensor *weight)
 {
     const mtt_op *op = NULL;
@@ -9876,8 +9733,8 @@ static mtt_op *mtt__writer(const mtt__builder *b, const mtt_tensor *t)
     return NULL;
 }
 
-/* A gradient in 8 bits: by what makes it, if that can. Attention can with sequences of whole 16 tokens, and
-   rotary where q and k have no norms. */
+/* Lets the operation that makes a gradient round it, if it can. Attention can with sequences of whole 16
+   tokens, and rotary where q and k have no norms. */
 static int mtt__absorb_gradient(mtt__builder *b, const mtt_op_quantize *q)
 {
     mtt_op *maker = mtt__writer(b, q->x);
@@ -9901,8 +9758,8 @@ static int mtt__absorb_gradient(mtt__builder *b, const mtt_op_quantize *q)
     }
 }
 
-/* [an activation again], x_t, the weight's gradient of it, and now the backward pass of what made x: that
-   makes x_t on its way, and goes before the weight's gradient. */
+/* Matches [recomputed activation], quantize to x_t, linear_backward_weight, followed by `op`, the backward
+   pass of x's maker. `op` can make x_t itself: quantize goes, and `op` moves before the weight's gradient. */
 static int mtt__absorb_input(mtt__builder *b, mtt_op *op)
 {
     mtt__program *p = b->program;
@@ -10209,15 +10066,6 @@ static void mtt__loss_eight(const mtt_op *op, const mtt_op_chunked_loss *o)
     mtt__loss_by_chunks(op, o, mtt__chunk_gradients_eight);
 }
 
-static void mtt__cpu_merge_records(const mtt_op *op, const mtt_op_merge_records *o)
-{
-    const mtt_scale *rows = (const mtt_scale *)o->rows->data;
-    mtt_scale *scales = (mtt_scale *)o->scales->data;
-    int64_t count = o->scales->shape[0], i;
-    for (i = 0; i < op->shape->ranks * count; i++)
-        if (i / count != op->shape->rank) mtt__merge_record(&scales[i % count], &rows[i]);
-}
-
 /* Scales of the next step, and what this one clipped */
 static void mtt__cpu_rescale(const mtt_op *op, const mtt_op_rescale *o)
 {
@@ -10346,6 +10194,7 @@ static const mtt__wing *mtt__wing_eight(void)
 }
 #endif /* MTT_NO_FP8 */
 
+#ifndef MTT_NO_RANKS
 /* -----------------------------------------------------------------------------------------------------------
    >>exchange
    -------------------------------------------------------------------------------------------------------- */
@@ -10356,6 +10205,16 @@ static const mtt__wing *mtt__wing_eight(void)
    pass, the bytes sent, and the operations on a CPU. >>ranks moves the bytes. */
 
 /* ---- shares ---- */
+
+/* The elements of a parameter in a rank's share. Returns their number. */
+static int64_t mtt__share(const mtt_part *part, int rank, int64_t *begin)
+{
+    int64_t end = ((rank + 1) * part->share - part->block) * MTT__RANGE_BLOCK;
+    *begin = (rank * part->share - part->block) * MTT__RANGE_BLOCK;
+    if (*begin < 0) *begin = 0;
+    if (end > part->elements) end = part->elements;
+    return end > *begin ? end - *begin : 0;
+}
 
 /* Ranks exchange gradients in the backward pass, unless they do it once, or first add up those of their
    micro-batches. */
@@ -10371,7 +10230,7 @@ static void mtt__divide(mtt__builder *b)
     const mtt_policy *policy = b->policy;
     mtt__program *p = b->program;
     int shares = policy->shard != MTT_SHARD_NONE, first, end, i;
-    int64_t before = 0, blocks, begin, count;
+    int64_t before = 0, blocks, count;
     if (policy->ranks == 1) return;
     p->optim_elements = 0;
     for (first = 0; first < p->parameter_count; first = end, before += blocks) {
@@ -10385,10 +10244,11 @@ static void mtt__divide(mtt__builder *b)
         for (i = first; i < end; i++) {
             mtt__parameter *q = &p->parameters[i];
             q->part.share = mtt__ceil_div(blocks, policy->ranks);
-            count = mtt__share(&q->part, policy->rank, &begin);
-            if (shares) q->part.begin = begin, q->part.count = count;
+            count = mtt__share(&q->part, policy->rank, &q->part.mine);
+            q->part.end = q->part.mine + count;
+            if (shares) q->part.begin = q->part.mine, q->part.count = count;
             if (shares && mtt__exchanges_at_once(policy))
-                q->part.base = begin, q->sum_shape[0] = count, q->sum_shape[1] = 0;
+                q->part.base = q->part.mine, q->sum_shape[0] = count, q->sum_shape[1] = 0;
             q->part.first = p->optim_elements;
             p->optim_elements += mtt__round_up(q->part.count, MTT__PART);
         }
@@ -10445,9 +10305,8 @@ static void mtt__emit_exchange(mtt__builder *b, mtt__under_way *w, int first, in
     for (i = first; i < end && !b->status; i++) {
         mtt__parameter *q = &p->parameters[i];
         mtt_dtype dtype = b->phase == MTT_STEP || q->frozen ? MTT_F32 : q->gradient->dtype;
-        int64_t begin, count = mtt__share(&q->part, b->policy->rank, &begin);
-        q->received_at = bytes;
-        bytes += (int64_t)mtt__bytes_of(dtype, (size_t)count);
+        q->received_at = bytes - (int64_t)mtt__bytes_of(dtype, (size_t)q->part.mine);
+        bytes += (int64_t)mtt__bytes_of(dtype, (size_t)(q->part.end - q->part.mine));
     }
     if (!bytes) bytes = 8; /* this rank owns no part of a small layer, whose gradients live until they are sent */
     received = mtt__add_tensor(b, MTT_U8, MTT_GRADIENTS, layer, "", "received", b->policy->ranks - 1, bytes,
@@ -10535,11 +10394,341 @@ static int mtt__rule_exchange(mtt__builder *b, mtt_op *op, const mtt_op *end)
     }
 }
 
+/* ---- bytes and time ---- */
+
+/* Bytes of an element of a parameter that is gathered, or of a block of squares. */
+static int64_t mtt__gathered_bytes(const mtt_op *op, int parameter)
+{
+    if (op->kind == MTT_OP_gather_squares) return sizeof(double);
+    return (int64_t)mtt__bytes_of(op->sums ? MTT_F32 : op->weights[parameter]->dtype, 1);
+}
+
+/* Elements of a rank's share that are gathered, or blocks of them; *begin is the first. */
+static int64_t mtt__gathered(const mtt_op *op, int parameter, int rank, int64_t *begin)
+{
+    const mtt_part *part = &op->parts[parameter];
+    int64_t count = mtt__share(part, rank, begin);
+    if (op->kind != MTT_OP_gather_squares) return count;
+    *begin = part->square + *begin / MTT__RANGE_BLOCK;
+    return mtt__ceil_div(count, MTT__RANGE_BLOCK);
+}
+
+/* Counts what this rank sends to the others. */
+static double mtt__wire_bytes(const mtt_op *op)
+{
+    double others = op->shape->ranks - 1, bytes = 0;
+    int64_t begin;
+    int i, peer, rank = op->shape->rank;
+    if (op->kind == MTT_OP_all_gather) return others * (double)op->operands[0]->bytes;
+    for (i = 0; i < op->parameters; i++) {
+        if (op->kind != MTT_OP_all_to_all)
+            bytes += others * (double)(mtt__gathered(op, i, rank, &begin) * mtt__gathered_bytes(op, i));
+        for (peer = 0; peer < op->shape->ranks && op->kind == MTT_OP_all_to_all; peer++)
+            if (peer != rank)
+                bytes += (double)mtt__share(&op->parts[i], peer, &begin) *
+                         (double)mtt__bytes_of(op->gradients[i]->dtype, 1);
+    }
+    return bytes;
+}
+
+/* Tells whether nothing is computed while transfer `i` is under way. */
+static int mtt__is_exposed(const mtt__program *p, int i)
+{
+    while (++i < p->op_count && i != p->step_begin && mtt__is_transfer(&p->ops[i])) {}
+    return i == p->op_count || i == p->step_begin || mtt__needs_transfers(&p->ops[i]);
+}
+
+/* What a step sends, and what a rank holds for that outside the arena. */
+static void mtt__report_wires(const mtt_schedule *s, mtt_plan_report *r)
+{
+    const mtt__program *p = &s->programs[MTT__TRAIN];
+    int i;
+    for (i = 0; i < p->op_count; i++) {
+        double wire;
+        if (!mtt__is_transfer(&p->ops[i])) continue;
+        wire = mtt__wire_bytes(&p->ops[i]) * (p->ops[i].phase == MTT_STEP ? 1 : s->policy.accumulate);
+        r->wire_bytes += wire;
+        if (s->policy.device == MTT_DEVICE_CPU || mtt__is_exposed(p, i)) r->exposed_bytes += wire;
+    }
+    if (s->policy.bandwidth > 0) {
+        r->wire_ms = r->wire_bytes / (double)s->policy.bandwidth * 1e-6;
+        r->exposed_ms = r->exposed_bytes / (double)s->policy.bandwidth * 1e-6;
+    }
+    r->outside_bytes += 2048 * (size_t)(s->policy.ranks - 1) * (size_t)(s->model.layers + 4); /* transfers */
+}
+
+static void mtt__print_wires(mtt__text *text, const mtt_plan_report *r)
+{
+    if (r->wire_bytes > 0)
+        mtt__print(text, "%.2f MiB a step to other ranks, %.2f of them while nothing is computed",
+                   r->wire_bytes / 1048576, r->exposed_bytes / 1048576);
+    if (r->wire_ms > 0) mtt__print(text, ": %.2f and %.2f ms", r->wire_ms, r->exposed_ms);
+    if (r->wire_bytes > 0) mtt__print(text, "\n");
+}
+
+/* Makes a policy that of the rank with the largest share, if ranks divide anything. What they must decide
+   alike goes by what that one can hold. Shares are those of any batch. */
+static mtt_status mtt__take_fullest_rank(mtt_env *env, const mtt_model_desc *model, int seq_len,
+                                         mtt_policy *p)
+{
+    mtt_policy any = *p;
+    int64_t most = -1, begin;
+    mtt_schedule s;
+    mtt_status status;
+    int rank, i;
+    if (p->ranks < 2 || p->shard == MTT_SHARD_NONE) return MTT_OK;
+    any.recompute = MTT_RECOMPUTE_NONE;
+    status = mtt__schedule_init(&s, env, model, &any, 1, seq_len);
+    for (rank = 0; rank < p->ranks && !status; rank++) {
+        const mtt__program *program = &s.programs[MTT__TRAIN];
+        int64_t share = 0;
+        for (i = 0; i < program->parameter_count; i++)
+            share += mtt__round_up(mtt__share(&program->parameters[i].part, rank, &begin), MTT__PART);
+        if (share > most) most = share, p->rank = rank;
+    }
+    if (!status) mtt__release_programs(&s);
+    return status;
+}
+
+/* ---- transfers ---- */
+
+/* Lists what goes to a rank and comes from it: of each parameter its share and mine. */
+static int mtt__parameter_transfers(const mtt_op *op, int peer, mtt_transfer *t)
+{
+    const mtt_tensor *squares = op->kind == MTT_OP_gather_squares ? op->operands[1] : NULL;
+    int rank = op->shape->rank, p;
+    for (p = 0; p < op->parameters; p++, t++) {
+        const mtt_tensor *whole = squares ? squares : op->sums ? op->sums[p] : op->weights[p];
+        int64_t bytes = mtt__gathered_bytes(op, p), mine, theirs;
+        t->send_bytes = (size_t)(mtt__gathered(op, p, rank, &mine) * bytes);
+        t->receive_bytes = (size_t)(mtt__gathered(op, p, peer, &theirs) * bytes);
+        t->send = (char *)whole->data + mine * bytes;
+        t->receive = (char *)whole->data + theirs * bytes;
+    }
+    return op->parameters;
+}
+
+/* Does the same for gradients: to a rank goes its share, and mine comes. */
+static int mtt__gradient_transfers(const mtt_op *op, int peer, mtt_transfer *t)
+{
+    const mtt_tensor *received = MTT_OPERANDS_OF(all_to_all, op)->received;
+    int rank = op->shape->rank, p;
+    char *row = (char *)received->data + (peer - (peer > rank)) * received->shape[1];
+    for (p = 0; p < op->parameters; p++, t++) {
+        int64_t bytes = (int64_t)mtt__bytes_of(op->gradients[p]->dtype, 1), theirs, mine;
+        t->send_bytes = (size_t)(mtt__share(&op->parts[p], peer, &theirs) * bytes);
+        t->receive_bytes = (size_t)(mtt__share(&op->parts[p], rank, &mine) * bytes);
+        t->send = (char *)op->gradients[p]->data + theirs * bytes;
+        t->receive = row;
+        row += t->receive_bytes;
+    }
+    return op->parameters;
+}
+
+/* Does the same for rows. */
+static int mtt__row_transfers(const mtt_op *op, int peer, mtt_transfer *t)
+{
+    const mtt_op_all_gather *o = MTT_OPERANDS_OF(all_gather, op);
+    t->send = o->row->data;
+    t->receive = (char *)o->rows->data + (size_t)peer * o->row->bytes;
+    t->send_bytes = t->receive_bytes = o->row->bytes;
+    return 1;
+}
+
+/* Adds a transfer to the one before it in the list, if it goes on where that ends; otherwise returns 0. The
+   peer does the same, since squares have the same places on all ranks. */
+static int mtt__extend_transfer(mtt_transfer *a, const mtt_transfer *b)
+{
+    int sends = !a->send_bytes || !b->send_bytes || (const char *)a->send + a->send_bytes == b->send;
+    int receives = !a->receive_bytes || !b->receive_bytes ||
+                   (const char *)a->receive + a->receive_bytes == b->receive;
+    if (!sends || !receives || a->peer != b->peer) return 0;
+    if (!a->send_bytes) a->send = b->send;
+    if (!a->receive_bytes) a->receive = b->receive;
+    a->send_bytes += b->send_bytes;
+    a->receive_bytes += b->receive_bytes;
+    return 1;
+}
+
+/* Lists what an operation transfers, without what is empty. Returns the end of the list. */
+static mtt_transfer *mtt__list_transfers(mtt_op *op, mtt_transfer *list)
+{
+    mtt_transfer *end = list, *t;
+    int peer, count, i;
+    for (peer = 0; peer < op->shape->ranks; peer++) {
+        if (peer == op->shape->rank) continue;
+        if (op->kind == MTT_OP_all_to_all) count = mtt__gradient_transfers(op, peer, end);
+        else if (op->kind == MTT_OP_all_gather) count = mtt__row_transfers(op, peer, end);
+        else count = mtt__parameter_transfers(op, peer, end);
+        for (i = 0, t = end; i < count; i++, t++) {
+            t->peer = peer;
+            if (op->kind == MTT_OP_gather_squares && end > list && mtt__extend_transfer(end - 1, t)) continue;
+            if (t->send_bytes || t->receive_bytes) *end++ = *t;
+        }
+    }
+    op->transfers = list;
+    op->transfer_count = (int)(end - list);
+    return end;
+}
+
+/* Lists the transfers of the training program, whose tensors have addresses now. */
+static mtt_status mtt__bind_transfers(mtt_trainer *t)
+{
+    mtt__program *p = &t->schedule->programs[MTT__TRAIN];
+    size_t others = (size_t)t->schedule->policy.ranks - 1, most = 0;
+    mtt_transfer *end;
+    int i;
+    for (i = 0; i < p->op_count; i++)
+        if (mtt__is_transfer(&p->ops[i])) most += others * (size_t)(p->ops[i].parameters + 1);
+    if (!most) return MTT_OK;
+    end = (mtt_transfer *)mtt__pool_take(t->env, &p->pool, most * sizeof(*end));
+    if (!end) return MTT_E_MEMORY;
+    for (i = 0; i < p->op_count; i++) {
+        mtt_op *op = &p->ops[i];
+        if (!mtt__is_transfer(op)) continue;
+        end = mtt__list_transfers(op, end);
+        if (!p->later_ops || i >= p->step_begin) continue;
+        p->later_ops[i].transfers = op->transfers;
+        p->later_ops[i].transfer_count = op->transfer_count;
+    }
+    return MTT_OK;
+}
+
+/* Moves what the optimizer keeps, wherever it is. All ranks get it from the one that has it. */
+static mtt_status mtt__move_shares(mtt_trainer *t, int way, const mtt__parameter *q, int kind, int64_t at,
+                                 int64_t count, float *values)
+{
+    const mtt_policy *policy = &t->schedule->policy;
+    int everywhere = policy->shard == MTT_SHARD_NONE || !t->schedule->programs[MTT__TRAIN].optim[kind] ||
+                     q->frozen, rank;
+    mtt_status status = MTT_OK;
+    if (policy->ranks == 1 || everywhere) return mtt__move_mine(t, way, q, kind, at, count, 1, values);
+    for (rank = 0; rank < policy->ranks && !status; rank++) {
+        int64_t begin, end = mtt__share(&q->part, rank, &begin), mine = rank == policy->rank;
+        end = mtt__min(begin + end, at + count);
+        if (begin < at) begin = at;
+        if (begin >= end) continue;
+        if (mine || way == MTT__PUT)
+            status = mtt__move_mine(t, way, q, kind, begin, end - begin, (int)mine, values + begin - at);
+        if (!status && way == MTT__GET)
+            status = mtt__spread(t, rank, values + begin - at, (size_t)(end - begin) * sizeof(float));
+    }
+    return status;
+}
+
+/* ---- operations on a CPU ---- */
+
+/* The functions of the rows that transfer. */
+#define MTT__TRANSFERS(X) X(all_to_all) X(all_gather) X(gather_squares) X(gather_sums) X(gather_weights)
+#define MTT__CPU_TRANSFER(name)                                                         \
+    static void mtt__cpu_##name(const mtt_op *op, const mtt_op_##name *o)               \
+    {                                                                                   \
+        mtt__cpu *c = (mtt__cpu *)(void *)op->workspace;                                \
+        (void)o;                                                                        \
+        c->status = c->backend.exchange(c->backend.ranks, op->transfers, op->transfer_count); \
+    }
+MTT__TRANSFERS(MTT__CPU_TRANSFER)
+
+static void mtt__cpu_add_counts(const mtt_op *op, const mtt_op_add_counts *o)
+{
+    const mtt_count *counts = (const mtt_count *)o->counts->data;
+    int rank;
+    for (rank = 0; rank < op->shape->ranks; rank++) {
+        const mtt_count *count = rank == op->shape->rank ? (const mtt_count *)o->count->data : &counts[rank];
+        mtt__add_count(mtt__counters(o->counters), count, !op->later && rank == 0);
+    }
+}
+
+/* Adds the gradients of all ranks, in their order, to up to MTT__BLOCK elements of a sum from `at` up. Those
+   of others are in `received`, a row for each, of which this parameter's begin `offset` bytes into a row. */
+static void mtt__add_gradients(const mtt_op *op, const mtt_tensor *received, int parameter, int64_t offset,
+                               int64_t at, int64_t n)
+{
+    const mtt_part *part = &op->parts[parameter];
+    mtt_tensor gradient = *op->gradients[parameter];
+    void *own = gradient.data;
+    float *sum = (float *)op->sums[parameter]->data + at - part->base;
+    float buffer[MTT__BLOCK], total[MTT__BLOCK];
+    int rank, me = op->shape->rank;
+    if (op->later) memcpy(total, sum, (size_t)n * sizeof(float));
+    for (rank = 0; rank < op->shape->ranks; rank++) {
+        const float *from;
+        gradient.data = rank == me ? own : (char *)received->data + (rank - (rank > me)) * received->shape[1] +
+                                           offset;
+        from = mtt__read(&gradient, rank == me ? at : at - part->mine, n, buffer);
+        if (rank || op->later) mtt__add_block(from, total, n);
+        else memcpy(total, from, (size_t)n * sizeof(float));
+    }
+    memcpy(sum, total, (size_t)n * sizeof(float));
+}
+
+static void mtt__sum_received(const mtt_op *op, const mtt_tensor *received)
+{
+    int64_t offset = 0, i;
+    int p;
+    for (p = 0; p < op->parameters; p++) {
+        int64_t begin = op->parts[p].mine, count = op->parts[p].end - begin;
+        MTT__THREADS(count)
+        for (i = 0; i < count; i += MTT__BLOCK)
+            mtt__add_gradients(op, received, p, offset, begin + i, mtt__min(MTT__BLOCK, count - i));
+        offset += (int64_t)mtt__bytes_of(op->gradients[p]->dtype, (size_t)count);
+    }
+}
+
+static void mtt__cpu_sum_squares(const mtt_op *op, const mtt_op_sum_squares *o)
+{
+    double *squares = (double *)o->squares->data;
+    int p;
+    for (p = 0; p < op->parameters; p++) {
+        const mtt_part *part = &op->parts[p];
+        int64_t at = part->square + part->begin / MTT__RANGE_BLOCK, first;
+        int count = MTT__SQUARES;
+        for (first = 0; count == MTT__SQUARES; first += count)
+            count = mtt__block_squares(op, p, first, squares + at + first);
+    }
+}
+
+/* Runs operations of the hall that have operands from other ranks. */
+static int mtt__cpu_exchanged(const mtt_op *op)
+{
+    const mtt_op_sum_gradients *s = MTT_OPERANDS_OF(sum_gradients, op);
+    const mtt_op_grad_norm *n = MTT_OPERANDS_OF(grad_norm, op);
+    double sum = 0;
+    int64_t i;
+    if (op->kind == MTT_OP_sum_gradients && s->received) return mtt__sum_received(op, s->received), 1;
+    if (op->kind != MTT_OP_grad_norm || !n->squares) return 0;
+    for (i = 0; i < n->squares->shape[0]; i++) sum += ((const double *)n->squares->data)[i];
+    mtt__scale_gradients(mtt__control(n->control), mtt__counters(n->counters), sum);
+    return 1;
+}
+
+#ifndef MTT_NO_FP8
+static void mtt__cpu_merge_records(const mtt_op *op, const mtt_op_merge_records *o)
+{
+    const mtt_scale *rows = (const mtt_scale *)o->rows->data;
+    mtt_scale *scales = (mtt_scale *)o->scales->data;
+    int64_t count = o->scales->shape[0], i;
+    for (i = 0; i < op->shape->ranks * count; i++)
+        if (i / count != op->shape->rank) mtt__merge_record(&scales[i % count], &rows[i]);
+}
+#endif
+
+static void mtt__check_ranks(mtt__faults *faults, const mtt_model_desc *model, const mtt_policy *p)
+{
+    (void)model;
+    mtt__require(faults, p->ranks < 1 || (p->rank >= 0 && p->rank < p->ranks),
+                 "rank is %d, it must be at least 0 and below ranks, %d", p->rank, p->ranks);
+    mtt__require(faults, !p->keep_gradients || p->ranks == 1 || p->shard == MTT_SHARD_NONE,
+                 "keep_gradients is 1: ranks must not divide gradients, set shard to none");
+}
+
 static const mtt__wing *mtt__wing_exchange(void)
 {
-    static const mtt__wing wing = {NULL, NULL, NULL, mtt__divide, NULL, NULL, NULL, NULL};
+    static const mtt__wing wing = {NULL, mtt__check_ranks, NULL, mtt__divide, NULL, NULL, mtt__cpu_exchanged,
+                                   NULL};
     return &wing;
 }
+#endif /* MTT_NO_RANKS */
 
 /* -----------------------------------------------------------------------------------------------------------
    >>json
@@ -12940,7 +13129,7 @@ MTTDEF mtt_status mtt_vocab_trainer_finish(mtt_vocab_trainer *trainer, int vocab
    >>data
    ------------------------------------------------------------------------------------------------------- */
 
-/* From text to token files. A corpus hands out documents; mtt_split_of puts each into train, valid or test;
+/* From text to token files. A corpus hands out documents; mtt__split_of puts each into train, valid or test;
    mtt_prepare reads the text twice, once to train the tokenizer and once to encode. A token file is a header
    and an array of ids. Its header says what it was made of, so that mtt_prepare can tell whether a dataset
    is up to date, and mtt_dataset_open whether its files belong together. */
@@ -12955,7 +13144,7 @@ MTTDEF mtt_status mtt_vocab_trainer_finish(mtt_vocab_trainer *trainer, int vocab
 #define MTT_DOCUMENT_LIMIT ((size_t)1 << 30)
 #endif
 
-struct mtt_corpus {
+typedef struct mtt__corpus {
     mtt_env *env;
     const char *path, *name, *field; /* `name` is for messages */
     int fd, jsonl, ended;            /* ended: the file has been read to its end */
@@ -12971,10 +13160,10 @@ struct mtt_corpus {
     size_t unit;     /* of them, without ends of text: for mtt__prepare_hash */
     size_t skipped;  /* bytes of the end of text behind the document that was handed out */
     int broken;      /* 1 = that document ended within a line */
-};
+} mtt__corpus;
 
 /* Reads blocks until `bytes` wait in the buffer or the file ends. */
-static mtt_status mtt__corpus_need(mtt_corpus *c, size_t bytes)
+static mtt_status mtt__corpus_need(mtt__corpus *c, size_t bytes)
 {
     enum { block = 1 << 18 };
     while (!c->ended && c->size - c->start < bytes) {
@@ -13021,7 +13210,7 @@ static const char *mtt__skip_blanks(const char *at, const char *end)
 
 /* The size of a line of plain text with its line end, if it is only the end of text, once or several times;
    else 0. `line` is its place among the bytes that wait, which have all of it unless it is longer. */
-static size_t mtt__corpus_end_line(const mtt_corpus *c, size_t line)
+static size_t mtt__corpus_end_line(const mtt__corpus *c, size_t line)
 {
     const char *first = c->buffer + c->start + line, *at = first;
     const mtt_slice end = c->end_of_text;
@@ -13039,7 +13228,7 @@ static size_t mtt__corpus_end_line(const mtt_corpus *c, size_t line)
 }
 
 /* Hands out the text before the next end of text or cut. It may be blank. */
-static mtt_status mtt__corpus_cut(mtt_corpus *c, const char **text, size_t *bytes)
+static mtt_status mtt__corpus_cut(mtt__corpus *c, const char **text, size_t *bytes)
 {
     const char *at = NULL;
     size_t waiting = 0, limit = 0, cut = 0, line = 0;
@@ -13080,7 +13269,7 @@ static mtt_status mtt__corpus_cut(mtt_corpus *c, const char **text, size_t *byte
 }
 
 /* Where a text has ends of text, there are no blank documents between them. */
-static mtt_status mtt__corpus_next_piece(mtt_corpus *c, const char **text, size_t *bytes)
+static mtt_status mtt__corpus_next_piece(mtt__corpus *c, const char **text, size_t *bytes)
 {
     for (;;) {
         mtt_status status = mtt__corpus_cut(c, text, bytes);
@@ -13090,9 +13279,9 @@ static mtt_status mtt__corpus_next_piece(mtt_corpus *c, const char **text, size_
 }
 
 /* Counts the documents in the buffer, up to 20. Tells in *ends whether ends of text are among them. */
-static int mtt__corpus_count(mtt_corpus *c, int *ends)
+static int mtt__corpus_count(mtt__corpus *c, int *ends)
 {
-    const mtt_corpus before = *c;
+    const mtt__corpus before = *c;
     const char *text;
     size_t size;
     int count = 0;
@@ -13107,10 +13296,10 @@ static int mtt__corpus_count(mtt_corpus *c, int *ends)
    text is so short that all of it is in the buffer. Pieces have 1/40 to 1/20 of its size, but 16 bytes or
    more, so that a cut can look back. Where ends of text alone give 20 documents, there are no other cuts
    before 16 MiB, which bound the buffer. */
-static void mtt__corpus_measure(mtt_corpus *c, mtt_slice end_of_text)
+static void mtt__corpus_measure(mtt__corpus *c, mtt_slice end_of_text)
 {
     const size_t most = (c->size - c->start) / 20;
-    mtt_corpus pieces;
+    mtt__corpus pieces;
     int ends;
     if (c->ended && mtt__corpus_count(c, &ends) < 20) {
         c->most = most > 16 ? most : 16;
@@ -13132,7 +13321,7 @@ static void mtt__corpus_measure(mtt_corpus *c, mtt_slice end_of_text)
 
 /* JSONL begins with a mark of JSON or of a JSON text sequence. Behind blanks the first line must be a JSON
    value, unless a field was named, so that an empty first line lets plain text begin with such a mark. */
-static mtt_status mtt__corpus_detect(mtt_corpus *c, int field_named, mtt_slice end_of_text)
+static mtt_status mtt__corpus_detect(mtt__corpus *c, int field_named, mtt_slice end_of_text)
 {
     mtt_status status = mtt__corpus_need(c, 20 * c->most); /* 20 documents, for mtt__corpus_measure */
     const char *end = c->buffer + c->size, *at, *stop;
@@ -13153,12 +13342,20 @@ static mtt_status mtt__corpus_detect(mtt_corpus *c, int field_named, mtt_slice e
     return status;
 }
 
+static void mtt__corpus_close(mtt__corpus *c)
+{
+    if (!c) return;
+    if (c->fd > 0) mtt__os_close(c->fd);
+    mtt__free(c->env, c->buffer);
+    mtt__free(c->env, c);
+}
+
 /* `end_of_text` ends documents. It must stay until the corpus is closed. */
 static mtt_status mtt__corpus_open(mtt_env *env, const char *path, const char *field, mtt_slice end_of_text,
-                                   mtt_corpus **out)
+                                   mtt__corpus **out)
 {
     size_t path_size = strlen(path) + 1, field_size = strlen(field ? field : "text") + 1;
-    mtt_corpus *c = (mtt_corpus *)mtt__alloc(env, 1, mtt__add(sizeof(*c), path_size + field_size));
+    mtt__corpus *c = (mtt__corpus *)mtt__alloc(env, 1, mtt__add(sizeof(*c), path_size + field_size));
     mtt_status status = MTT_OK;
     mtt__file_info info;
     *out = NULL;
@@ -13179,27 +13376,13 @@ static mtt_status mtt__corpus_open(mtt_env *env, const char *path, const char *f
         status = mtt__fail(env, MTT_E_FILE, "%s is a device: name a file or a pipe", c->name);
     if (!status) status = mtt__reserve(env, (void **)&c->buffer, &c->capacity, (size_t)1 << 20, 1);
     if (!status) status = mtt__corpus_detect(c, field != NULL, end_of_text);
-    if (status) mtt_corpus_close(c);
+    if (status) mtt__corpus_close(c);
     else *out = c;
     return status;
 }
 
-MTTDEF mtt_status mtt_corpus_open(mtt_env *env, const char *path, const char *field, mtt_corpus **out)
-{
-    const mtt_slice end = {MTT__END_OF_TEXT, sizeof(MTT__END_OF_TEXT) - 1};
-    return mtt__corpus_open(env, path, field, end, out);
-}
-
-MTTDEF void mtt_corpus_close(mtt_corpus *c)
-{
-    if (!c) return;
-    if (c->fd > 0) mtt__os_close(c->fd);
-    mtt__free(c->env, c->buffer);
-    mtt__free(c->env, c);
-}
-
 /* Reads the rest of the file, and copies all of it to `copy` unless that is NULL. */
-static mtt_status mtt__corpus_drain(mtt_corpus *c, mtt_writer *copy)
+static mtt_status mtt__corpus_drain(mtt__corpus *c, mtt_writer *copy)
 {
     mtt_status status = MTT_OK;
     while (!status && c->size) {
@@ -13219,7 +13402,7 @@ static int mtt__utf8_form(const unsigned char *at, const unsigned char *end)
 }
 
 /* Refuses NUL bytes in what is handed out next, and counts the bytes that are not UTF-8. */
-static mtt_status mtt__corpus_check(mtt_corpus *c, const char *text, size_t bytes)
+static mtt_status mtt__corpus_check(mtt__corpus *c, const char *text, size_t bytes)
 {
     const unsigned char *at = (const unsigned char *)text, *end = at + bytes;
     const char *nul = (const char *)memchr(text, 0, bytes);
@@ -13238,7 +13421,7 @@ static mtt_status mtt__corpus_check(mtt_corpus *c, const char *text, size_t byte
 }
 
 /* The size of a field's text without the ends of text, and the blanks around them, that exporters add. */
-static size_t mtt__corpus_trim(mtt_corpus *c, mtt_slice text)
+static size_t mtt__corpus_trim(mtt__corpus *c, mtt_slice text)
 {
     const size_t mark = c->end_of_text.size;
     size_t size = text.size;
@@ -13252,7 +13435,7 @@ static size_t mtt__corpus_trim(mtt_corpus *c, mtt_slice text)
 
 /* Returns the text in a line of JSONL, its escapes undone in the buffer. Of equal keys the last one counts.
    */
-static mtt_status mtt__corpus_parse(mtt_corpus *c, const char *line, size_t size, const char **text,
+static mtt_status mtt__corpus_parse(mtt__corpus *c, const char *line, size_t size, const char **text,
                                     size_t *bytes)
 {
     const char *hint = "; plain text that begins with a quote or a bracket needs an empty first line";
@@ -13279,7 +13462,7 @@ static mtt_status mtt__corpus_parse(mtt_corpus *c, const char *line, size_t size
     return MTT_OK;
 }
 
-static mtt_status mtt__corpus_next_line(mtt_corpus *c, const char **text, size_t *bytes)
+static mtt_status mtt__corpus_next_line(mtt__corpus *c, const char **text, size_t *bytes)
 {
     size_t scanned = 0, size;
     for (;;) {
@@ -13303,7 +13486,7 @@ static mtt_status mtt__corpus_next_line(mtt_corpus *c, const char **text, size_t
 }
 
 /* Counts the texts `end` in a document. Once one has been found, other ends of text are not counted. */
-static void mtt__corpus_count_inside(mtt_corpus *c, mtt_slice end, const char *text, size_t bytes)
+static void mtt__corpus_count_inside(mtt__corpus *c, mtt_slice end, const char *text, size_t bytes)
 {
     const char *at = text, *stop = text + bytes;
     if (!end.size || (c->inside && !mtt__slice_same(c->inside_text, end))) return;
@@ -13316,7 +13499,9 @@ static void mtt__corpus_count_inside(mtt_corpus *c, mtt_slice end, const char *t
     }
 }
 
-MTTDEF mtt_status mtt_corpus_next(mtt_corpus *c, const char **text, size_t *bytes)
+/* Returns the next document, valid until the next call; MTT_END after the last. Errors name the line. The
+   call after MTT_E_FORMAT goes on with the next line. */
+static mtt_status mtt__corpus_next(mtt__corpus *c, const char **text, size_t *bytes)
 {
     const mtt_slice ends[] = {c->end_of_text, {MTT__END_OF_TEXT, 13}, {"<|end_of_text|>", 15}};
     mtt_status status = (c->jsonl ? mtt__corpus_next_line : mtt__corpus_next_piece)(c, text, bytes);
@@ -13328,7 +13513,7 @@ MTTDEF mtt_status mtt_corpus_next(mtt_corpus *c, const char **text, size_t *byte
 }
 
 /* Draws three different places among every 20 documents: the first two go to valid, the third to test. */
-MTTDEF mtt_split mtt_split_of(uint64_t seed, uint64_t document)
+static mtt_split mtt__split_of(uint64_t seed, uint64_t document)
 {
     uint64_t stream = mtt__stream(MTT__SITE_SPLIT, 0, 0), draw = document / 20 * 3, place = document % 20;
     uint64_t first = mtt__random_below(seed, stream, draw, 20);
@@ -13602,7 +13787,7 @@ typedef struct mtt__prepare {
     int piped;         /* the input can be read only once */
     uint32_t options;  /* for the headers */
     uint64_t text;     /* for the headers; 0 until the text has been read once */
-    mtt_corpus *corpus;
+    mtt__corpus *corpus;
     uint64_t document; /* of the corpus, from 0 */
     uint64_t read, told; /* bytes of text, in all passes; those at the last call of desc->progress */
     int stopped;       /* 1 = that call has ended the work */
@@ -13649,7 +13834,7 @@ static mtt_status mtt__prepare_options(mtt__prepare *p)
 static mtt_status mtt__prepare_open(mtt__prepare *p)
 {
     mtt_status status;
-    mtt_corpus_close(p->corpus);
+    mtt__corpus_close(p->corpus);
     status = mtt__corpus_open(p->env, p->input, p->desc->field, p->end_of_text, &p->corpus);
     p->document = 0;
     if (!status && p->input == p->spool_path)
@@ -13660,7 +13845,7 @@ static mtt_status mtt__prepare_open(mtt__prepare *p)
 /* Hashes the text, once it has been read, and the options that decide documents and splits. */
 static mtt_status mtt__prepare_hash(mtt__prepare *p)
 {
-    const mtt_corpus *c = p->corpus;
+    const mtt__corpus *c = p->corpus;
     const uint64_t before = p->text;
     const uint64_t words[] = {c->hash, mtt__hash(0, c->field, strlen(c->field)), p->desc->seed,
                               c->unit}; /* MTT_DOCUMENT_BYTES, less for a short text */
@@ -13689,8 +13874,8 @@ static mtt_status mtt__prepare_each(mtt__prepare *p, mtt__document_fn use)
     size_t bytes;
     uint64_t all = 0;
     mtt_status status = mtt__prepare_open(p);
-    while (!status && (status = mtt_corpus_next(p->corpus, &text, &bytes)) == MTT_OK) {
-        status = use(p, mtt_split_of(p->desc->seed, p->document++), text, bytes), all += bytes;
+    while (!status && (status = mtt__corpus_next(p->corpus, &text, &bytes)) == MTT_OK) {
+        status = use(p, mtt__split_of(p->desc->seed, p->document++), text, bytes), all += bytes;
         if (!status) status = mtt__prepare_tell(p, bytes);
     }
     if (status != MTT_END || p->stopped) return status;
@@ -13847,7 +14032,7 @@ static mtt_status mtt__prepare_run(mtt__prepare *p)
 /* Reports what the text was. */
 static void mtt__prepare_describe(const mtt__prepare *p, mtt_prepare_report *r)
 {
-    const mtt_corpus *c = p->corpus;
+    const mtt__corpus *c = p->corpus;
     const mtt_slice end = c->end_of_text, inside = c->inside_text;
     r->jsonl = c->jsonl;
     r->separated = c->separated;
@@ -13889,7 +14074,7 @@ MTTDEF mtt_status mtt_prepare(mtt_env *env, const mtt_prepare_desc *desc, mtt_pr
     if (!status) mtt__prepare_describe(p, r);
     for (i = 0; i < MTT__PARTS; i++) mtt__writer_abort(&p->writer[i]);
     if (p->input == p->spool_path) mtt__os_remove(p->spool_path);
-    mtt_corpus_close(p->corpus);
+    mtt__corpus_close(p->corpus);
     mtt_vocab_trainer_destroy(p->trainer);
     mtt_tokenizer_destroy(p->tokenizer);
     mtt__free(env, p->ids);
@@ -14326,6 +14511,23 @@ static mtt_status mtt__st_open(mtt_env *env, const char *path, mtt__st *st)
     return status;
 }
 
+/* Returns how many bytes of a tensor to read next, from `at` up; 0 at its end. Those before are forgotten. */
+static size_t mtt__st_piece(const mtt__st_entry *e, size_t at)
+{
+    const size_t most = MTT__ST_CHUNK * sizeof(float);
+    if (e->data && at) mtt__os_forget(e->data + (at - 1) / most * most, (at - 1) % most + 1);
+    return e->bytes - at < most ? e->bytes - at : most;
+}
+
+static uint32_t mtt__st_crc(const mtt__st *st, const mtt__st_entry *e)
+{
+    uint32_t crc = 0;
+    size_t at, bytes;
+    for (at = 0; (bytes = mtt__st_piece(e, at)) > 0; at += bytes)
+        crc = mtt__crc32(&st->crc, crc, e->data + at, bytes);
+    return crc;
+}
+
 static int mtt__st_crc_is(const mtt__st *st, const char *key, uint32_t crc)
 {
     const mtt__st_entry *pair = mtt__st_find(&st->metadata, key);
@@ -14343,7 +14545,7 @@ static mtt_status mtt__st_verify(const mtt__st *st)
     for (i = 0; i < st->tensors.count && !wrong; i++) {
         const mtt__st_entry *e = &st->tensors.at[i];
         memcpy(key + 6, e->name, strlen(e->name) + 1);
-        if (!mtt__st_crc_is(st, key, mtt__crc32(&st->crc, 0, e->data, e->bytes))) wrong = e->name;
+        if (!mtt__st_crc_is(st, key, mtt__st_crc(st, e))) wrong = e->name;
     }
     if (!wrong) return MTT_OK;
     return mtt__fail(st->env, MTT_E_FORMAT, "%s: %s has no checksum or another one; " MTT__ST_REMEDY,
@@ -14406,8 +14608,7 @@ static mtt_status mtt__st_write(mtt__st_saving *s, mtt__st_read_fn read, void *u
     size_t i, done, part;
     for (i = 0; i < s->count; i++) {
         mtt__st_entry *e = &s->tensors[i];
-        for (done = 0; done < e->bytes && !status; done += part) {
-            part = e->bytes - done < sizeof(s->chunk) ? e->bytes - done : sizeof(s->chunk);
+        for (done = 0; !status && (part = mtt__st_piece(e, done)) > 0; done += part) {
             status = read(user, i, done, s->chunk, part);
             if (status) return status;
             e->crc = mtt__crc32(&s->st.crc, e->crc, s->chunk, part);
@@ -14465,19 +14666,26 @@ static mtt_status mtt__st_save(mtt_env *env, const char *path, mtt__st_entry *te
 /* The tensors are FP32: all that the optimizer keeps of each parameter (see MTT__OPTIM), and the scales
    of FP8, 0 before a step has measured them. A compact state encodes to the same bits again. The metadata has
    the model, the counters and the position in the data. */
+typedef struct mtt__saved {
+    const mtt__parameter *of; /* NULL: the scales, the last tensor of a file */
+    int kind;                 /* of what the optimizer keeps */
+} mtt__saved;
+
 typedef struct mtt__checkpoint {
     mtt_trainer *t;
     const mtt__st *st; /* the file to read; NULL when saving */
     int merged;        /* 1 = weights alone, with adapters added to them */
     mtt_status status;
     mtt__st_entry *tensors;
-    int *kinds;         /* of each tensor of a parameter: MTT__OPTIM_KINDS times its number, and its kind */
-    size_t kept, count; /* tensors of parameters; all */
+    mtt__saved *saved; /* what each tensor has */
+    size_t count;
     size_t read_tensors, read_bytes; /* when saving: tensors read, and bytes of the next one */
     mtt__text metadata;
     mtt_counters counters;
     int64_t micro_batch;
-    uint64_t seed;
+    uint64_t seed, groups;
+    int lora_rank;
+    float lora_alpha;
     mtt_batches batches; /* without tokens: none */
 } mtt__checkpoint;
 
@@ -14487,42 +14695,45 @@ static mtt_status mtt__checkpoint_init(mtt__checkpoint *c, mtt_trainer *t, const
 #define MTT__OPTIM_PREFIX(kind, name, prefix, exists) prefix,
     static const char *const prefixes[] = {MTT__OPTIM(MTT__OPTIM_PREFIX)};
     const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
+    const mtt__parameter *q, *end = p->parameters + p->parameter_count;
+    const size_t most = MTT__OPTIM_KINDS * (size_t)p->parameter_count + 1;
+    mtt__st_entry *e;
     char *name;
-    size_t i, most;
+    int kind;
     memset(c, 0, sizeof(*c));
     if (mtt__must_train(t)) return MTT_E_ARGUMENT;
     c->t = t;
+    c->merged = merged;
     c->micro_batch = t->micro_batch;
     c->seed = t->optim.seed;
+    c->groups = t->groups;
+    c->lora_rank = t->schedule->policy.lora_rank;
+    c->lora_alpha = t->schedule->policy.lora_alpha;
     if (batches) c->batches = *batches;
-    most = MTT__OPTIM_KINDS * (size_t)p->parameter_count + 1;
-    c->tensors = (mtt__st_entry *)mtt__alloc(t->env, most, sizeof(*c->tensors) + MTT__CHECKPOINT_NAME +
-                                             sizeof(int));
-    if (!c->tensors) return MTT_E_MEMORY;
-    c->kinds = (int *)(void *)(c->tensors + most);
-    c->merged = merged;
-    for (i = 0; i < most - 1; i++) { /* of a frozen one the weight alone, and what exists of the others */
-        const mtt__parameter *q = &p->parameters[i / MTT__OPTIM_KINDS];
-        const int kind = (int)(i % MTT__OPTIM_KINDS);
-        if (merged ? kind == MTT__MASTER && !mtt__is_added(q->kind)
-                   : kind == MTT__MASTER || (!q->frozen && p->optim[kind]))
-            c->kinds[c->kept++] = (int)i;
-    }
-    c->count = c->kept + (p->scales && !merged);
-    if (c->count > c->kept) {
-        c->tensors[c->kept].name = "fp8.scales";
-        c->tensors[c->kept].dtype = MTT_F32;
-        c->tensors[c->kept].rank = 1;
-        c->tensors[c->kept].shape[0] = (uint64_t)p->scales->shape[0];
-    }
-    for (i = 0, name = (char *)(c->kinds + most); i < c->kept; i++, name += MTT__CHECKPOINT_NAME) {
-        const mtt__parameter *q = &p->parameters[c->kinds[i] / MTT__OPTIM_KINDS];
-        c->tensors[i].name = mtt__format(name, MTT__CHECKPOINT_NAME, "%s%s",
-                                         prefixes[c->kinds[i] % MTT__OPTIM_KINDS], q->weight->name);
-        c->tensors[i].dtype = MTT_F32;
-        c->tensors[i].rank = q->shape[1] ? 2 : 1;
-        memcpy(c->tensors[i].shape, q->shape, sizeof(q->shape));
-    }
+    c->tensors = e = (mtt__st_entry *)mtt__alloc(t->env, most, sizeof(*e) + sizeof(*c->saved) +
+                                                 MTT__CHECKPOINT_NAME);
+    if (!e) return MTT_E_MEMORY;
+    c->saved = (mtt__saved *)(void *)(e + most);
+    name = (char *)(c->saved + most);
+    for (q = p->parameters; q < end; q++)
+        for (kind = 0; kind < MTT__OPTIM_KINDS; kind++) {
+            if (merged ? kind != MTT__MASTER || mtt__is_added(q->kind)
+                       : kind != MTT__MASTER && (q->frozen || !p->optim[kind]))
+                continue; /* of a frozen parameter there is the weight alone */
+            c->saved[c->count].of = q;
+            c->saved[c->count++].kind = kind;
+            e->name = mtt__format(name, MTT__CHECKPOINT_NAME, "%s%s", prefixes[kind], q->weight->name);
+            e->dtype = MTT_F32;
+            e->rank = q->shape[1] ? 2 : 1;
+            memcpy(e++->shape, q->shape, sizeof(q->shape));
+            name += MTT__CHECKPOINT_NAME;
+        }
+    if (!p->scales || merged) return MTT_OK;
+    c->count++;
+    e->name = "fp8.scales";
+    e->dtype = MTT_F32;
+    e->rank = 1;
+    e->shape[0] = (uint64_t)p->scales->shape[0];
     return MTT_OK;
 }
 
@@ -14581,19 +14792,6 @@ static void mtt__checkpoint_number(mtt__checkpoint *c, const char *name, uint64_
                               (unsigned long long)here);
 }
 
-/* Checks or writes a setting that is stored only if it is not 0, and must match on resume. */
-static void mtt__checkpoint_setting(mtt__checkpoint *c, const char *name, void *number, size_t size)
-{
-    static const uint64_t none = 0;
-    int given = memcmp(number, &none, size) != 0;
-    if (c->merged || c->status) return;
-    if (c->st ? mtt__st_find(&c->st->metadata, name) != NULL : given)
-        mtt__checkpoint_number(c, name, 0, 0, number, size);
-    else if (given && c->st)
-        c->status = mtt__fail(c->t->env, MTT_E_MISMATCH, "%s has no %s: use the settings of its run",
-                              c->st->path, name);
-}
-
 /* 1 = a checkpoint may be without this field, and then means its default. Every one has the sizes, and this
    version writes three more fields in any case. */
 static int mtt__checkpoint_optional(const mtt_field *field, int writes)
@@ -14615,14 +14813,11 @@ static int mtt__checkpoint_default(const mtt_model_desc *model, const mtt_field 
     return !mtt_model_resolve(NULL, &m, &m) && mtt__field_get(&m, field) == mtt__field_get(model, field);
 }
 
-/* Writes the numbers of the model, or compares them, except for dropout, and for max_seq without a table of
+/* Writes the fields of the model, or compares them, except for dropout, and for max_seq without a table of
    positions. */
-static mtt_status mtt__checkpoint_numbers(mtt__checkpoint *c)
+static mtt_status mtt__checkpoint_model(mtt__checkpoint *c)
 {
-#define MTT__NUMBER(name, member, low, high) \
-    mtt__checkpoint_number(c, name, low, high, &c->member, sizeof(c->member))
     const mtt_model_desc *m = &c->t->schedule->model;
-    const uint64_t most = (uint64_t)1 << 62; /* no counter overflows after it */
     size_t i;
     for (i = 0; mtt__model_field[i].name; i++) {
         const mtt_field *f = &mtt__model_field[i];
@@ -14636,51 +14831,94 @@ static mtt_status mtt__checkpoint_numbers(mtt__checkpoint *c)
         if (mtt__checkpoint_optional(f, !c->st) && !(c->st && mtt__st_find(&c->st->metadata, name))) {
             if (mtt__checkpoint_default(m, f)) continue;
             if (c->st)
-                return mtt__fail(c->t->env, MTT_E_MISMATCH,
+                return c->status = mtt__fail(c->t->env, MTT_E_MISMATCH,
                                  "%s says nothing of %s, which means the default: use the model of its run",
                                  c->st->path, f->name);
         }
         if (f->choices && c->st && mtt__st_number(c->st, name, INT_MAX, &theirs) && (int)theirs != value)
-            return mtt__fail(c->t->env, MTT_E_MISMATCH, "%s has %s %s, here it is %s: use its run's",
-                             c->st->path, name, mtt__field_words(f, (double)theirs, words[0]),
+            return c->status = mtt__fail(c->t->env, MTT_E_MISMATCH, "%s has %s %s, here it is %s: use its "
+                             "run's", c->st->path, name, mtt__field_words(f, (double)theirs, words[0]),
                              mtt__field_words(f, value, words[1]));
         mtt__checkpoint_number(c, name, 0, 0, &value, sizeof(value));
     }
-    mtt__checkpoint_setting(c, "groups", &c->t->groups, sizeof(c->t->groups));
-    mtt__checkpoint_setting(c, "lora_rank", &c->t->schedule->policy.lora_rank, sizeof(int));
-    mtt__checkpoint_setting(c, "lora_alpha_bits", &c->t->schedule->policy.lora_alpha, sizeof(float));
-    MTT__NUMBER("step", counters.steps, 0, most);
-    MTT__NUMBER("micro_batch", micro_batch, 0, most);
-    MTT__NUMBER("updates", counters.updates, 0, most);
-    MTT__NUMBER("good_steps", counters.good_steps, 0, 1 << 30);
-    MTT__NUMBER("loss_scale_bits", counters.loss_scale, 1, 0x7f7fffff); /* positive and finite */
-    MTT__NUMBER("seed", seed, 0, UINT64_MAX);
-    if (!c->batches.tokens) return c->status;
-    MTT__NUMBER("batches.cursor", batches.cursor, 0, most);
-    MTT__NUMBER("batches.seed", batches.seed, 0, UINT64_MAX);
-    MTT__NUMBER("batches.seq_len", batches.seq_len, 0, 0);
-    MTT__NUMBER("batches.sequences", batches.sequences, 0, 0);
-    if (!c->st || mtt__st_find(&c->st->metadata, "batches.crc32")) /* not in files of older versions */
-        MTT__NUMBER("batches.crc32", batches.crc32, 0, 0);
     return c->status;
+}
+
+/* Numbers of a checkpoint: name, member, range in a file; 0 and 0: the same as here. A SETTING is left out
+   where it is 0, and in a merged file. DATA is there if batches are; files of older versions lack LATER. */
+enum { MTT__COUNTER, MTT__SETTING, MTT__DATA, MTT__LATER };
+enum { MTT__LARGE = 62 }; /* no counter overflows after 2 to the power of it */
+#define MTT__NUMBER(kind, name, member, low, high)                                      \
+    {name, offsetof(mtt__checkpoint, member), sizeof(((mtt__checkpoint *)0)->member), low, high, MTT__##kind}
+static const struct {
+    const char *name;
+    size_t offset, size;
+    uint64_t low, high;
+    int kind;
+} mtt__checkpoint_row[] = {
+    MTT__NUMBER(SETTING, "groups", groups, 0, 0),
+    MTT__NUMBER(SETTING, "lora_rank", lora_rank, 0, 0),
+    MTT__NUMBER(SETTING, "lora_alpha_bits", lora_alpha, 0, 0),
+    MTT__NUMBER(COUNTER, "step", counters.steps, 0, (uint64_t)1 << MTT__LARGE),
+    MTT__NUMBER(COUNTER, "micro_batch", micro_batch, 0, (uint64_t)1 << MTT__LARGE),
+    MTT__NUMBER(COUNTER, "updates", counters.updates, 0, (uint64_t)1 << MTT__LARGE),
+    MTT__NUMBER(COUNTER, "good_steps", counters.good_steps, 0, 1 << 30),
+    MTT__NUMBER(COUNTER, "loss_scale_bits", counters.loss_scale, 1, 0x7f7fffff), /* positive and finite */
+    MTT__NUMBER(COUNTER, "seed", seed, 0, UINT64_MAX),
+    MTT__NUMBER(DATA, "batches.cursor", batches.cursor, 0, (uint64_t)1 << MTT__LARGE),
+    MTT__NUMBER(DATA, "batches.seed", batches.seed, 0, UINT64_MAX),
+    MTT__NUMBER(DATA, "batches.seq_len", batches.seq_len, 0, 0),
+    MTT__NUMBER(DATA, "batches.sequences", batches.sequences, 0, 0),
+    MTT__NUMBER(LATER, "batches.crc32", batches.crc32, 0, 0),
+};
+
+/* Writes the model and the numbers, or compares and reads them. */
+static mtt_status mtt__checkpoint_numbers(mtt__checkpoint *c)
+{
+    static const uint64_t none = 0;
+    size_t i;
+    mtt__checkpoint_model(c);
+    for (i = 0; i < MTT__LENGTH(mtt__checkpoint_row) && !c->status; i++) {
+        const char *name = mtt__checkpoint_row[i].name;
+        const size_t size = mtt__checkpoint_row[i].size;
+        const int kind = mtt__checkpoint_row[i].kind, there = c->st && mtt__st_find(&c->st->metadata, name);
+        void *number = (char *)c + mtt__checkpoint_row[i].offset;
+        if (kind == MTT__SETTING && (c->merged || (!there && !memcmp(number, &none, size)))) continue;
+        if (kind >= MTT__DATA && !c->batches.tokens) break;
+        if (kind == MTT__LATER && c->st && !there) continue;
+        if (kind == MTT__SETTING && c->st && !there)
+            return mtt__fail(c->t->env, MTT_E_MISMATCH, "%s has no %s: use the settings of its run",
+                             c->st->path, name);
+        mtt__checkpoint_number(c, name, mtt__checkpoint_row[i].low, mtt__checkpoint_row[i].high, number,
+                               size);
+    }
+    return c->status;
+}
+
+/* Moves a piece of a tensor. */
+static mtt_status mtt__checkpoint_move(mtt__checkpoint *c, int way, size_t index, size_t offset,
+                                       const void *values, size_t bytes)
+{
+    const mtt__saved *saved = &c->saved[index];
+    const int64_t at = (int64_t)(offset / sizeof(float)), count = (int64_t)(bytes / sizeof(float));
+    float *floats = (float *)(uintptr_t)values;
+    MTT_IF_EIGHT(if (!saved->of && way == MTT__PUT && !c->t->measured) return MTT_OK;)
+    MTT_IF_EIGHT(if (!saved->of) return mtt__move_scales(c->t, way, at, count, floats);)
+    return mtt__move_optim(c->t, way, saved->of, saved->kind, at, count, floats);
 }
 
 /* Reads a piece of a tensor. Ranks that have a share of it send it to the others, so all must read it. */
 static mtt_status mtt__checkpoint_read(void *user, size_t index, size_t offset, void *buffer, size_t bytes)
 {
     mtt__checkpoint *c = (mtt__checkpoint *)user;
-    mtt_trainer *t = c->t;
-    const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
-    const mtt__parameter *q = &p->parameters[c->kinds[index] / MTT__OPTIM_KINDS];
-    int64_t at = (int64_t)(offset / sizeof(float)), count = (int64_t)(bytes / sizeof(float));
-    mtt_status status;
+    mtt_status status = mtt__checkpoint_move(c, MTT__GET, index, offset, buffer, bytes);
     c->read_tensors = index;
     c->read_bytes = offset + bytes;
-    MTT_IF_EIGHT(if (index == c->kept) return mtt__move_scales(t, MTT__GET, at, count, (float *)buffer);)
-    status = mtt__move_optim(t, MTT__GET, q, c->kinds[index] % MTT__OPTIM_KINDS, at, count, (float *)buffer);
-    MTT_IF_ADAPTERS(if (!status && c->merged) status = mtt__add_adapter(t, q, at, count, (float *)buffer);)
-    if (!status && !t->schedule->policy.rank)
-        status = mtt__stay_busy(t); /* it may take long before it reads on */
+    MTT_IF_ADAPTERS(if (!status && c->merged)
+        status = mtt__add_adapter(c->t, c->saved[index].of, (int64_t)(offset / sizeof(float)),
+                                  (int64_t)(bytes / sizeof(float)), (float *)buffer);)
+    if (!status && !c->t->schedule->policy.rank)
+        status = mtt__stay_busy(c->t); /* it may take long before it reads on */
     return status;
 }
 
@@ -14692,11 +14930,8 @@ static mtt_status mtt__checkpoint_read_rest(mtt__checkpoint *c)
     mtt_status status = buffer ? MTT_OK : MTT_E_MEMORY;
     for (; i < c->count; i++, done = 0) {
         mtt__st_measure(&c->tensors[i]);
-        for (; done < c->tensors[i].bytes && !status; done += part) {
-            part = c->tensors[i].bytes - done;
-            if (part > MTT__ST_CHUNK * sizeof(float)) part = MTT__ST_CHUNK * sizeof(float);
+        for (; !status && (part = mtt__st_piece(&c->tensors[i], done)) > 0; done += part)
             status = mtt__checkpoint_read(c, i, done, buffer, part);
-        }
     }
     mtt__free(c->t->env, buffer);
     return status;
@@ -14800,11 +15035,11 @@ static mtt_status mtt__checkpoint_find(mtt__checkpoint *c)
     for (i = 0; i < c->count; i++) {
         mtt__st_entry *want = &c->tensors[i];
         const mtt__st_entry *e = mtt__st_find(&c->st->tensors, want->name);
-        if (!e && i == c->kept) { /* of a run in another precision */
-            c->count = c->kept;
+        if (!e && !c->saved[i].of) { /* of a run in another precision */
+            c->count = i;
             break;
         }
-        if (!e && c->kinds[i] % MTT__OPTIM_KINDS == MTT__FIRST) break;
+        if (!e && c->saved[i].kind == MTT__FIRST) break;
         if (!e || (uintptr_t)e->data % sizeof(float) || e->dtype != want->dtype || e->rank != want->rank ||
             memcmp(e->shape, want->shape, sizeof(e->shape)) != 0)
             return mtt__fail(c->t->env, MTT_E_MISMATCH, "%s: tensor %s is %s: use the checkpoint's model",
@@ -14817,29 +15052,31 @@ static mtt_status mtt__checkpoint_find(mtt__checkpoint *c)
 /* Refuses numbers that no training leaves: a forged file has the right checksums. */
 static mtt_status mtt__checkpoint_values(const mtt__checkpoint *c)
 {
-    size_t i, k;
+    size_t i, at, bytes, k;
     for (i = 0; i < c->count; i++) {
         const mtt__st_entry *e = &c->tensors[i];
         const float *x = (const float *)(uintptr_t)e->data;
-        const float least = i == c->kept || c->kinds[i] % MTT__OPTIM_KINDS == MTT__SECOND ? 0.0f : -INFINITY;
-        for (k = 0; k < e->bytes / sizeof(float); k++)
-            if (!mtt__finite((double)x[k]) || x[k] < least ||
-                (i == c->kept && x[k] != (x[0] > 0 ? mtt__power_of_two(x[k]) : 0.0f)))
-                return mtt__fail(c->t->env, MTT_E_FORMAT, "%s: element %zu of %s is %g: the run had diverged "
-                                 "or the file is forged; use another checkpoint", c->st->path, k, e->name,
-                                 (double)x[k]);
+        const int scales = !c->saved[i].of;
+        const float least = scales || c->saved[i].kind == MTT__SECOND ? 0.0f : -INFINITY;
+        for (at = 0; (bytes = mtt__st_piece(e, at)) > 0; at += bytes)
+            for (k = at / sizeof(float); k < (at + bytes) / sizeof(float); k++)
+                if (!mtt__finite((double)x[k]) || x[k] < least ||
+                    (scales && x[k] != (x[0] > 0 ? mtt__power_of_two(x[k]) : 0.0f)))
+                    return mtt__fail(c->t->env, MTT_E_FORMAT, "%s: element %zu of %s is %g: the run had "
+                                     "diverged or the file is forged; use another checkpoint", c->st->path, k,
+                                     e->name, (double)x[k]);
     }
     return MTT_OK;
 }
 
 MTTDEF mtt_status mtt_resume(mtt_trainer *t, const char *path, mtt_batches *batches)
 {
-    const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
     mtt__checkpoint c;
     mtt__st st;
     const mtt__st_entry *note;
+    char *note_before = t->note;
     uint32_t crc = 0;
-    size_t i;
+    size_t i, at, bytes;
     int window, context = 0;
     mtt_status status = mtt__checkpoint_init(&c, t, batches, 0);
     c.st = &st;
@@ -14852,7 +15089,7 @@ MTTDEF mtt_status mtt_resume(mtt_trainer *t, const char *path, mtt_batches *batc
     if (!status) status = mtt__st_verify(&st);
     if (!status) status = mtt__checkpoint_values(&c);
     note = status ? NULL : mtt__st_find(&st.metadata, "note");
-    if (note) status = mtt_trainer_set_note(t, note->value);
+    if (note) t->note = NULL, status = mtt_trainer_set_note(t, note->value);
     status = mtt__all_agree(t, status, NULL);
     for (i = 0; i < st.metadata.count && !status; i++) { /* among them are the checksums of all tensors */
         const mtt__st_entry *pair = &st.metadata.at[i];
@@ -14860,18 +15097,17 @@ MTTDEF mtt_status mtt_resume(mtt_trainer *t, const char *path, mtt_batches *batc
         crc = mtt__crc32(&st.crc, crc, pair->value, strlen(pair->value) + 1);
     }
     if (!status) status = mtt__all_same(t, "the checkpoint", crc);
-    for (i = 0; i < c.kept && !status; i++) /* the trainer changes from here on */
-        status = mtt__move_optim(t, MTT__PUT, &p->parameters[c.kinds[i] / MTT__OPTIM_KINDS],
-                                c.kinds[i] % MTT__OPTIM_KINDS, 0,
-                                (int64_t)(c.tensors[i].bytes / sizeof(float)),
-                                (float *)(uintptr_t)c.tensors[i].data);
-#ifndef MTT_NO_FP8
-    if (!status && p->scales) {
-        const float *scales = c.count > c.kept ? (const float *)(uintptr_t)c.tensors[c.kept].data : NULL;
-        t->measured = scales && scales[0] > 0;
-        if (t->measured) status = mtt__move_scales(t, MTT__PUT, 0, p->scales->shape[0], (float *)scales);
+    if (note) {
+        mtt__free(t->env, status ? t->note : note_before);
+        if (status) t->note = note_before;
     }
-#endif /* MTT_NO_FP8 */
+    if (!status) { /* the trainer changes from here on */
+        const mtt__st_entry *last = &c.tensors[c.count - 1];
+        t->measured = !c.saved[c.count - 1].of && *(const float *)(uintptr_t)last->data > 0;
+    }
+    for (i = 0; i < c.count && !status; i++)
+        for (at = 0; !status && (bytes = mtt__st_piece(&c.tensors[i], at)) > 0; at += bytes)
+            status = mtt__checkpoint_move(&c, MTT__PUT, i, at, c.tensors[i].data + at, bytes);
     if (!status) {
         const mtt__st_entry *from = mtt__st_find(&st.metadata, "precision");
         int scaled = from && (!strcmp(from->value, "fp16") || !strcmp(from->value, "fp8"));
@@ -15161,7 +15397,7 @@ static float mtt__st_float(const mtt__st_entry *e, size_t i)
     float single;
     double wide;
     if (e->dtype == MTT_F32) return memcpy(&single, e->data + 4 * i, sizeof(single)), single;
-    if (!strcmp(mtt__st_dtype[e->dtype].name, "F64"))
+    if (e->dtype != MTT_F16_BITS && e->dtype != MTT_BF16_BITS)
         return memcpy(&wide, e->data + 8 * i, sizeof(wide)), (float)wide;
     memcpy(&half, e->data + 2 * i, sizeof(half));
     return e->dtype == MTT_F16_BITS ? mtt__from_fp16(half) : mtt__from_bf16(half);
@@ -15178,9 +15414,9 @@ static int mtt__st_equal(const mtt__st_entry *a, const mtt__st_entry *b)
         if (both[k]->dtype != MTT_F32 && both[k]->dtype != MTT_F16_BITS && both[k]->dtype != MTT_BF16_BITS &&
             strcmp(mtt__st_dtype[both[k]->dtype].name, "F64")) return 0;
     for (k = 0; k < a->rank; k++) count *= (size_t)a->shape[k];
-    for (i = 0; i < count; i++)
-        if (mtt__st_float(a, i) != mtt__st_float(b, i)) return 0;
-    return 1;
+    for (i = 0; i < count && mtt__st_float(a, i) == mtt__st_float(b, i);) i++;
+    for (k = 0; k < 2; k++) mtt__os_forget(both[k]->data, both[k]->bytes);
+    return i == count;
 }
 
 /* Checks that every tensor of the description is there, and no other. */
@@ -15511,48 +15747,89 @@ MTTDEF void mtt_model_training(const mtt_model *m, int *window, int *seq_len)
 
 /* ---- reading ---- */
 
-/* Copies a tensor to its columns of the parameter, in the order of the file. */
-static mtt_status mtt__model_copy(const mtt_model *m, const mtt_form_tensor *t, const mtt__st_entry *e,
-                                  float *values)
+/* Lists the tensors that make up a parameter: they come one after another from the cursor up. */
+static const mtt__st_entry *mtt__model_next(const mtt_model *m, const char *parameter, int64_t *cursor,
+                                            mtt_form_tensor *t)
 {
-    const int64_t lines = t->transposed ? t->columns : t->rows, length = t->transposed ? t->rows : t->columns;
-    int64_t line, i;
-    int faults = 0;
-    MTT__OMP(omp parallel for reduction(+ : faults) private(i))
-    for (line = 0; line < lines; line++)
-        for (i = 0; i < length; i++) {
-            const float x = mtt__st_float(e, (size_t)(line * length + i));
-            const int64_t row = t->transposed ? i : line;
-            const int64_t column = mtt_form_column(t, t->transposed ? line : i);
-            faults += !mtt__finite((double)x);
-            values[row * t->width + column] = x;
+    if (!mtt_form_next(&m->desc, m->form, cursor, t) || strcmp(t->parameter, parameter)) return NULL;
+    return mtt__model_find(m, t);
+}
+
+/* Returns the cursor at the first tensor of a parameter, and this tensor; -1: there is none. */
+static int64_t mtt__model_cursor(const mtt_model *m, const char *parameter, mtt_form_tensor *t)
+{
+    int64_t cursor = 0, before = 0;
+    for (; mtt_form_next(&m->desc, m->form, &cursor, t); before = cursor)
+        if (!strcmp(t->parameter, parameter)) return before;
+    return -1;
+}
+
+/* Checks that the values of a parameter are finite, and checksums, which files of other programs lack. */
+static mtt_status mtt__model_check(const mtt_model *m, const char *parameter, int64_t cursor)
+{
+    const mtt__st_entry *e;
+    mtt_form_tensor t;
+    while ((e = mtt__model_next(m, parameter, &cursor, &t)) != NULL) {
+        const size_t size = (size_t)mtt__st_dtype[e->dtype].bits / 8;
+        char key[MTT__ST_NAME + 8];
+        size_t at, bytes;
+        int faults = 0;
+        mtt__format(key, sizeof(key), "crc32.%s", e->value);
+        if (mtt__st_find(&e->file->metadata, "crc32") &&
+            !mtt__st_crc_is(e->file, key, mtt__st_crc(e->file, e)))
+            return mtt__fail(m->env, MTT_E_FORMAT, "%s: %s does not match its checksum: the file is damaged; "
+                             "copy or save it again", e->file->path, t.name);
+        for (at = 0; (bytes = mtt__st_piece(e, at)) > 0; at += bytes) {
+            const int64_t end = (int64_t)((at + bytes) / size);
+            int64_t i;
+            MTT__OMP(omp parallel for reduction(+ : faults))
+            for (i = (int64_t)(at / size); i < end; i++)
+                faults += !mtt__finite((double)mtt__st_float(e, (size_t)i));
         }
-    if (!faults) return MTT_OK;
-    return mtt__fail(m->env, MTT_E_FORMAT, "%s: %s has %d values that are not finite: use another file",
-                     m->path, t->name, faults);
+        if (faults)
+            return mtt__fail(m->env, MTT_E_FORMAT, "%s: %s has %d values that are not finite: use another "
+                             "file", m->path, t.name, faults);
+    }
+    return MTT_OK;
+}
+
+/* Copies `count` elements of a parameter, from `at` up. */
+static void mtt__model_copy(const mtt_model *m, const char *parameter, int64_t cursor, int64_t at,
+                            int64_t count, float *values)
+{
+    const mtt__st_entry *e;
+    mtt_form_tensor t;
+    while ((e = mtt__model_next(m, parameter, &cursor, &t)) != NULL) {
+        const int64_t first = at / t.width, rows = mtt__ceil_div(at + count, t.width) - first;
+        const int64_t lines = t.transposed ? t.columns : rows, length = t.transposed ? rows : t.columns;
+        const size_t row_bytes = e->bytes / (size_t)t.rows;
+        int64_t line, i;
+        MTT__OMP(omp parallel for private(i))
+        for (line = 0; line < lines; line++)
+            for (i = 0; i < length; i++) {
+                const int64_t row = first + (t.transposed ? i : line), column = t.transposed ? line : i;
+                const int64_t to = row * t.width + mtt_form_column(&t, column) - at;
+                const int64_t from = t.transposed ? column * t.rows + row : row * t.columns + column;
+                if (to >= 0 && to < count) values[to] = mtt__st_float(e, (size_t)from);
+            }
+        if (!t.transposed) mtt__os_forget(e->data + (size_t)first * row_bytes, (size_t)rows * row_bytes);
+        else if (at + count == t.rows * t.width) mtt__os_forget(e->data, e->bytes);
+    }
 }
 
 MTTDEF mtt_status mtt_model_read(mtt_model *m, const char *name, float *values)
 {
     mtt_form_tensor t;
-    int64_t cursor = 0;
-    mtt_status status = MTT_E_ARGUMENT;
-    while (mtt_form_next(&m->desc, m->form, &cursor, &t)) {
-        const mtt__st_entry *e = mtt__model_find(m, &t);
-        char key[MTT__ST_NAME + 8];
-        if (strcmp(t.parameter, name) != 0) continue;
-        mtt__format(key, sizeof(key), "crc32.%s", e->value);
-        if (mtt__st_find(&e->file->metadata, "crc32") && /* not in files of other programs */
-            !mtt__st_crc_is(e->file, key, mtt__crc32(&e->file->crc, 0, e->data, e->bytes)))
-            return mtt__fail(m->env, MTT_E_FORMAT, "%s: %s does not match its checksum: the file is damaged; "
-                             "copy or save it again", e->file->path, t.name);
-        status = mtt__model_copy(m, &t, e, values);
-        if (status) return status;
-    }
-    return status ? mtt__fail(m->env, status, "%s has no parameter %.100s", m->path, name) : MTT_OK;
+    const int64_t cursor = mtt__model_cursor(m, name, &t);
+    mtt_status status;
+    if (cursor < 0) return mtt__fail(m->env, MTT_E_ARGUMENT, "%s has no parameter %.100s", m->path, name);
+    status = mtt__model_check(m, name, cursor);
+    if (!status) mtt__model_copy(m, name, cursor, 0, t.rows * t.width, values);
+    return status;
 }
 
-/* All weights are read before the first one is set, so that a refusal changes nothing. */
+/* All weights are checked before the first one is set, so that a refusal changes nothing. They pass in pieces
+   from the file's types to floats and on to the device's, so the host needs no memory for them. */
 MTTDEF mtt_status mtt_trainer_load(mtt_trainer *t, mtt_model *m)
 {
     mtt_status status = mtt__model_compare(t->env, &m->desc, &t->schedule->model,
@@ -15560,30 +15837,31 @@ MTTDEF mtt_status mtt_trainer_load(mtt_trainer *t, mtt_model *m)
                                            "create it with the model's description");
     const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
     const mtt__parameter *q, *end = p->parameters + p->parameter_count;
-    int64_t most = 0;
-    float *values;
-    uint32_t crc = 0;
+    mtt_form_tensor first;
     mtt__crc_table table;
+    uint32_t crc = 0;
     int setting;
     mtt__crc_init(&table);
-    for (q = p->parameters; q < end; q++)
-        if (mtt__parameter_elements(q) > most) most = mtt__parameter_elements(q);
-    values = (float *)mtt__alloc(t->env, (size_t)most, sizeof(*values));
-    if (!values) status = MTT_E_MEMORY;
     for (setting = 0; setting < 2; setting++) {
         for (q = p->parameters; q < end && !status; q++) {
+            const char *name = q->weight->name;
+            const int64_t cursor = mtt__model_cursor(m, name, &first);
+            int64_t at, n, count = setting || t->schedule->policy.ranks > 1 ? mtt__parameter_elements(q) : 0;
             if (mtt__is_added(q->kind)) continue;
-            status = mtt_model_read(m, q->weight->name, values);
-            if (!status && setting) status = mtt_parameter_set(t, (int)(q - p->parameters), values);
-            if (!status && !setting && t->schedule->policy.ranks > 1)
-                crc = mtt__crc32(&table, crc, values, (size_t)mtt__parameter_elements(q) * sizeof(*values));
+            if (!setting) status = mtt__model_check(m, name, cursor);
+            for (at = 0; at < count && !status; at += n) {
+                n = mtt__min(MTT__STAGING, count - at);
+                mtt__model_copy(m, name, cursor, at, n, t->values);
+                if (setting) status = mtt__move_optim(t, MTT__PUT, q, MTT__MASTER, at, n, t->values);
+                else crc = mtt__crc32(&table, crc, t->values, (size_t)n * sizeof(*t->values));
+            }
         }
-        if (!setting) status = mtt__all_agree(t, status, NULL);
-        if (!setting && !status) status = mtt__all_same(t, "the first weights", crc);
-        if (!setting && !status && !t->schedule->chunk) status = mtt__fill_state(t);
+        if (setting) break;
+        status = mtt__all_agree(t, status, NULL);
+        if (!status) status = mtt__all_same(t, "the first weights", crc);
+        if (!status && !t->schedule->chunk) status = mtt__fill_state(t, 1);
     }
     if (!status) t->step = t->micro_batch = t->measured = 0, t->positions = m->seq_len;
-    mtt__free(t->env, values);
     return status;
 }
 #endif /* MTT_NO_MODELS */
@@ -16848,7 +17126,7 @@ MTTDEF mtt_status mtt_generator_run(mtt_generator *g, mtt_tokenizer *tokenizer,
 }
 #endif /* MTT_NO_GENERATOR */
 
-#ifndef MTT_NO_RANKS
+#ifndef MTT_NO_SOCKETS
 /* -----------------------------------------------------------------------------------------------------------
    >>ranks
    -------------------------------------------------------------------------------------------------------- */
@@ -16908,8 +17186,16 @@ typedef struct mtt__hello {
     unsigned char nonce[32], proof[32];
 } mtt__hello;
 
+/* What ranks tell each other before they go on. */
+typedef struct mtt__message {
+    int64_t number;
+    int32_t status;
+    char error[500];
+} mtt__message;
+
 struct mtt_ranks {
-    MTT__RANKS_HEAD;
+    const mtt__agreements *calls; /* first: see mtt__others */
+    int rank, count;
     mtt_env *env;
     mtt__pool pool;
     int busy;        /* 1 = this rank has told the others */
@@ -16921,10 +17207,11 @@ struct mtt_ranks {
     char failure[512];             /* its text */
     mtt__frame stop;               /* the head of this rank's last frame */
     const char *stop_text;
-    mtt__peer *peers;              /* these five by rank */
+    mtt__peer *peers;              /* these six by rank */
     mtt__home *homes;
     struct pollfd *polls;
     uint64_t *words;               /* of a collective */
+    mtt__message *messages;
     pid_t *children;               /* NULL but in the process that called mtt_ranks_fork */
     mtt_transfer *all;             /* room for one with each rank */
     const mtt_transfer *transfers; /* of the exchange under way */
@@ -17474,21 +17761,29 @@ static mtt_status mtt__watch(mtt_ranks *r, int begins)
     return status;
 }
 
-/* Collects a word of each rank, or its lowest byte. */
-static mtt_status mtt__collect(mtt_ranks *r, uint64_t word, size_t bytes)
+/* Sends this rank's row of `rows` to all others, and receives theirs: the first `bytes` of each. */
+static mtt_status mtt__exchange_rows(mtt_ranks *r, void *rows, size_t row, size_t bytes)
 {
     int i, count = 0;
-    for (i = 0; r && i < r->count; i++) {
+    for (i = 0; i < r->count; i++) {
         mtt_transfer *t = &r->all[count];
-        r->words[i] = i == r->rank ? word : 0;
         if (i == r->rank) continue;
         t->peer = i;
-        t->send = &r->words[r->rank];
-        t->receive = &r->words[i];
+        t->send = (char *)rows + (size_t)r->rank * row;
+        t->receive = (char *)rows + (size_t)i * row;
         t->send_bytes = t->receive_bytes = bytes;
         count++;
     }
-    return mtt__exchange(r, r ? r->all : NULL, count);
+    return mtt__exchange(r, r->all, count);
+}
+
+/* Collects a word of each rank, or its lowest byte. */
+static mtt_status mtt__collect(mtt_ranks *r, uint64_t word, size_t bytes)
+{
+    if (!r) return MTT_OK;
+    memset(r->words, 0, (size_t)r->count * sizeof(word));
+    r->words[r->rank] = word;
+    return mtt__exchange_rows(r, r->words, sizeof(word), bytes);
 }
 
 MTTDEF int mtt_ranks_rank(const mtt_ranks *ranks)
@@ -17579,60 +17874,54 @@ MTTDEF void mtt_ranks_close(mtt_ranks *ranks)
 
 /* ---- what a trainer asks ---- */
 
-/* What ranks tell each other before they go on. */
-typedef struct mtt__message {
-    int64_t number;
-    int32_t status;
-    char error[500];
-} mtt__message;
+/* See mtt__agreements. */
+static void mtt__ranks_join(mtt_trainer *t, mtt_policy *p)
+{
+    p->ranks = t->backend.ranks->count;
+    p->rank = t->backend.ranks->rank;
+    t->backend.exchange = mtt__exchange;
+    t->backend.watch = mtt__watch;
+}
 
 /* See mtt__spread. */
 static mtt_status mtt__ranks_spread(mtt_trainer *t, int from, void *values, size_t bytes)
 {
-    int ranks = t->schedule->policy.ranks, rank = t->schedule->policy.rank, peer, count = 0;
-    for (peer = 0; peer < ranks; peer++) {
-        mtt_transfer *x = &t->transfers[count];
-        if (peer == rank || (rank != from && peer != from)) continue;
+    mtt_ranks *r = t->backend.ranks;
+    int peer, count = 0;
+    for (peer = 0; peer < r->count; peer++) {
+        mtt_transfer *x = &r->all[count];
+        if (peer == r->rank || (r->rank != from && peer != from)) continue;
         x->peer = peer;
         x->send = x->receive = values;
-        x->send_bytes = rank == from ? bytes : 0;
-        x->receive_bytes = rank == from ? 0 : bytes;
+        x->send_bytes = r->rank == from ? bytes : 0;
+        x->receive_bytes = r->rank == from ? 0 : bytes;
         count++;
     }
-    return mtt__exchange(t->backend.ranks, t->transfers, count);
+    return mtt__exchange(r, r->all, count);
 }
 
 /* See mtt__all_agree. */
 static mtt_status mtt__ranks_agree(mtt_trainer *t, mtt_status status, int64_t *number)
 {
-    int ranks = t->schedule->policy.ranks, rank = t->schedule->policy.rank, peer, count = 0;
-    mtt__message *mine;
+    mtt_ranks *r = t->backend.ranks;
+    mtt__message *mine = &r->messages[r->rank];
     mtt_status sent;
-    if (ranks == 1) return status;
-    mine = &t->messages[rank];
+    int peer;
+    if (r->count == 1) return status;
     memset(mine, 0, sizeof(*mine));
     mine->status = (int32_t)status;
     if (number) mine->number = *number;
     if (status && t->env) memcpy(mine->error, t->env->error, sizeof(mine->error) - 1);
-    for (peer = 0; peer < ranks; peer++) {
-        mtt_transfer *x = &t->transfers[count];
-        if (peer == rank) continue;
-        x->peer = peer;
-        x->send = mine;
-        x->receive = &t->messages[peer];
-        x->send_bytes = x->receive_bytes = sizeof(*mine);
-        count++;
-    }
-    sent = mtt__exchange(t->backend.ranks, t->transfers, count);
+    sent = mtt__exchange_rows(r, r->messages, sizeof(*mine), sizeof(*mine));
     if (status) return mtt__fail(t->env, status, "%s", mine->error);
     if (number) *number = 0;
-    for (peer = 0; peer < ranks && !sent; peer++) {
-        mtt__message *theirs = &t->messages[peer];
+    for (peer = 0; peer < r->count && !sent; peer++) {
+        mtt__message *theirs = &r->messages[peer];
         if (number) *number += theirs->number;
         theirs->error[sizeof(theirs->error) - 1] = 0;
         if (theirs->status)
             sent = mtt__fail(t->env, MTT_E_STOPPED, "rank %d (host %s) stopped: %s", peer,
-                             t->backend.ranks->homes[peer].host, theirs->error);
+                             r->homes[peer].host, theirs->error);
     }
     return sent;
 }
@@ -17659,18 +17948,16 @@ static mtt_status mtt__agree_fields(mtt_ranks *r, const void *desc, const mtt_fi
 static mtt_status mtt__start_ranks(mtt_trainer *t)
 {
     const mtt_schedule *s = t->schedule;
-    size_t ranks = (size_t)s->policy.ranks, i;
+    size_t i;
     const struct { const char *what; uint64_t value; } same[] = {
         {"version of mtt", MTT_VERSION},
         {"groups of parameters", t->groups},
         {"seed", t->optim.seed},
+        {"zero_weights", t->optim.zero_weights != 0},
         {"batch", (uint64_t)s->batch},
         {"seq_len", (uint64_t)s->seq_len},
     };
     mtt_status status = MTT_OK;
-    t->transfers = (mtt_transfer *)mtt__alloc(t->env, ranks, sizeof(*t->transfers));
-    t->messages = (mtt__message *)mtt__alloc(t->env, ranks, sizeof(*t->messages));
-    if (!t->transfers || !t->messages) return MTT_E_MEMORY;
     for (i = 0; i < MTT__LENGTH(same) && !status; i++)
         status = mtt_ranks_agree(t->backend.ranks, same[i].what, same[i].value);
     if (!status) status = mtt__agree_fields(t->backend.ranks, &s->model, mtt__model_field);
@@ -17678,111 +17965,9 @@ static mtt_status mtt__start_ranks(mtt_trainer *t)
     return status ? status : mtt__agree_fields(t->backend.ranks, &t->optim, mtt__optim_field);
 }
 
-/* Lists what goes to a rank and comes from it: of each parameter its share and mine. */
-static int mtt__parameter_transfers(const mtt_op *op, int peer, mtt_transfer *t)
-{
-    const mtt_tensor *squares = op->kind == MTT_OP_gather_squares ? op->operands[1] : NULL;
-    int rank = op->shape->rank, p;
-    for (p = 0; p < op->parameters; p++, t++) {
-        const mtt_tensor *whole = squares ? squares : op->sums ? op->sums[p] : op->weights[p];
-        int64_t bytes = mtt__gathered_bytes(op, p), mine, theirs;
-        t->send_bytes = (size_t)(mtt__gathered(op, p, rank, &mine) * bytes);
-        t->receive_bytes = (size_t)(mtt__gathered(op, p, peer, &theirs) * bytes);
-        t->send = (char *)whole->data + mine * bytes;
-        t->receive = (char *)whole->data + theirs * bytes;
-    }
-    return op->parameters;
-}
-
-/* Does the same for gradients: to a rank goes its share, and mine comes. */
-static int mtt__gradient_transfers(const mtt_op *op, int peer, mtt_transfer *t)
-{
-    const mtt_tensor *received = MTT_OPERANDS_OF(all_to_all, op)->received;
-    int rank = op->shape->rank, p;
-    char *row = (char *)received->data + (peer - (peer > rank)) * received->shape[1];
-    for (p = 0; p < op->parameters; p++, t++) {
-        int64_t bytes = (int64_t)mtt__bytes_of(op->gradients[p]->dtype, 1), theirs, mine;
-        t->send_bytes = (size_t)(mtt__share(&op->parts[p], peer, &theirs) * bytes);
-        t->receive_bytes = (size_t)(mtt__share(&op->parts[p], rank, &mine) * bytes);
-        t->send = (char *)op->gradients[p]->data + theirs * bytes;
-        t->receive = row;
-        row += t->receive_bytes;
-    }
-    return op->parameters;
-}
-
-/* Does the same for rows. */
-static int mtt__row_transfers(const mtt_op *op, int peer, mtt_transfer *t)
-{
-    const mtt_op_all_gather *o = MTT_OPERANDS_OF(all_gather, op);
-    t->send = o->row->data;
-    t->receive = (char *)o->rows->data + (size_t)peer * o->row->bytes;
-    t->send_bytes = t->receive_bytes = o->row->bytes;
-    return 1;
-}
-
-/* Adds a transfer to the one before it in the list, if it goes on where that ends; otherwise returns 0. The
-   peer does the same, since squares have the same places on all ranks. */
-static int mtt__extend_transfer(mtt_transfer *a, const mtt_transfer *b)
-{
-    int sends = !a->send_bytes || !b->send_bytes || (const char *)a->send + a->send_bytes == b->send;
-    int receives = !a->receive_bytes || !b->receive_bytes ||
-                   (const char *)a->receive + a->receive_bytes == b->receive;
-    if (!sends || !receives || a->peer != b->peer) return 0;
-    if (!a->send_bytes) a->send = b->send;
-    if (!a->receive_bytes) a->receive = b->receive;
-    a->send_bytes += b->send_bytes;
-    a->receive_bytes += b->receive_bytes;
-    return 1;
-}
-
-/* Lists what an operation transfers, without what is empty. Returns the end of the list. */
-static mtt_transfer *mtt__list_transfers(mtt_op *op, mtt_transfer *list)
-{
-    mtt_transfer *end = list, *t;
-    int peer, count, i;
-    for (peer = 0; peer < op->shape->ranks; peer++) {
-        if (peer == op->shape->rank) continue;
-        if (op->kind == MTT_OP_all_to_all) count = mtt__gradient_transfers(op, peer, end);
-        else if (op->kind == MTT_OP_all_gather) count = mtt__row_transfers(op, peer, end);
-        else count = mtt__parameter_transfers(op, peer, end);
-        for (i = 0, t = end; i < count; i++, t++) {
-            t->peer = peer;
-            if (op->kind == MTT_OP_gather_squares && end > list && mtt__extend_transfer(end - 1, t)) continue;
-            if (t->send_bytes || t->receive_bytes) *end++ = *t;
-        }
-    }
-    op->transfers = list;
-    op->transfer_count = (int)(end - list);
-    return end;
-}
-
-/* Lists the transfers of the training program, whose tensors have addresses now. */
-static mtt_status mtt__bind_transfers(mtt_trainer *t)
-{
-    mtt__program *p = &t->schedule->programs[MTT__TRAIN];
-    size_t others = (size_t)t->schedule->policy.ranks - 1, most = 0;
-    mtt_transfer *end;
-    int i;
-    for (i = 0; i < p->op_count; i++)
-        if (mtt__is_transfer(&p->ops[i])) most += others * (size_t)(p->ops[i].parameters + 1);
-    if (!most) return MTT_OK;
-    t->travels = end = (mtt_transfer *)mtt__alloc(t->env, most, sizeof(*end));
-    if (!end) return MTT_E_MEMORY;
-    for (i = 0; i < p->op_count; i++) {
-        mtt_op *op = &p->ops[i];
-        if (!mtt__is_transfer(op)) continue;
-        end = mtt__list_transfers(op, end);
-        if (!p->later_ops || i >= p->step_begin) continue;
-        p->later_ops[i].transfers = op->transfers;
-        p->later_ops[i].transfer_count = op->transfer_count;
-    }
-    return MTT_OK;
-}
-
-static const mtt__rank_calls mtt__calls_of_ranks = {
-    mtt__exchange,    mtt__watch,      mtt__start_ranks, mtt__bind_transfers, mtt__ranks_agree,
-    mtt__ranks_spread, mtt_ranks_agree, mtt_ranks_busy,   mtt_ranks_fail};
+static const mtt__agreements mtt__calls_of_ranks = {
+    mtt__ranks_join,  mtt__start_ranks,  mtt__bind_transfers, mtt__move_shares, mtt__ranks_agree,
+    mtt__ranks_spread, mtt_ranks_agree, mtt_ranks_busy,      mtt_ranks_fail};
 
 /* ---- connecting ---- */
 
@@ -17803,8 +17988,10 @@ static mtt_status mtt__ranks_new(mtt_env *env, int rank, int count, double secon
     r->polls = (struct pollfd *)mtt__pool_take(env, &r->pool, n * sizeof(*r->polls));
     r->words = (uint64_t *)mtt__pool_take(env, &r->pool, n * sizeof(*r->words));
     r->all = (mtt_transfer *)mtt__pool_take(env, &r->pool, n * sizeof(*r->all));
+    r->messages = (mtt__message *)mtt__pool_take(env, &r->pool, n * sizeof(*r->messages));
     for (i = 0; i < count && r->peers; i++) r->peers[i].fd = -1;
-    if (!r->peers || !r->homes || !r->polls || !r->words || !r->all) return mtt__ranks_free(r), MTT_E_MEMORY;
+    if (!r->peers || !r->homes || !r->polls || !r->words || !r->all || !r->messages)
+        return mtt__ranks_free(r), MTT_E_MEMORY;
     if (gethostname(r->homes[rank].host, sizeof(r->homes->host) - 1)) r->homes[rank].host[0] = '?';
     *out = r;
     return MTT_OK;
@@ -18356,7 +18543,7 @@ MTTDEF mtt_status mtt_ranks_connect(mtt_env *env, const mtt_ranks_desc *desc, mt
     mtt__ranks_free(r);
     return status;
 }
-#endif /* MTT_NO_RANKS */
+#endif /* MTT_NO_SOCKETS */
 
 #endif /* none of the #errors */
 #endif /* MTT_IMPLEMENTATION_DONE */

@@ -22,6 +22,7 @@
    Symbols: B sequences of T tokens, R = B T rows, C = d_model, H heads of width D, F = d_ff, V ids, Vp = V
    padded to 128. T as a template parameter: the type of a tensor's elements.
 
+   >>turing         what a T4 does in another way: skip it
    The lesson: what training needs, in FP32 and 16 bits, by the simplest kernels that are fast.
    >>toolbox        loads, stores, reductions, dropout    >>products     linear layers, by cuBLASLt
    >>backend state  contexts, errors, launches            >>loss         cross-entropy
@@ -30,9 +31,9 @@
    >>embedding      and its gradient                      >>flash        attention without the scores
    The wings: more speed, less memory, more GPUs, generation. Each can be skipped.
    >>rotary and cache  Llama's positions, generation      >>compact state  moments of 8 bits
-   >>eight bits     FP8: numbers, operands of products    >>ranks        copies between GPUs, NCCL
-   >>tensor cores   FlashAttention by mma.sync            >>backend      memory, graphs, run
-   >>hopper         the same and more, by wgmma
+   >>eight bits     FP8: numbers, operands of products    >>trials       the fastest of cuBLASLt's algorithms
+   >>tensor cores   FlashAttention by mma.sync            >>ranks        copies between GPUs, NCCL
+   >>hopper         the same and more, by wgmma           >>backend      memory, graphs, run
 
    READING PATH: attention, from the simplest kernel to the fastest. Each step is readable after the one
    before. mtt__cuda_linear in >>products and mtt_k_adamw in >>optimizer are the rest of a step's time.
@@ -40,6 +41,7 @@
       >>elementwise    mtt_k_activation, with its packs     the shape of all kernels here
       >>attention      mtt_k_softmax                        a running maximum and sum
       >>norm           mtt__norm_row                        rows in registers
+      >>attention      mtt_k_group_gradient                 a product by tiles in shared memory
       >>flash          mtt_k_flash_forward_exact            no T x T matrix
                        mtt_k_flash_backward_exact           its gradients, in one order
       >>tensor cores   mtt_k_flash_forward, _backward       mma.sync, copies ahead
@@ -89,26 +91,6 @@
 #error "mtt_kernels.cu needs -arch=sm_75 or later. With an older GPU, build for the CPU, without MTT_CUDA"
 #endif
 
-/* MTT__TURING: the compiler is making device code for compute capability 7.5. It has no copies beside the
-   program, no tensor cores for BF16, and 64 KB of shared memory a block, where later ones have 99 KB or
-   more. */
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
-#define MTT__TURING 1
-#else
-#define MTT__TURING 0
-#endif
-/* Shared memory of a processor of the architecture that code is made for. */
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ == 900 || __CUDA_ARCH__ / 100 == 10
-#define MTT__PROCESSOR_KB 228
-#elif __CUDA_ARCH__ == 800 || __CUDA_ARCH__ == 870
-#define MTT__PROCESSOR_KB 164
-#else
-#define MTT__PROCESSOR_KB (MTT__TURING ? 64 : 100)
-#endif
-/* Blocks that a processor is to hold, for __launch_bounds__. Turing's has 1,024 threads at most. */
-#define MTT__BOUNDS(threads, blocks) \
-    threads, MTT__TURING && (threads) * (blocks) > 1024 ? 1024 / (threads) : (blocks)
-
 /* The room >>hopper holds what only an H100 or H200 runs; -DMTT_NO_HOPPER leaves it out. MTT__HOPPER:
    the compiler is making device code for it (sm_90a). */
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) && !defined(MTT_NO_HOPPER)
@@ -117,12 +99,75 @@
 #define MTT__HOPPER 0
 #endif
 
-/* ----------------------------------------------------------------------------------------------------------
-   >>toolbox
-   -------------------------------------------------------------------------------------------------------- */
+/* Shared memory of a processor of the architecture that code is made for. */
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ == 900 || __CUDA_ARCH__ / 100 == 10
+#define MTT__PROCESSOR_KB 228
+#elif __CUDA_ARCH__ == 800 || __CUDA_ARCH__ == 870
+#define MTT__PROCESSOR_KB 164
+#else
+#define MTT__PROCESSOR_KB (MTT__TURING ? 64 : 100)
+#endif
 
 #define MTT__MEMBER __device__ __forceinline__
 #define MTT__DEVICE static MTT__MEMBER
+
+/* ----------------------------------------------------------------------------------------------------------
+   >>turing   what a T4 does in another way. Without one, begin with the next room
+   ----------------------------------------------------------------------------------------------------------
+   MTT__TURING: the compiler is making device code for compute capability 7.5. It has no copies beside the
+   program, no tensor cores for BF16, 1,024 threads a processor, and 64 KB of shared memory a block, where
+   later ones have 99 KB or more. */
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+#define MTT__TURING 1
+#else
+#define MTT__TURING 0
+#endif
+
+/* Threads of a block, and blocks that a processor is to hold, for __launch_bounds__. */
+#define MTT__BOUNDS(threads, blocks) \
+    threads, MTT__TURING && (threads) * (blocks) > 1024 ? 1024 / (threads) : (blocks)
+
+/* Shared memory for the rows that norm_backward copies ahead, by that of a block. */
+enum { MTT__NORM_ROOM = (MTT__TURING ? 48 : 96) << 10 };
+static int mtt__norm_room(int shared_bytes) { return shared_bytes < 96 << 10 ? 48 << 10 : 96 << 10; }
+
+#if MTT__TURING
+/* Copies go through registers. No kernel copies what it has written, so loads of several copies may come
+   first. */
+template <int BYTES = 16>
+MTT__DEVICE void mtt__copy_async(uint32_t to_smem, const void *from_gmem, bool valid)
+{
+    if constexpr (BYTES == 16) {
+        const uint4 v = valid ? __ldg((const uint4 *)from_gmem) : uint4();
+        asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};"
+                     ::"r"(to_smem), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+    } else if constexpr (BYTES == 8) {
+        const uint2 v = valid ? __ldg((const uint2 *)from_gmem) : uint2();
+        asm volatile("st.shared.v2.b32 [%0], {%1,%2};" ::"r"(to_smem), "r"(v.x), "r"(v.y) : "memory");
+    } else {
+        const uint32_t v = valid ? __ldg((const uint32_t *)from_gmem) : 0;
+        asm volatile("st.shared.b32 [%0], %1;" ::"r"(to_smem), "r"(v) : "memory");
+    }
+}
+
+MTT__DEVICE void mtt__copy_commit(void) {}
+template <int PENDING = 0> MTT__DEVICE void mtt__copy_wait(void) {}
+
+/* Two products of half the depth. */
+MTT__DEVICE void mtt__mma(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1, __half)
+{
+    MTT__UNROLL for (int k = 0; k < 2; k++)
+        asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+            : "r"(a[2 * k]), "r"(a[2 * k + 1]), "r"(k ? b1 : b0));
+}
+MTT__DEVICE void mtt__mma(float *, const uint32_t *, uint32_t, uint32_t, __nv_bfloat16) {} /* never runs */
+#endif
+
+/* ----------------------------------------------------------------------------------------------------------
+   >>toolbox
+   -------------------------------------------------------------------------------------------------------- */
 
 /* Neighbours in a row, moved in accesses of up to 16 bytes. 8 of them are the unit of nearly every
    kernel: widths are multiples of 8, and one draw of dropout serves 8 elements. */
@@ -183,27 +228,7 @@ MTT__DEVICE uint32_t mtt__smem(const void *p)
 
 /* Copies 16, 8 or 4 bytes to shared memory, or zeros. Copies form groups. A thread may read its own after it
    has waited for their group. */
-#if MTT__TURING
-/* Through registers. No kernel copies what it has written, so loads of several copies may come first. */
-template <int BYTES = 16>
-MTT__DEVICE void mtt__copy_async(uint32_t to_smem, const void *from_gmem, bool valid)
-{
-    if constexpr (BYTES == 16) {
-        const uint4 v = valid ? __ldg((const uint4 *)from_gmem) : uint4();
-        asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};"
-                     ::"r"(to_smem), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
-    } else if constexpr (BYTES == 8) {
-        const uint2 v = valid ? __ldg((const uint2 *)from_gmem) : uint2();
-        asm volatile("st.shared.v2.b32 [%0], {%1,%2};" ::"r"(to_smem), "r"(v.x), "r"(v.y) : "memory");
-    } else {
-        const uint32_t v = valid ? __ldg((const uint32_t *)from_gmem) : 0;
-        asm volatile("st.shared.b32 [%0], %1;" ::"r"(to_smem), "r"(v) : "memory");
-    }
-}
-
-MTT__DEVICE void mtt__copy_commit(void) {}
-template <int PENDING = 0> MTT__DEVICE void mtt__copy_wait(void) {}
-#else
+#if !MTT__TURING /* a T4: see >>turing */
 template <int BYTES = 16>
 MTT__DEVICE void mtt__copy_async(uint32_t to_smem, const void *from_gmem, bool valid)
 {
@@ -285,16 +310,7 @@ template <class JOIN, int THREADS, class V> MTT__DEVICE V mtt__reduce(V x, V *sh
 
 /* C (16 x 8) += A (16 x 16) B (16 x 8). Lane l holds C's rows l/4 and l/4 + 8, columns 2 (l%4) and the next,
    as c[0..1] and c[2..3]. */
-#if MTT__TURING
-MTT__DEVICE void mtt__mma(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1, __half)
-{
-    MTT__UNROLL for (int k = 0; k < 2; k++)
-        asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
-            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-            : "r"(a[2 * k]), "r"(a[2 * k + 1]), "r"(k ? b1 : b0));
-}
-MTT__DEVICE void mtt__mma(float *, const uint32_t *, uint32_t, uint32_t, __nv_bfloat16) {} /* never runs */
-#else
+#if !MTT__TURING /* a T4: see >>turing */
 #define MTT__MMA(E, TYPE)                                                                                \
     MTT__DEVICE void mtt__mma(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1, E)              \
     {                                                                                                    \
@@ -509,7 +525,11 @@ template <class BODY> static mtt_status mtt__by_16_bits(mtt__cuda *c, const mtt_
     }
 }
 
-/* Calls body with a zero of the C++ type of a tensor's elements, of 32 or 16 bits. */
+/* Calls body with a zero of the C++ type of a tensor's elements, of 32 or 16 bits. The zero brings the type:
+
+       mtt__by_type(c, x, [&](auto zero) {   x is BF16: body gets __nv_bfloat16()
+           typedef decltype(zero) T;         T is __nv_bfloat16
+           return mtt__launch(c, "norm", mtt_k_norm<T>, ..., mtt__at<T>(x));   the kernel of this type */
 template <class BODY> static mtt_status mtt__by_type(mtt__cuda *c, const mtt_tensor *t, BODY body)
 {
     return t->dtype == MTT_F32 ? body(0.0f) : mtt__by_16_bits(c, t, body);
@@ -918,7 +938,7 @@ template <class T> struct mtt__norm_forward {
     int64_t rows;
     int width;
     mtt__dropout dropout; /* of the branch */
-    float eps;
+    float eps;            /* added to the variance */
 };
 
 /* Normalizes a row of THREADS threads. store(at, v) takes 8 results from element `at`. */
@@ -1007,8 +1027,15 @@ static __global__ void __launch_bounds__(MTT__NORM_BOUNDS(T, THREADS, PACKS))
                                   [&](int64_t at, const float *v) { mtt__store_floats(o.y + at, v); });
 }
 
-/* Calls body with the threads of a row, and the packs of a thread, as constants. A warp does not take several
-   packs of a row where each row has a processor for itself, as in generation: 3.1 us become 2.1. */
+/* Calls body with the threads of a row, and the packs of a thread, as constants: the first of
+   MTT__NORM_SHAPES that holds the row.
+
+       columns up to        256      768    1,024    2,048    8,192   16,384
+       threads, packs     32, 1    32, 3    32, 4   256, 1   256, 4   512, 4
+       few rows           32, 1   256, 1   256, 1   256, 1   256, 4   512, 4
+
+   Few: each row has a processor for itself, as in generation. There a warp takes 3.1 us for several packs of
+   a row, and 256 threads 2.1. */
 template <class BODY>
 static mtt_status mtt__by_norm_shape(mtt__cuda *c, int64_t rows, int width, BODY body)
 {
@@ -1066,10 +1093,10 @@ static mtt_status mtt__cuda_residual_norm(mtt__cuda *c, const mtt_op *op)
 }
 
 template <class T> struct mtt__norm_operands {
-    const T *dy, *x, *w, *joined;
+    const T *dy, *x, *w, *joined; /* joined NULL: nothing to add */
     const float2 *stats;
     T *dx;
-    float *partial;
+    float *partial; /* of each block */
     int64_t rows;
     int width, threads; /* of a row */
     int tile;           /* neighbours that a block does before it goes on, a power of two */
@@ -1095,30 +1122,34 @@ MTT__DEVICE float2 mtt__row_sums(float2 v, float2 *slots, int threads)
     return v;
 }
 
-enum { MTT__NORM_ROOM = 96 << 10, MTT__NORM_ROOM_TURING = 48 << 10 };
+/* A block of norm_backward. Here one of 256 threads has 8 rows of 768 columns in BF16 at once: a warp for
+   each, 3 packs of 16 bytes a thread.
 
-/* A block of norm_backward: SIZE threads; the grid has up to BLOCKS of them for each processor. A row has
-   ROW_THREADS threads, or as many as the argument says if ROW_THREADS is 0, a power of two; each has up to
-   EACH elements of it, in packs of 16 bytes. So a block works on several rows at once. Shared memory holds
-   STAGES times these rows: as many as fit 96 KB, which every device has, or 48 KB on Turing. Where none fits
-   (FP32, more than 8,192 columns), rows are read twice from global memory. With sums of dx, a thread has half
-   as many elements: it keeps three sums of each, and 48 registers hold them, but not 96. */
+       columns        0      8     ..  248    256    ..  504    512    ..  760
+       row 0 thread   0      1     ..  31     0      ..  31     0      ..  31
+       row 1         32     33     ..  63    32      ..  63    32      ..  63
+       ..
+       row 7        224    225     .. 255   224      .. 255   224      .. 255
+
+   Then it goes on to its next 8 rows, whose dy, x and joined are copied to shared memory meanwhile: a stage,
+   3 x 8 x 768 x 2 = 36,864 bytes. In FP32 with more than 8,192 columns no stage fits: rows are read twice
+   from global memory. With sums of dx, a thread has half as many elements: it keeps three sums of each, and
+   48 registers hold them, but not 96. */
 template <class TYPE, int ROW_THREADS, int BLOCK_SIZE, bool OF_RMS, bool OF_DX = false>
 struct mtt__norm_block {
     typedef TYPE T;
     enum {
         RMS = OF_RMS,
         SUMS_DX = OF_DX,
-        SUMS = 2 - RMS + SUMS_DX, /* of each column */
-        THREADS = ROW_THREADS,
-        SIZE = BLOCK_SIZE,
-        EACH = SUMS_DX ? 16 : 32,
-        PACK = 16 / sizeof(T),
+        SUMS = 2 - RMS + SUMS_DX,    /* of each column: of dy xhat, of dy without RMS, of dx */
+        SIZE = BLOCK_SIZE,           /* threads */
+        BLOCKS = SIZE < 512 ? 2 : 1, /* of the grid for each processor, at most */
+        THREADS = ROW_THREADS,       /* of a row, a power of two; 0: as the argument says */
+        EACH = SUMS_DX ? 16 : 32,    /* elements of a row that a thread has at most, */
+        PACK = 16 / sizeof(T),       /* in packs of so many */
         PACKS = EACH / PACK,
-        BLOCKS = SIZE < 512 ? 2 : 1,
-        AT_ONCE = BLOCKS,
-        STEP_BYTES = 3 * SIZE * EACH * sizeof(T), /* dy, x and joined */
-        STAGES = (MTT__TURING ? MTT__NORM_ROOM_TURING : MTT__NORM_ROOM) / STEP_BYTES
+        STAGE_BYTES = 3 * SIZE * EACH * sizeof(T), /* of the widest rows */
+        STAGES = MTT__NORM_ROOM / STAGE_BYTES
     };
 };
 
@@ -1150,6 +1181,41 @@ struct mtt__norm_no_more {
     MTT__MEMBER void after_rows(int64_t /* next */) const {}
 };
 
+/* Stores a block's sums in partial[block]: dw, then db, then the sums of dx, each of `width` floats. Each of
+   `groups` groups of threads brings those over its own rows; they are added in the order of groups. `room` is
+   the shared memory of the stages, no longer needed: it holds the sums of one turn, which are all of them, or
+   where it is too small dw, and then db in a second turn. WHOLE_TILES: it is large enough. */
+template <class S, bool WHOLE_TILES>
+MTT__DEVICE void mtt__store_sums(float *partial, int width, float *room, int groups, int group, int threads,
+                                 int lane, const float (&dw)[S::PACKS][S::PACK],
+                                 const float (&db)[S::PACKS][S::PACK], const float (&dx)[S::PACKS][S::PACK])
+{
+    constexpr int SUMS = S::SUMS, FIT = S::STAGES * 3 * sizeof(typename S::T) / sizeof(float);
+    constexpr bool ALL = WHOLE_TILES || S::THREADS == S::SIZE || FIT >= SUMS;
+    static_assert(ALL || (FIT >= 1 && !S::SUMS_DX), "sums fit where rows were");
+    constexpr int TURNS = ALL ? 1 : SUMS;
+    const int sums_width = SUMS * width, turn_width = sums_width / TURNS;
+    partial += (int64_t)blockIdx.x * sums_width;
+    MTT__UNROLL for (int turn = 0; turn < TURNS; turn++, partial += width) {
+        if (groups > 1) __syncthreads(); /* what is there has been read before sums overwrite it */
+        MTT__UNROLL for (int p = 0; p < S::PACKS; p++) {
+            int column = (p * threads + lane) * S::PACK;
+            float *to = (groups > 1 ? room + group * turn_width : partial) + column;
+            if (column >= width) break;
+            mtt__store_floats<S::PACK>(to, turn ? db[p] : dw[p]);
+            if (ALL && !S::RMS) mtt__store_floats<S::PACK>(to + width, db[p]);
+            if (S::SUMS_DX) mtt__store_floats<S::PACK>(to + (SUMS - 1) * width, dx[p]);
+        }
+        if (groups == 1) continue;
+        __syncthreads(); /* all groups' sums are there before they are added up */
+        for (int j = threadIdx.x; j < turn_width; j += S::SIZE) {
+            float total = 0;
+            for (int g = 0; g < groups; g++) total += room[g * turn_width + j];
+            partial[j] = total;
+        }
+    }
+}
+
 /* Math:        xhat = (x - mean) rstd, g = dy w: dx = rstd (g - mean(g) - xhat mean(g xhat)) [+ joined];
                 partial[block] = (sum of dy xhat, sum of dy, sum of dx as stored) over the block's rows. RMS:
                 without mean(g) and the sum of dy. SUMS_DX: with the sum of dx
@@ -1164,18 +1230,13 @@ struct mtt__norm_no_more {
                 again from L2
    Determinism: rows of a thread in order, then those of a block; mtt_k_column_sums adds up the blocks
    Reference:   mtt__cpu_norm_backward */
-template <class S, class MORE>
-static __global__ void __launch_bounds__(S::SIZE, S::AT_ONCE)
+template <class S, class MORE, int BLOCKS = S::BLOCKS>
+static __global__ void __launch_bounds__(S::SIZE, BLOCKS)
     mtt_k_norm_backward(const __grid_constant__ mtt__norm_operands<typename S::T> o,
                         const __grid_constant__ MORE more)
 {
     typedef typename S::T T;
     enum { STAGES = S::STAGES, PACK = S::PACK, PACKS = S::PACKS };
-    /* sums take the place of rows: together, or dw and db one after the other */
-    constexpr bool ALONE = MORE::WHOLE_TILES || S::THREADS == S::SIZE;
-    constexpr int SUMS = S::SUMS, ROOM = STAGES * 3 * sizeof(T) / sizeof(float);
-    constexpr int TURNS = ALONE || ROOM >= SUMS ? 1 : SUMS;
-    static_assert(ALONE || ROOM >= (S::SUMS_DX ? SUMS : 1), "sums fit where rows were");
     extern __shared__ uint4 ring[];
     __shared__ float2 slots[2][S::SIZE / 32];
     const int threads = S::THREADS ? S::THREADS : o.threads, log2_threads = 31 - __clz(threads);
@@ -1183,7 +1244,8 @@ static __global__ void __launch_bounds__(S::SIZE, S::AT_ONCE)
     const int group = threadIdx.x >> log2_threads, lane = threadIdx.x & (threads - 1);
     const auto after = [&](int64_t row) { /* the group's next row */
         row += block_rows;
-        return row - group & (o.tile - 1) ? row : row + (int64_t)(gridDim.x - 1) * o.tile;
+        /* the last row of a tile is followed by the block's next tile */
+        return ((row - group) & (o.tile - 1)) ? row : row + (int64_t)(gridDim.x - 1) * o.tile;
     };
     const int64_t end = MORE::WHOLE_TILES ? (o.rows + o.tile - 1) & -o.tile : o.rows;
     int64_t row = (int64_t)blockIdx.x * o.tile + group, ahead = row;
@@ -1246,27 +1308,8 @@ static __global__ void __launch_bounds__(S::SIZE, S::AT_ONCE)
         stage = stage + 1 < STAGES ? stage + 1 : 0;
         extra.after_rows(row - group + block_rows);
     }
-    /* add up the sums of the rows that the block works on at once */
-    const int sums_width = SUMS * width, turn_width = sums_width / TURNS;
-    float *partial = o.partial + (int64_t)blockIdx.x * sums_width, *sums = reinterpret_cast<float *>(ring);
-    MTT__UNROLL for (int turn = 0; turn < TURNS; turn++, partial += width) {
-        if (block_rows > 1) __syncthreads(); /* what is there has been read before sums overwrite it */
-        MTT__UNROLL for (int p = 0; p < PACKS; p++) {
-            int column = (p * threads + lane) * PACK;
-            float *to = (block_rows > 1 ? sums + group * turn_width : partial) + column;
-            if (column >= width) break;
-            mtt__store_floats<PACK>(to, turn ? db[p] : dw[p]);
-            if (!S::RMS && TURNS == 1) mtt__store_floats<PACK>(to + width, db[p]);
-            if (S::SUMS_DX) mtt__store_floats<PACK>(to + (SUMS - 1) * width, dx_sums[p]);
-        }
-        if (block_rows == 1) continue;
-        __syncthreads(); /* all rows' sums are there before they are added up */
-        for (int j = threadIdx.x; j < turn_width; j += S::SIZE) {
-            float total = 0;
-            for (int r = 0; r < block_rows; r++) total += sums[r * turn_width + j];
-            partial[j] = total;
-        }
-    }
+    mtt__store_sums<S, MORE::WHOLE_TILES>(o.partial, width, reinterpret_cast<float *>(ring), block_rows,
+                                          group, threads, lane, dw, db, dx_sums);
 }
 
 /* Threads of a row, of up to `each` elements: a warp at least. */
@@ -1278,7 +1321,7 @@ static int mtt__norm_threads(int64_t width, int each = 32)
 }
 
 /* Shared memory of the stages. */
-template <class S> static size_t mtt__norm_shared(int64_t width, int stages = S::STAGES)
+template <class S> static size_t mtt__norm_shared(int64_t width, int stages)
 {
     return (size_t)(width * S::SIZE / mtt__norm_threads(width, S::EACH)) * stages * 3 * sizeof(typename S::T);
 }
@@ -1307,7 +1350,7 @@ template <class S>
 static mtt_status mtt__launch_norm_backward(mtt__cuda *c, const mtt_op *op,
                                             const mtt__norm_operands<typename S::T> &o)
 {
-    const int stages = c->shared_bytes < MTT__NORM_ROOM ? MTT__NORM_ROOM_TURING / S::STEP_BYTES : S::STAGES;
+    const int stages = mtt__norm_room(c->shared_bytes) / S::STAGE_BYTES;
     return mtt__norm_backward_by<S>(c, op, mtt_k_norm_backward<S, mtt__norm_no_more>,
                                     mtt__norm_shared<S>(o.width, stages), o, mtt__norm_no_more());
 }
@@ -1411,8 +1454,18 @@ static mtt_status mtt__cuda_embed(mtt__cuda *c, const mtt_op *op)
 
 /* The gradient of the embedding adds rows of dx that have the same token, always in one order, and spreads
    the work evenly however often a token occurs. Positions are sorted by token, stably: so by position within
-   a token. They are cut into chunks of equal length. Each chunk adds up its runs of equal tokens; the part of
-   a run that began in an earlier chunk goes to `heads`, which a second kernel adds to the run's beginning. */
+   a token. They are cut into chunks of equal length. A warp has a chunk and adds up its runs of equal tokens;
+   the part of a run that began in an earlier chunk goes to `heads`, which a second kernel adds to the run's
+   beginning. With four chunks of four:
+
+       chunk            0          1          2          3
+       sorted tokens    3 3 3 5    5 5 5 5    5 7 7 9    9 9 11 12
+       embed_runs       d_wte[3]   heads[1]   heads[2]   heads[3]    where a chunk begins within a run, its
+                        d_wte[5]              d_wte[7]   d_wte[11]   part of that goes to heads
+                                              d_wte[9]   d_wte[12]
+       embed_joins      d_wte[5]   -          d_wte[9]   -           where a run begins and goes on: the 5 at
+                        += heads[1]           += heads[3]            the end of chunk 1 began in chunk 0
+                        += heads[2] */
 
 enum { MTT__SLAB = 1 << 19 }; /* tokens sorted at a time, at most */
 
@@ -1446,9 +1499,9 @@ static __global__ void __launch_bounds__(128, 4)
                      int64_t first_row, float *d_wte, float *heads, int width, mtt__dropout dropout)
 {
     enum { AHEAD = 4 };
-    int slices = (width + 255) / 256, job = blockIdx.x * 4 + threadIdx.x / 32, piece = job / slices;
+    int slices = (width + 255) / 256, job = blockIdx.x * 4 + threadIdx.x / 32, own = job / slices;
     int column = job % slices * 256 + threadIdx.x % 32 * 8;
-    int begin = piece * chunk, end = begin + chunk < n ? begin + chunk : n;
+    int begin = own * chunk, end = begin + chunk < n ? begin + chunk : n; /* of the warp's chunk */
     if (begin >= n || column >= width) return;
     int32_t token = tokens[begin];
     bool is_head = begin > 0 && tokens[begin - 1] == token;
@@ -1460,7 +1513,7 @@ static __global__ void __launch_bounds__(128, 4)
         MTT__UNROLL for (int a = 0; a < AHEAD; a++) {
             if (i + a >= end) break;
             if (tokens[i + a] != token) {
-                float *out = is_head ? heads + (int64_t)piece * width + column
+                float *out = is_head ? heads + (int64_t)own * width + column
                                      : d_wte + (int64_t)token * width + column;
                 MTT__UNROLL for (int k = 0; k < 8; k++) out[k] = sum[k] + (is_head ? 0.0f : out[k]);
                 token = tokens[i + a];
@@ -1473,7 +1526,7 @@ static __global__ void __launch_bounds__(128, 4)
             MTT__UNROLL for (int k = 0; k < 8; k++) sum[k] += v[k];
         }
     }
-    float *out = is_head ? heads + (int64_t)piece * width + column : d_wte + (int64_t)token * width + column;
+    float *out = is_head ? heads + (int64_t)own * width + column : d_wte + (int64_t)token * width + column;
     MTT__UNROLL for (int k = 0; k < 8; k++) out[k] = sum[k] + (is_head ? 0.0f : out[k]);
 }
 
@@ -1492,24 +1545,26 @@ static __global__ void __launch_bounds__(128)
     enum { AHEAD = 4 };
     int slices = (width + 255) / 256, job = blockIdx.x * 4 + threadIdx.x / 32;
     int column = job % slices * 256 + threadIdx.x % 32 * 8;
-    int piece = job / slices + 1, next = piece * chunk, run, lane = threadIdx.x % 32;
+    int later = job / slices + 1, next = later * chunk; /* the chunk after the warp's, and its beginning */
+    int run, lane = threadIdx.x % 32;
     if (next >= n) return;
     int32_t token = tokens[next - 1];
-    if (tokens[next] != token || (piece > 1 && tokens[next - chunk - 1] == token)) return;
+    /* the run ends with the warp's chunk, or began in an earlier one */
+    if (tokens[next] != token || (later > 1 && tokens[next - chunk - 1] == token)) return;
     float sum[8] = {0};
     do {
-        const int64_t at = (int64_t)(piece + lane) * chunk;
+        const int64_t at = (int64_t)(later + lane) * chunk;
         const uint32_t others = ~__ballot_sync(0xffffffffu, at < n && tokens[at] == token);
         run = others ? __ffs((int)others) - 1 : 32;
         for (int i = 0; i < run && column < width; i += AHEAD) {
             mtt__vector<float> v[AHEAD];
             MTT__UNROLL for (int a = 0; a < AHEAD; a++) /* beyond the run its last head again, not added */
-                v[a] = mtt__load_vector(heads + (int64_t)(piece + min(i + a, run - 1)) * width + column);
+                v[a] = mtt__load_vector(heads + (int64_t)(later + min(i + a, run - 1)) * width + column);
             MTT__UNROLL for (int a = 0; a < AHEAD; a++)
                 if (i + a < run)
                     MTT__UNROLL for (int k = 0; k < 8; k++) sum[k] += v[a].v[k];
         }
-        piece += 32;
+        later += 32;
     } while (run == 32);
     if (column >= width) return;
     float *out = d_wte + (int64_t)token * width + column;
@@ -1656,6 +1711,24 @@ static mtt_status mtt__cuda_pick_row(mtt__cuda *c, const mtt_op *op)
    >>products   cuBLASLt, and GELU beside it
    ------------------------------------------------------------------------------------------------------- */
 
+/* One product, written out: y = x W + b with x [R, K], W [K, N], b [N] and y [R, N] in BF16. cuBLASLt counts
+   in columns: what it takes for a matrix of N rows and R columns is y, row after row. So it makes y^T =
+   W^T x^T, and the operands change places:
+
+       cublasLtMatmulDescCreate(&desc, CUBLAS_COMPUTE_32F, CUDA_R_32F);        sums and alpha in FP32
+       cublasLtMatmulDescSetAttribute(desc, .._EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
+       cublasLtMatmulDescSetAttribute(desc, .._BIAS_POINTER, b);
+       cublasLtMatrixLayoutCreate(&of_w, CUDA_R_16BF, N, K, N);                rows, columns, step of a column
+       cublasLtMatrixLayoutCreate(&of_x, CUDA_R_16BF, K, R, K);
+       cublasLtMatrixLayoutCreate(&of_y, CUDA_R_16BF, N, R, N);
+       cublasLtMatmulAlgoGetHeuristic(blas, desc, of_w, of_x, of_y, of_y, wish, 8, found, &candidates);
+       cublasLtMatmul(blas, desc, &one, W, of_w, x, of_x, &zero, y, of_y, y, of_y, &found[0].algo,
+                      workspace, workspace_bytes, stream);
+
+   All but the last call make a plan: mtt__make_plan. The last one runs it: mtt__blas_run. mtt__multiply finds
+   a product's plan, or makes it, and runs it. The rest of this room is for transposed operands, batches of
+   matrices and other types. */
+
 /* A row-major matrix or a batch of them; `transposed`: memory holds its transpose. */
 struct mtt__blas_matrix {
     const void *data;
@@ -1689,6 +1762,10 @@ struct mtt__product_plan {
     int candidates; /* of found; 1 when mtt__tune has put the best one first */
     int bias_apart; /* no algorithm adds the bias: the product adds to it */
 };
+
+/* See >>trials: puts the fastest of a plan's algorithms first. */
+typedef void mtt__trials(mtt__cuda *c, const mtt_op *op, mtt__product_plan *p, const mtt__blas_product &g);
+static mtt__trials mtt__tune;
 
 static int mtt__element_bytes(int dtype)
 {
@@ -1865,28 +1942,6 @@ static __global__ void mtt_k_spread_bias(T *y, const T *bias, int64_t count, int
     mtt__store_floats(y + at, b);
 }
 
-/* Math:        sums[0] += the bits of x, each word mixed with its index; sums[1] += words that are neither 0
-                nor NaN nor infinite. `exponent` masks the exponents of one number, or of two of 16 bits
-   Shapes:      x [words] uint32
-   Launch:      256 threads a block, in strides
-   Requires:    sums begin at 0
-   Traffic:     x read once
-   Determinism: sums of integers
-   Reference:   - */
-static __global__ void __launch_bounds__(256)
-    mtt_k_checksum(const uint32_t *x, int64_t words, uint32_t exponent, unsigned long long *sums)
-{
-    const uint32_t high = exponent & 0xffff0000u, low = exponent & 0xffffu;
-    unsigned long long sum = 0, telling = 0;
-    for (int64_t i = (int64_t)blockIdx.x * 256 + threadIdx.x; i < words; i += (int64_t)gridDim.x * 256) {
-        unsigned long long word = (x[i] ^ (unsigned long long)i << 32) * 0x9e3779b97f4a7c15ull;
-        sum += word ^ word >> 29;
-        telling += (x[i] & 0x7fffffffu) && (x[i] & high) != high && (!low || (x[i] & low) != low);
-    }
-    atomicAdd(&sums[0], sum);
-    atomicAdd(&sums[1], telling);
-}
-
 /* An algorithm that asks for 4 bytes counts tiles in them, and cuBLASLt clears them before each product: 4 us
    in a graph. Without a workspace it deals the tiles out beforehand. Only a product that is refused so gets
    one. */
@@ -1902,74 +1957,7 @@ static cublasStatus_t mtt__blas_run(mtt__cuda *c, const mtt_op *op, const mtt__p
     return without == CUBLAS_STATUS_INVALID_VALUE ? run(op->workspace->data, op->workspace->bytes) : without;
 }
 
-/* Milliseconds that an algorithm takes, or -1 if its bits are not those of *sum. Algorithm 0 sets *sum. It
-   fails if most results are 0, NaN or infinite (FP16 has overflowed): equal bits would then prove nothing. */
-static float mtt__try(mtt__cuda *c, const mtt_op *op, const mtt__product_plan *p, int algorithm,
-                      const mtt__blas_product &g, cudaEvent_t *marks, unsigned long long *sum)
-{
-    enum { TIMES = 4 };
-    const int out = p->key.out;
-    const uint32_t exponent = out == MTT_F32 ? 0x7f800000u : out == MTT_BF16_BITS ? 0x7f807f80u : 0x7c007c00u;
-    const int64_t words = p->key.m * p->key.n * (out == MTT_F32 ? 4 : 2) / 4;
-    unsigned long long *sums = (unsigned long long *)op->workspace->data, own[2] = {0, 0};
-    float ms = -1;
-    if (mtt__blas_run(c, op, p, algorithm, g, 0.0f)) return -1;
-    if (cudaMemsetAsync(sums, 0, sizeof(own), c->stream))
-        return -1; /* the product no longer needs the workspace */
-    if (mtt__launch(c, "checksum", mtt_k_checksum, 4 * c->processors, 256, (const uint32_t *)g.c.data, words,
-                    exponent, sums) != MTT_OK)
-        return -1;
-    if (cudaMemcpyAsync(own, sums, sizeof(own), cudaMemcpyDeviceToHost, c->stream)) return -1;
-    if (cudaStreamSynchronize(c->stream)) return -1;
-    if (algorithm == 0 && 2 * own[1] < (unsigned long long)words) return -1;
-    if (algorithm == 0) *sum = own[0];
-    if (own[0] != *sum) return -1;
-    if (cudaEventRecord(marks[0], c->stream)) return -1;
-    for (int i = 0; i < TIMES; i++)
-        if (mtt__blas_run(c, op, p, algorithm, g, 0.0f)) return -1;
-    if (cudaEventRecord(marks[1], c->stream) || cudaEventSynchronize(marks[1])) return -1;
-    if (cudaEventElapsedTime(&ms, marks[0], marks[1])) return -1;
-    return ms / TIMES;
-}
-
-/* Puts the fastest of a plan's algorithms first, among those that give the bits of cuBLASLt's own choice. So
-   timing noise changes no result. cuBLASLt's choice is up to 16 % slower than the best. */
-static void mtt__tune(mtt__cuda *c, const mtt_op *op, mtt__product_plan *p, const mtt__blas_product &g)
-{
-    cudaEvent_t marks[2] = {NULL, NULL};
-    unsigned long long sum = 0;
-    float best = -1;
-    int chosen = 0;
-    if (!cudaEventCreate(&marks[0]) && !cudaEventCreate(&marks[1]))
-        for (int i = 0; i < p->candidates; i++) {
-            float ms = mtt__try(c, op, p, i, g, marks, &sum);
-            if (i == 0 && ms < 0) break;
-            if (ms < 0 || (i > 0 && ms >= best)) continue;
-            best = ms;
-            chosen = i;
-        }
-    for (int i = 0; i < 2; i++)
-        if (marks[i]) cudaEventDestroy(marks[i]);
-    cudaGetLastError(); /* an algorithm that fails is not taken; if the first one fails, its run reports it */
-    p->found[0] = p->found[chosen];
-    p->candidates = 1;
-}
-
-/* Whether to try algorithms: the product is large, its output may be overwritten, and one checksum covers it.
-   Products of one byte an element are not tried. Their sums are often exact, so algorithms that round in
-   different places have equal bits in most steps. Two GPUs with different micro-batches would then choose
-   differently. */
-static bool mtt__may_tune(mtt__cuda *c, const mtt_op *op, const mtt__product_plan *p, int adds)
-{
-    const mtt__product_key *k = &p->key;
-    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusActive;
-    bool large = (double)k->m * (double)k->n * (double)k->k >= 1 << 30; /* 3 us and more */
-    bool whole = k->batch == 1 && k->ldc == k->n && k->align_c == 16;
-    if (p->candidates < 2 || adds || !large || !whole || op->workspace->bytes < 16) return false;
-    if (mtt__element_bytes(k->in_a) == 1) return false;
-    return !cudaStreamIsCapturing(c->stream, &capture) && capture == cudaStreamCaptureStatusNone;
-}
-
+/* Runs a product by its plan. */
 static mtt_status mtt__multiply(mtt__cuda *c, const mtt_op *op, const mtt__blas_product &g)
 {
     const void *bias = g.bias ? g.bias->data : NULL;
@@ -1995,7 +1983,7 @@ static mtt_status mtt__multiply(mtt__cuda *c, const mtt_op *op, const mtt__blas_
         blas =
             cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof(bias));
     if (!blas && mtt__element_bytes(key.in_a) == 1) blas = mtt__set_scales(p, g);
-    if (!blas && mtt__may_tune(c, op, p, g.adds)) mtt__tune(c, op, p, g);
+    if (!blas) mtt__tune(c, op, p, g);
     if (!blas && p->bias_apart)
         status = mtt__by_type(c, g.bias, [&](auto zero) {
             typedef decltype(zero) T;
@@ -2098,48 +2086,61 @@ template <class T> MTT__DEVICE void mtt__read_classes(const T *at, int j, int cl
         MTT__UNROLL for (int k = 0; k < 8; k++) v[k] = j + k < classes ? v[k] : -3.4e38f;
 }
 
-/* Math:        lse = log sum e^x over V classes, out = {lse - x[target], x[target] is the largest, lse}
-                GRADIENT: x = (e^(x - lse) - [j = target]) factor, factor = loss scale / targets that count in
-                the step; 0 in the padding, and in rows whose target does not count
+/* Math:        lse = log sum e^x over V classes, out = {lse - x[target], x[target] is the largest, lse}, and
+                0 for rows whose target does not count
    Shapes:      x [rows, Vp] T; targets [rows] int32; out [rows, 3] float
    Launch:      a block of 512 threads a row
    Requires:    Vp a multiple of 8
-   Traffic:     x read, and written by GRADIENT
-   Determinism: fixed tree; the target's element is computed once more in FP32, and stored after the others by
-                the same thread
-   Reference:   mtt__row_loss, mtt__row_gradient */
-template <class T, bool GRADIENT>
+   Traffic:     x read
+   Determinism: fixed tree; each thread has a running maximum and sum
+   Reference:   mtt__row_loss */
+template <class T>
 static __global__ void __launch_bounds__(512)
-    mtt_k_cross_entropy(T *logits, const int32_t *targets, float *out, const mtt_control *control,
-                        const mtt_counters *counters, int classes, int64_t width)
+    mtt_k_cross_entropy(const T *logits, const int32_t *targets, float *out, int classes, int64_t width)
 {
     __shared__ float shared[32];
+    const T *x = logits + blockIdx.x * width;
+    int target = targets[blockIdx.x];
+    float v[8], at = target < 0 ? 0 : mtt__to_float(x[target]), most = -3.4e38f, sum = 0;
+    out += 3 * (int64_t)blockIdx.x;
+    if (target < 0 && threadIdx.x < 3) out[threadIdx.x] = 0;
+    if (target < 0) return;
+#pragma unroll 4
+    for (int j = threadIdx.x * 8; j < classes; j += 512 * 8) {
+        float largest = most, added = 0;
+        mtt__read_classes(x + j, j, classes, v);
+        MTT__UNROLL for (int k = 0; k < 8; k++) largest = fmaxf(largest, v[k]);
+        MTT__UNROLL for (int k = 0; k < 8; k++) added += mtt__exp_from<T>(v[k], largest, 1.0f);
+        sum = sum * mtt__exp_from<T>(most, largest, 1.0f) + added;
+        most = largest;
+    }
+    float all = mtt__reduce<mtt__maximum, 512>(most, shared);
+    sum = mtt__reduce<mtt__plus, 512>(sum * mtt__exp_from<T>(most, all, 1.0f), shared);
+    if (threadIdx.x) return;
+    out[2] = all + logf(sum);
+    out[1] = at >= all ? 1.0f : 0.0f;
+    out[0] = out[2] - at;
+}
+
+/* Math:        x = (e^(x - lse) - [j = target]) factor, factor = loss scale / targets that count in the step;
+                0 in the padding, and in rows whose target does not count
+   Shapes:      x [rows, Vp] T; targets [rows] int32; losses [rows, 3] float, lse in the third column
+   Launch:      a block of 512 threads a row
+   Requires:    Vp a multiple of 8
+   Traffic:     x read and written
+   Determinism: elementwise; the target's element is computed once more in FP32, and stored after the others
+                by the same thread
+   Reference:   mtt__row_gradient */
+template <class T>
+static __global__ void __launch_bounds__(512)
+    mtt_k_cross_entropy_backward(T *logits, const int32_t *targets, const float *losses,
+                                 const mtt_control *control, const mtt_counters *counters, int classes,
+                                 int64_t width)
+{
     T *x = logits + blockIdx.x * width;
     int target = targets[blockIdx.x];
     float v[8], at = target < 0 ? 0 : mtt__to_float(x[target]);
-    out += 3 * (int64_t)blockIdx.x;
-    if (!GRADIENT) {
-        float most = -3.4e38f, sum = 0;
-        if (target < 0 && threadIdx.x < 3) out[threadIdx.x] = 0;
-        if (target < 0) return;
-#pragma unroll 4
-        for (int j = threadIdx.x * 8; j < classes; j += 512 * 8) {
-            float largest = most, added = 0;
-            mtt__read_classes(x + j, j, classes, v);
-            MTT__UNROLL for (int k = 0; k < 8; k++) largest = fmaxf(largest, v[k]);
-            MTT__UNROLL for (int k = 0; k < 8; k++) added += mtt__exp_from<T>(v[k], largest, 1.0f);
-            sum = sum * mtt__exp_from<T>(most, largest, 1.0f) + added;
-            most = largest;
-        }
-        float all = mtt__reduce<mtt__maximum, 512>(most, shared);
-        sum = mtt__reduce<mtt__plus, 512>(sum * mtt__exp_from<T>(most, all, 1.0f), shared);
-        if (threadIdx.x) return;
-        out[2] = all + logf(sum);
-        out[1] = at >= all ? 1.0f : 0.0f;
-        out[0] = out[2] - at;
-        return;
-    }
-    float lse = out[2], factor = mtt__loss_factor(control, counters);
+    float lse = losses[3 * (int64_t)blockIdx.x + 2], factor = mtt__loss_factor(control, counters);
     __syncthreads(); /* all have x[target] before it is overwritten */
 #pragma unroll 4
     for (int j = threadIdx.x * 8; j < width; j += 512 * 8) {
@@ -2160,13 +2161,21 @@ struct mtt__loss_rows {
     int64_t rows;
 };
 
-template <bool GRADIENT>
 static mtt_status mtt__rows_loss(mtt__cuda *c, const mtt_op *op, const mtt__loss_rows &r)
 {
     return mtt__by_type(c, r.logits, [&](auto zero) {
         typedef decltype(zero) T;
-        return mtt__launch(c, "cross_entropy", mtt_k_cross_entropy<T, GRADIENT>, (unsigned)r.rows, 512,
-                           mtt__at<T>(r.logits), r.targets, r.losses, mtt__at<mtt_control>(r.control),
+        return mtt__launch(c, "cross_entropy", mtt_k_cross_entropy<T>, (unsigned)r.rows, 512,
+                           mtt__at<T>(r.logits), r.targets, r.losses, op->shape->vocab, mtt__width(r.logits));
+    });
+}
+
+static mtt_status mtt__rows_loss_backward(mtt__cuda *c, const mtt_op *op, const mtt__loss_rows &r)
+{
+    return mtt__by_type(c, r.logits, [&](auto zero) {
+        typedef decltype(zero) T;
+        return mtt__launch(c, "cross_entropy_backward", mtt_k_cross_entropy_backward<T>, (unsigned)r.rows,
+                           512, mtt__at<T>(r.logits), r.targets, r.losses, mtt__at<mtt_control>(r.control),
                            mtt__at<mtt_counters>(r.counters), op->shape->vocab, mtt__width(r.logits));
     });
 }
@@ -2174,15 +2183,16 @@ static mtt_status mtt__rows_loss(mtt__cuda *c, const mtt_op *op, const mtt__loss
 static mtt_status mtt__cuda_cross_entropy(mtt__cuda *c, const mtt_op *op)
 {
     const mtt_op_cross_entropy *o = MTT_OPERANDS_OF(cross_entropy, op);
-    return mtt__rows_loss<false>(c, op, {o->logits, NULL, NULL, mtt__at<int32_t>(o->targets),
-                                         mtt__at<float>(o->losses), op->shape->rows});
+    return mtt__rows_loss(c, op, {o->logits, NULL, NULL, mtt__at<int32_t>(o->targets),
+                                  mtt__at<float>(o->losses), op->shape->rows});
 }
 
 static mtt_status mtt__cuda_cross_entropy_backward(mtt__cuda *c, const mtt_op *op)
 {
     const mtt_op_cross_entropy_backward *o = MTT_OPERANDS_OF(cross_entropy_backward, op);
-    return mtt__rows_loss<true>(c, op, {o->d_logits, o->control, o->counters, mtt__at<int32_t>(o->targets),
-                                        mtt__at<float>(o->losses), op->shape->rows});
+    return mtt__rows_loss_backward(
+        c, op, {o->d_logits, o->control, o->counters, mtt__at<int32_t>(o->targets),
+                mtt__at<float>(o->losses), op->shape->rows});
 }
 
 /* Losses of a chunk of rows from row `first`, and the gradients of its x, of the head and of the bias. */
@@ -2203,7 +2213,7 @@ static mtt_status mtt__chunked_loss_by(mtt__cuda *c, const mtt_op *op, mtt__chun
         mtt__loss_rows r = {o->logits, o->control, o->counters, mtt__at<int32_t>(o->targets) + first,
                             mtt__at<float>(o->losses) + 3 * first, count};
         status = mtt__multiply(c, op, head);
-        if (status == MTT_OK) status = o->dx ? gradient(c, op, r, first) : mtt__rows_loss<false>(c, op, r);
+        if (status == MTT_OK) status = o->dx ? gradient(c, op, r, first) : mtt__rows_loss(c, op, r);
     }
     return status;
 }
@@ -2224,8 +2234,8 @@ static mtt_status mtt__chunk_products(mtt__cuda *c, const mtt_op *op, int64_t fi
 static mtt_status mtt__rows_gradient(mtt__cuda *c, const mtt_op *op, const mtt__loss_rows &r,
                                      const mtt_tensor *db, int add)
 {
-    mtt_status status = mtt__rows_loss<false>(c, op, r);
-    if (status == MTT_OK) status = mtt__rows_loss<true>(c, op, r);
+    mtt_status status = mtt__rows_loss(c, op, r);
+    if (status == MTT_OK) status = mtt__rows_loss_backward(c, op, r);
     return status != MTT_OK || !db ? status : mtt__bias_gradient(c, op, r.logits, r.rows, db, add);
 }
 
@@ -2649,7 +2659,11 @@ static mtt_status mtt__cuda_attention_values(mtt__cuda *c, const mtt_op *op)
     });
 }
 
-/* Math:        out[j] = alpha * sum over the query heads h of a group and their queries i of S_h[i][j] x_h[i]
+/* A product by tiles in shared memory, as textbooks have it: the only one of our own in this lesson. A block
+   makes 64 x 64 results. 16 rows of both operands come to shared memory at a time; there each number is read
+   by 16 threads. A thread makes 4 x 4 results, so two reads from shared memory serve four multiplications.
+
+   Math:        out[j] = alpha * sum over the query heads h of a group and their queries i of S_h[i][j] x_h[i]
    Shapes:      S [B H, T, T], x [B T, x_row] with head h in columns h D up, out in the rows of d_qkv, in the
                 columns of `part`, T
    Launch:      256 threads for 64 keys and 64 columns of a head of K or V, 4 by 4 each; 16 queries at a time
@@ -2664,35 +2678,42 @@ static __global__ void __launch_bounds__(256)
 {
     __shared__ float s_smem[16][64];
     __shared__ float x_smem[16][64];
-    const int keys = (seq_len + 63) / 64, columns = (view.d_head + 63) / 64;
-    const int members = view.heads / view.heads_kv, j0 = (int)(blockIdx.x % keys) * 64;
-    const int column0 = (int)(blockIdx.x / keys % columns) * 64, y = threadIdx.x / 16, c = threadIdx.x % 16;
-    const int64_t group = blockIdx.x / keys / columns, sequence = group / view.heads_kv;
+    const int key_tiles = (seq_len + 63) / 64, column_tiles = (view.d_head + 63) / 64;
+    const int members = view.heads / view.heads_kv, key0 = (int)(blockIdx.x % key_tiles) * 64;
+    const int column0 = (int)(blockIdx.x / key_tiles % column_tiles) * 64;
+    const int row = threadIdx.x / 16, lane = threadIdx.x % 16; /* of the results: row + 16 i, lane + 16 j */
+    const int64_t group = blockIdx.x / key_tiles / column_tiles, sequence = group / view.heads_kv;
     const int first_head = (int)(group % view.heads_kv) * members;
     float sums[4][4] = {};
     for (int head = first_head; head < first_head + members; head++) {
         const T *s_gmem = squares + (sequence * view.heads + head) * seq_len * seq_len;
         const T *x_gmem = x + sequence * seq_len * x_row + head * view.d_head;
-        for (int i0 = j0; i0 < seq_len; i0 += 16) {
+        for (int query0 = key0; query0 < seq_len; query0 += 16) {
+            /* load 16 queries, 4 numbers of each operand a thread; zeros past the edges */
             __syncthreads(); /* all have read the queries before */
             for (int k = threadIdx.x; k < 16 * 64; k += 256) {
-                const int i = i0 + k / 64, j = j0 + k % 64, column = column0 + k % 64;
-                s_smem[k / 64][k % 64] =
-                    i < seq_len && j < seq_len ? mtt__to_float(s_gmem[(int64_t)i * seq_len + j]) : 0.0f;
+                const int query = query0 + k / 64, key = key0 + k % 64, column = column0 + k % 64;
+                s_smem[k / 64][k % 64] = query < seq_len && key < seq_len
+                                             ? mtt__to_float(s_gmem[(int64_t)query * seq_len + key])
+                                             : 0.0f;
                 x_smem[k / 64][k % 64] =
-                    i < seq_len && column < view.d_head ? mtt__to_float(x_gmem[i * x_row + column]) : 0.0f;
+                    query < seq_len && column < view.d_head ? mtt__to_float(x_gmem[query * x_row + column])
+                                                            : 0.0f;
             }
             __syncthreads(); /* these are there */
-            MTT__UNROLL for (int i = 0; i < 16; i++)
-                MTT__UNROLL for (int k = 0; k < 16; k++)
-                    sums[k / 4][k % 4] += s_smem[i][y + k / 4 * 16] * x_smem[i][c + k % 4 * 16];
+            /* multiply */
+            MTT__UNROLL for (int query = 0; query < 16; query++)
+                MTT__UNROLL for (int i = 0; i < 4; i++)
+                    MTT__UNROLL for (int j = 0; j < 4; j++)
+                        sums[i][j] += s_smem[query][row + i * 16] * x_smem[query][lane + j * 16];
         }
     }
+    /* store */
     out += sequence * seq_len * view.row + mtt_qkv_column(&view, part, first_head);
     for (int k = 0; k < 16; k++) {
-        const int j = j0 + y + k / 4 * 16, column = column0 + c + k % 4 * 16;
-        if (j < seq_len && column < view.d_head)
-            out[j * view.row + column] = mtt__from_float<T>(sums[k / 4][k % 4] * alpha);
+        const int key = key0 + row + k / 4 * 16, column = column0 + lane + k % 4 * 16;
+        if (key < seq_len && column < view.d_head)
+            out[key * view.row + column] = mtt__from_float<T>(sums[k / 4][k % 4] * alpha);
     }
 }
 
@@ -2913,8 +2934,8 @@ struct mtt__flash {
     int members; /* heads of Q that share one of K and V; all or none of them are in head_count */
     float scale, scale_log2;
     float gradient_scale; /* of dQ and dK, with dropout's scale: 0 where every query attends one key */
-    mtt__dropout dropout;
-    float2 *stats; /* backward: {lse log2(e), delta} of each query, head by head from first_head */
+    mtt__dropout dropout; /* of the probabilities */
+    float2 *stats;        /* backward: {lse log2(e), delta} of each query, head by head from first_head */
 };
 
 /* First element of a head in `out`, and of a part of it in qkv. */
@@ -3304,10 +3325,10 @@ template <class T> struct mtt__rotary_operands {
     const T *x, *dy, *gains[2]; /* gains of q and of k; NULL: no norm */
     const float *angles;        /* [T, D]: cos and sin of each pair; NULL: no rotation */
     T *y;
-    float *partial;
+    float *partial; /* sums of each block */
     int64_t rows;
     int seq_len, heads, turned, all, d_head, interleaved, log_lanes;
-    float eps;
+    float eps; /* added to the mean square */
 };
 
 /* Pairs 4 lane to 4 lane + 3 of a head: a[k] and b[k]. */
@@ -3367,6 +3388,8 @@ MTT__DEVICE float mtt__dot_pairs(int log_lanes, const float *a, const float *b, 
     return sum;
 }
 
+enum { MTT__ROTARY_HEADS = 4 }; /* of a row, that a thread takes one after the other */
+
 /* Math:        y = x, in which each head of q and k becomes x / sqrt(mean x^2 + eps) gain, rotated by its
                 position's angles times `sign`
    Shapes:      x, y [B T, row of qkv], gains [D] T, angles [T, D] float
@@ -3378,7 +3401,6 @@ MTT__DEVICE float mtt__dot_pairs(int log_lanes, const float *a, const float *b, 
    Traffic:     x read once, y written once, of q and k alone where y is x; angles and gains stay in cache
    Determinism: a fixed tree of sums
    Reference:   mtt__cpu_rotary */
-enum { MTT__ROTARY_HEADS = 4 };
 template <class T>
 static __global__ void __launch_bounds__(256)
     mtt_k_rotary(const mtt__rotary_operands<T> o, int heads_moved, float sign)
@@ -3731,7 +3753,8 @@ template <class T> struct mtt__stretch {
         }
     }
 
-    /* As mtt__choice_mass. slots: the mass of each warp. */
+    /* As mtt__choice_mass: the sum of the weights of ids whose logit is not before `least` in order; with
+       scale 0, their number. slots keeps the sum of each warp. */
     MTT__MEMBER unsigned long long mass(unsigned long long *slots, uint32_t least, float most,
                                         float scale) const
     {
@@ -3742,7 +3765,7 @@ template <class T> struct mtt__stretch {
         return mtt__reduce<mtt__plus, 1024>(sum, slots);
     }
 
-    /* As mtt__choice_least. */
+    /* As mtt__choice_least: the last place in order that leaves a mass of `wanted`. */
     MTT__MEMBER uint32_t bisect(unsigned long long *slots, uint32_t least, float most, float scale,
                                 double wanted) const
     {
@@ -3789,8 +3812,10 @@ template <class T> struct mtt__stretch {
     }
 };
 
-/* Math:        as mtt_choice says. The id at `place` of all weights is found by the sums of warps, then by
-                those of a warp's lanes, in the order of ids
+/* Math:        as mtt_choice says. An id has a weight; those whose logit is before `least` are left out, and
+                the mass is the sum of the other weights. `place`, a number in [0, 1), times the mass is the
+                chosen id's place among them. It is found by the sums of warps, then by those of a warp's
+                lanes, in the order of ids
    Shapes:      logits [batch, Vp] T, choices and chosen [batch]
    Launch:      a block of 1,024 threads a row; each warp has a stretch of ids
    Requires:    Vp a multiple of 8
@@ -4527,7 +4552,7 @@ template <class S> struct mtt__norm_more {
 /* Shared memory of a stage, and of the codes of a tile of dx and of y. */
 template <class S> static size_t mtt__norm_shared_eight(int64_t width)
 {
-    return mtt__norm_shared<S>(width) + (size_t)width * 2 * MTT__NORM_TILE;
+    return mtt__norm_shared<S>(width, S::STAGES) + (size_t)width * 2 * MTT__NORM_TILE;
 }
 
 /* Whether the kernel makes the 8-bit results: their codes must fit the shared memory. An H200's takes widths
@@ -4548,7 +4573,7 @@ template <class S> static mtt_status mtt__norm_backward_eight(mtt__cuda *c, cons
     mtt_status status = mtt__scratch(c, op, mtt__op_scratch(op), &scratch);
     if (status != MTT_OK) return status;
     const auto o = mtt__norm_backward_of<__nv_bfloat16>(op, scratch, MTT__NORM_TILE);
-    return mtt__norm_backward_by<S>(c, op, mtt_k_norm_backward<S, mtt__norm_more<S>>,
+    return mtt__norm_backward_by<S>(c, op, mtt_k_norm_backward<S, mtt__norm_more<S>, S::AT_ONCE>,
                                     mtt__norm_shared_eight<S>(o.width), o, mtt__norm_more<S>{e});
 }
 
@@ -4793,7 +4818,7 @@ static mtt_status mtt__chunk_in_eight(mtt__cuda *c, const mtt_op *op, const mtt_
     const mtt_op_chunked_loss *o = MTT_OPERANDS_OF(chunked_loss, op);
     const int64_t C = mtt__width(o->x), Vp = mtt__width(o->logits);
     const int add = first > 0;
-    mtt_status status = mtt__rows_loss<false>(c, op, r);
+    mtt_status status = mtt__rows_loss(c, op, r);
     if (status == MTT_OK) status = mtt__rows_gradient_eight(c, op, r, first, add);
     if (status != MTT_OK) return status;
     mtt__blas_product back = {r.rows, C, Vp, mtt__blas_whole(o->d_logits, 0), mtt__blas_whole(o->weight_t, 1),
@@ -8030,6 +8055,101 @@ static mtt__function mtt__compact_function(const mtt_op *op)
 {
     const bool compact = op->kind == MTT_OP_adamw && MTT_OPERANDS_OF(adamw, op)->m->dtype == MTT_U8;
     return compact ? mtt__compact_adamw : NULL;
+}
+
+/* ----------------------------------------------------------------------------------------------------------
+   >>trials   which of cuBLASLt's algorithms is the fastest
+   -------------------------------------------------------------------------------------------------------- */
+
+/* Math:        sums[0] += the bits of x, each word mixed with its index; sums[1] += words that are neither 0
+                nor NaN nor infinite. `exponent` masks the exponents of one number, or of two of 16 bits
+   Shapes:      x [words] uint32
+   Launch:      256 threads a block, in strides
+   Requires:    sums begin at 0
+   Traffic:     x read once
+   Determinism: sums of integers
+   Reference:   - */
+static __global__ void __launch_bounds__(256)
+    mtt_k_checksum(const uint32_t *x, int64_t words, uint32_t exponent, unsigned long long *sums)
+{
+    const uint32_t high = exponent & 0xffff0000u, low = exponent & 0xffffu;
+    unsigned long long sum = 0, telling = 0;
+    for (int64_t i = (int64_t)blockIdx.x * 256 + threadIdx.x; i < words; i += (int64_t)gridDim.x * 256) {
+        unsigned long long word = (x[i] ^ (unsigned long long)i << 32) * 0x9e3779b97f4a7c15ull;
+        sum += word ^ word >> 29;
+        telling += (x[i] & 0x7fffffffu) && (x[i] & high) != high && (!low || (x[i] & low) != low);
+    }
+    atomicAdd(&sums[0], sum);
+    atomicAdd(&sums[1], telling);
+}
+
+/* Milliseconds that an algorithm takes, or -1 if its bits are not those of *sum. Algorithm 0 sets *sum. It
+   fails if most results are 0, NaN or infinite (FP16 has overflowed): equal bits would then prove nothing. */
+static float mtt__try(mtt__cuda *c, const mtt_op *op, const mtt__product_plan *p, int algorithm,
+                      const mtt__blas_product &g, cudaEvent_t *marks, unsigned long long *sum)
+{
+    enum { TIMES = 4 };
+    const int out = p->key.out;
+    const uint32_t exponent = out == MTT_F32 ? 0x7f800000u : out == MTT_BF16_BITS ? 0x7f807f80u : 0x7c007c00u;
+    const int64_t words = p->key.m * p->key.n * (out == MTT_F32 ? 4 : 2) / 4;
+    unsigned long long *sums = (unsigned long long *)op->workspace->data, own[2] = {0, 0};
+    float ms = -1;
+    if (mtt__blas_run(c, op, p, algorithm, g, 0.0f)) return -1;
+    if (cudaMemsetAsync(sums, 0, sizeof(own), c->stream))
+        return -1; /* the product no longer needs the workspace */
+    if (mtt__launch(c, "checksum", mtt_k_checksum, 4 * c->processors, 256, (const uint32_t *)g.c.data, words,
+                    exponent, sums) != MTT_OK)
+        return -1;
+    if (cudaMemcpyAsync(own, sums, sizeof(own), cudaMemcpyDeviceToHost, c->stream)) return -1;
+    if (cudaStreamSynchronize(c->stream)) return -1;
+    if (algorithm == 0 && 2 * own[1] < (unsigned long long)words) return -1;
+    if (algorithm == 0) *sum = own[0];
+    if (own[0] != *sum) return -1;
+    if (cudaEventRecord(marks[0], c->stream)) return -1;
+    for (int i = 0; i < TIMES; i++)
+        if (mtt__blas_run(c, op, p, algorithm, g, 0.0f)) return -1;
+    if (cudaEventRecord(marks[1], c->stream) || cudaEventSynchronize(marks[1])) return -1;
+    if (cudaEventElapsedTime(&ms, marks[0], marks[1])) return -1;
+    return ms / TIMES;
+}
+
+/* Whether to try algorithms: the product is large, its output may be overwritten, and one checksum covers it.
+   Products of one byte an element are not tried. Their sums are often exact, so algorithms that round in
+   different places have equal bits in most steps. Two GPUs with different micro-batches would then choose
+   differently. */
+static bool mtt__may_tune(mtt__cuda *c, const mtt_op *op, const mtt__product_plan *p, int adds)
+{
+    const mtt__product_key *k = &p->key;
+    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusActive;
+    bool large = (double)k->m * (double)k->n * (double)k->k >= 1 << 30; /* 3 us and more */
+    bool whole = k->batch == 1 && k->ldc == k->n && k->align_c == 16;
+    if (p->candidates < 2 || adds || !large || !whole || op->workspace->bytes < 16) return false;
+    if (mtt__element_bytes(k->in_a) == 1) return false;
+    return !cudaStreamIsCapturing(c->stream, &capture) && capture == cudaStreamCaptureStatusNone;
+}
+
+/* Puts the fastest of a plan's algorithms first, among those that give the bits of cuBLASLt's own choice. So
+   timing noise changes no result. cuBLASLt's choice is up to 16 % slower than the best. */
+static void mtt__tune(mtt__cuda *c, const mtt_op *op, mtt__product_plan *p, const mtt__blas_product &g)
+{
+    cudaEvent_t marks[2] = {NULL, NULL};
+    unsigned long long sum = 0;
+    float best = -1;
+    int chosen = 0;
+    if (!mtt__may_tune(c, op, p, g.adds)) return;
+    if (!cudaEventCreate(&marks[0]) && !cudaEventCreate(&marks[1]))
+        for (int i = 0; i < p->candidates; i++) {
+            float ms = mtt__try(c, op, p, i, g, marks, &sum);
+            if (i == 0 && ms < 0) break;
+            if (ms < 0 || (i > 0 && ms >= best)) continue;
+            best = ms;
+            chosen = i;
+        }
+    for (int i = 0; i < 2; i++)
+        if (marks[i]) cudaEventDestroy(marks[i]);
+    cudaGetLastError(); /* an algorithm that fails is not taken; if the first one fails, its run reports it */
+    p->found[0] = p->found[chosen];
+    p->candidates = 1;
 }
 
 /* ----------------------------------------------------------------------------------------------------------

@@ -54,7 +54,7 @@ for struct in model_desc policy optim_desc; do
   members=$(sed -n "/^typedef struct mtt_$struct {/,/^} mtt_$struct;/p" mtt.h |
     awk '/^}/ {next} inside {if (sub(/.*\*\//, "")) inside = 0; else next} {gsub(/\/\*.*\*\//, "")}
       sub(/\/\*.*/, "") {inside = 1} /;/ {gsub(/[;,*]/, " "); for (i = 2; i <= NF; i++) print $i}' |
-    grep -vxE 'char|rank|seed|mtt_group|groups|group_count')
+    grep -vxE 'char|rank|seed|zero_weights|mtt_group|groups|group_count')
   [ "$(wc -l <<< "$members")" -gt 8 ]; tell $? "mtt_$struct has no members"
   none "$(for member in $members; do
     grep -q "^    MTT__FIELD($member, " mtt.h || echo "$member"
@@ -107,7 +107,8 @@ without() { # SWITCH WORDS
 without MTT_NO_FP8 \
   '\w*_(eight|EIGHT)\b|OP_(quantize|rescale|merge)\w*|mtt_\w*e[45]m[23]|mtt__(rule_absorb|record|merge_\w+)\b'
 without MTT_NO_ADAPTERS '\w*_adapt\w*|mtt__lora\w*|\w+_XA\b|MTT__(QKV|PROJ|FC|MLP)_[AB]\b'
-without MTT_NO_GENERATOR 'mtt__?generat\w*|mtt__few_\w+|OP_(gather|cached_attention|choose_id)\b|mtt_(choice|chosen)\b'
+without MTT_NO_GENERATOR \
+  'mtt__?generat\w*|mtt__few_\w+|OP_(gather|cached_attention|choose_id)\b|mtt_(choice|chosen)\b'
 
 # Of the operating system, only >>os and >>ranks ask.
 calls='open|stat|[fl]stat|mmap|munmap|unlink|rename|mkdir|access|flock|fsync|p(read|write)|execv|madvise'

@@ -1894,7 +1894,7 @@ static void fill_state(const lock_step *l, int which)
     if (s->policy.state == MTT_STATE_COMPACT) fill_compact(s, p);
     set_groups(l->host);
     set_groups(l->device);
-    mtt__list_ranges(&l->device->programs[which], &s->policy, (mtt_range *)p->ranges->data);
+    mtt__list_ranges(&l->device->programs[which], (mtt_range *)p->ranges->data);
     random_tokens(s, (int32_t *)p->tokens->data, (int32_t *)p->targets->data, (int)p->shape.rows);
     control->seed = random_bits();
     control->micro_batch = random_bits();

@@ -313,6 +313,7 @@ static mtt_status dump_save(mtt_env *env, const char *path, const mtt_schedule *
     mtt_status status;
     memset(&d, 0, sizeof(d));
     d.env = env, d.device = *device;
+    d.optim.zero_weights = model != NULL; /* they are loaded */
     if (policy.early_update) d.optim.clip = -1; /* all gradients are never known at once */
     dump_now = &d;
     watched.run = dump_run;

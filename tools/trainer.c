@@ -255,6 +255,7 @@ static int execute(mtt_backend *backend, mtt_batches *batches, const mtt_dataset
                           .write = result_write_token, .user = stdout};
     set.optim.seed = set.sampling.seed = (uint64_t)set.seed;
     job.sampling = set.sampling;
+    set.optim.zero_weights = set.resume || files.model; /* they are loaded */
     set.optim.total_steps = set.steps;
     status = mtt_trainer_create(&env, &set.model, &set.policy, &set.optim, backend, set.batch, set.seq_len,
                                 &t);

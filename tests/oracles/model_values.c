@@ -33,7 +33,7 @@ int main(int argc, char **argv)
     static mtt_env env;
     static int32_t ids[MOST], twice[2][2 * MOST];
     mtt_policy policy = {.accumulate = 2}; /* keeps gradients; both micro-batches are the same */
-    mtt_optim_desc optim = {.seed = 0};
+    mtt_optim_desc optim = {.zero_weights = 1};
     mtt_model *model = NULL;
     mtt_trainer *t = NULL;
     mtt_step_info info;

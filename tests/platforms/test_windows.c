@@ -3,6 +3,7 @@
 #define MTT_IMPLEMENTATION
 #include "../../mtt.h"
 #include "../test.h"
+#define END_OF_TEXT ((mtt_slice){"<|endoftext|>", 13})
 
 static mtt_env env;
 static char place[400]; /* the folder, with names that no code page has */
@@ -122,13 +123,14 @@ static void refused(void)
                  {"%s/%s", "\xff\xfe.txt", "cannot create it"}, {"%s\\%s", "a<b>.txt", "find this folder"}};
     size_t i;
     mtt_writer *w;
-    mtt_corpus *c;
+    mtt__corpus *c;
     for (i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
         new_case();
         check(mtt_writer_open(&env, at(names[i].format, names[i].name), 0, &w) == MTT_E_FILE && !w &&
                   strstr(env.error, names[i].why), "%s: %s", names[i].name, env.error);
     }
-    check(mtt_corpus_open(&env, place, NULL, &c) == MTT_E_FILE && !c, "a folder as a text: %s", env.error);
+    check(mtt__corpus_open(&env, place, NULL, END_OF_TEXT, &c) == MTT_E_FILE && !c, "a folder as a text: %s",
+          env.error);
     check(strlen(mtt__os_name("C:\\a/b\\c.txt")) == 5 && strlen(mtt__os_name("C:x")) == 1 &&
               strlen(mtt__os_name("x")) == 1 && !*mtt__os_name("a\\"), "names of files");
 }

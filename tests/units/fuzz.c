@@ -147,6 +147,7 @@ static void fuzz_report(const char *data, size_t size)
 #else
 
 #include "../../tools/wordpiece.h"
+#define END_OF_TEXT ((mtt_slice){"<|endoftext|>", 13})
 
 static mtt_env env;
 
@@ -320,14 +321,14 @@ static void seed_tokenizer(const char *path)
 
 static void fuzz_corpus(const char *data, size_t size)
 {
-    mtt_corpus *c;
+    mtt__corpus *c;
     const char *text;
     size_t bytes, all = 0;
     put("corpus", data, size);
-    if (!succeeds(mtt_corpus_open(&env, "corpus", NULL, &c), &env)) return;
-    while (succeeds(mtt_corpus_next(c, &text, &bytes), &env)) all += bytes;
+    if (!succeeds(mtt__corpus_open(&env, "corpus", NULL, END_OF_TEXT, &c), &env)) return;
+    while (succeeds(mtt__corpus_next(c, &text, &bytes), &env)) all += bytes;
     MUST(all <= 2 * size); /* a joint of two strings is as long as what it replaces; a lone surrogate, too */
-    mtt_corpus_close(c);
+    mtt__corpus_close(c);
 }
 
 static void read_batches(const mtt_tokens *t, int sequential)

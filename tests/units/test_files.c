@@ -87,6 +87,7 @@ static int sys_unlink(const char *path)
 #define MTT_IMPLEMENTATION
 #include "../../mtt.h"
 #include "../../tools/wordpiece.h"
+#define END_OF_TEXT ((mtt_slice){"<|endoftext|>", 13})
 #undef unlink
 
 static mtt_env env;
@@ -518,20 +519,20 @@ typedef struct documents {
 
 static mtt_status collect(mtt_env *e, const char *path, const char *field, documents *d)
 {
-    mtt_corpus *c;
+    mtt__corpus *c;
     const char *text;
     size_t bytes;
-    mtt_status status = mtt_corpus_open(e, path, field, &c);
+    mtt_status status = mtt__corpus_open(e, path, field, END_OF_TEXT, &c);
     d->count = d->bytes = 0;
     while (!status) {
-        status = mtt_corpus_next(c, &text, &bytes);
+        status = mtt__corpus_next(c, &text, &bytes);
         if (status || d->count == 4096) break;
         d->text = (char *)realloc(d->text, d->bytes + bytes + 1);
         memcpy(d->text + d->bytes, text, bytes);
         d->bytes += d->size[d->count++] = bytes;
         d->text[d->bytes] = 0;
     }
-    mtt_corpus_close(c);
+    mtt__corpus_close(c);
     return status;
 }
 
@@ -673,13 +674,14 @@ static void test_refusals(void)
         {"BZh91AY&SY", 10, "bzip2 -dc"}, {"PK\3\4xx", 6, "unzip -p"},
         {"\x7f" "ELF\0\0", 6, "is not text, it has NUL bytes: give a UTF-8 text"}, {"\0", 1, "is not text"}
     };
-    mtt_corpus *c;
+    mtt__corpus *c;
     size_t i;
     for (i = 0; i < MTT__LENGTH(packed); i++)
         refused(collect_text(packed[i].bytes, packed[i].size, NULL), MTT_E_FORMAT, packed[i].word,
                 packed[i].word);
-    refused(mtt_corpus_open(&env, in("missing"), NULL, &c), MTT_E_FILE, "No such file", "missing corpus");
-    refused(mtt_corpus_open(&env, folder, NULL, &c), MTT_E_FILE, "folder", "folder as corpus");
+    refused(mtt__corpus_open(&env, in("missing"), NULL, END_OF_TEXT, &c), MTT_E_FILE, "No such file",
+            "missing corpus");
+    refused(mtt__corpus_open(&env, folder, NULL, END_OF_TEXT, &c), MTT_E_FILE, "folder", "folder as corpus");
     check(collect_text("", 0, NULL) == MTT_END && docs.count == 0, "empty corpus");
     check(collect_string("\xef\xbb\xbf", NULL) == MTT_END && docs.count == 0, "only a BOM");
 }
@@ -711,13 +713,14 @@ static void test_devices(void)
 {
     static const char *const devices[] = {"/dev/zero", "/dev/urandom", "/dev/null", "-"};
     mtt_prepare_desc desc;
-    mtt_corpus *c;
+    mtt__corpus *c;
     size_t i;
     int zero = open("/dev/zero", O_RDONLY);
     check(zero >= 0 && dup2(zero, 0) == 0, "standard input");
     close(zero);
     for (i = 0; i < MTT__LENGTH(devices); i++) {
-        refused(mtt_corpus_open(&env, devices[i], NULL, &c), MTT_E_FILE, "a device: name a file or a pipe",
+        refused(mtt__corpus_open(&env, devices[i], NULL, END_OF_TEXT, &c), MTT_E_FILE,
+                "a device: name a file or a pipe",
                 devices[i]);
         memset(&desc, 0, sizeof(desc));
         desc.input = devices[i];
@@ -1084,10 +1087,10 @@ static void test_split(void)
         for (block = 0; block < 100; block++) {
             int count[3] = {0};
             for (k = 0; k < 20; k++, document++) {
-                mtt_split s = mtt_split_of(seed, block * 20 + k);
+                mtt_split s = mtt__split_of(seed, block * 20 + k);
                 count[s]++;
                 places[s][k]++;
-                differ += s != mtt_split_of(seed + 1, block * 20 + k);
+                differ += s != mtt__split_of(seed + 1, block * 20 + k);
             }
             check(count[0] == 17 && count[1] == 2 && count[2] == 1, "block %d: %d, %d, %d", (int)block,
                   count[0], count[1], count[2]);
@@ -1278,7 +1281,7 @@ static void gives_back(const mtt_tokenizer *tokenizer, const mtt_prepare_report 
     check(count && ids[count - 1] == mtt_tokenizer_end_of_text(tokenizer) && bytes == r->bytes[split],
           "%s: %zu bytes", name, bytes);
     for (doc = 0; doc < docs.count; from += docs.size[doc++]) {
-        if (mtt_split_of(5, doc) != (mtt_split)split) continue;
+        if (mtt__split_of(5, doc) != (mtt_split)split) continue;
         check(to + docs.size[doc] <= bytes && memcmp(back + to, docs.text + from, docs.size[doc]) == 0,
               "%s: document %zu", name, doc);
         to += docs.size[doc];
@@ -1429,7 +1432,7 @@ static void test_prepare_failures(void)
         desc.input = in(cases[i].input);
         desc.output = in("f");
         desc.tokenizer = cases[i].tokenizer ? in(cases[i].tokenizer) : NULL;
-        while (mtt_split_of(desc.seed, 0) == MTT_TRAIN) desc.seed++;
+        while (mtt__split_of(desc.seed, 0) == MTT_TRAIN) desc.seed++;
         refused(mtt_prepare(&env, &desc, &r), cases[i].status, cases[i].word, "prepare");
         check(count_files("f.") == 0 && count_files(".") == 0, "a failed prepare leaves files");
     }
@@ -1600,7 +1603,7 @@ static void test_ends_of_text(void)
         "<|endoftext|><|endoftext|> <|endoftext|>\n", "<|endoftext|>\n\n \r\n\n<|endoftext|>\n"};
     char *text, *joined;
     size_t i, k, bytes, at, all;
-    mtt_corpus *c;
+    mtt__corpus *c;
     for (i = 0; i < 2 * MTT__LENGTH(separators); i++) {
         const char *separator = separators[i / 2];
         random_state = 77 + i;
@@ -1643,12 +1646,12 @@ static void test_ends_of_text(void)
     for (i = 0; i < bytes; i++) text[i] = i % 64 == 63 ? '\n' : 'y';
     for (i = 0; i < 30; i++) memcpy(text + i * 640, "<|endoftext|>\n", 14);
     write_file(in("corpus"), text, bytes);
-    check(mtt_corpus_open(&env, in("corpus"), NULL, &c) == MTT_OK, "%s", env.error);
-    for (i = all = 0; mtt_corpus_next(c, (const char **)&joined, &k) == MTT_OK; i++, all += k)
+    check(mtt__corpus_open(&env, in("corpus"), NULL, END_OF_TEXT, &c) == MTT_OK, "%s", env.error);
+    for (i = all = 0; mtt__corpus_next(c, (const char **)&joined, &k) == MTT_OK; i++, all += k)
         check(k <= (size_t)17 << 20, "a document of %zu bytes", k);
     check(i == 32 && all == bytes - 30 * 14 && c->capacity < (size_t)40 << 20,
           "a long document: %zu documents, %zu bytes, a buffer of %zu", i, all, c->capacity);
-    mtt_corpus_close(c);
+    mtt__corpus_close(c);
     free(text);
     check(collect_string("<|endoftext|>\n\n<|endoftext|>", NULL) == MTT_END && docs.count == 0, "only ends");
     check(collect_string("<|endoftext|>\na\n<|endoftext|>", NULL) == MTT_END && docs.count == 1 &&
@@ -3027,16 +3030,16 @@ static int dump(const char *path)
 static int dump_corpus(const char *path, const char *field)
 {
     mtt__crc_table table;
-    mtt_corpus *c;
+    mtt__corpus *c;
     const char *text;
     size_t bytes;
-    mtt_status status = mtt_corpus_open(&env, path, field, &c);
+    mtt_status status = mtt__corpus_open(&env, path, field, END_OF_TEXT, &c);
     mtt__crc_init(&table);
     while (!status) {
-        status = mtt_corpus_next(c, &text, &bytes);
+        status = mtt__corpus_next(c, &text, &bytes);
         if (!status) printf("%zu %08x\n", bytes, (unsigned)mtt__crc32(&table, 0, text, bytes));
     }
-    mtt_corpus_close(c);
+    mtt__corpus_close(c);
     if (status != MTT_END) printf("refused: %s\n", env.error);
     return status != MTT_END;
 }

@@ -7,7 +7,7 @@
 #include "../../mtt.h"
 #include "../test.h"
 
-enum { VOCAB = 19, MOST = 1 << 15, BATCH = 2, LENGTH = 8 };
+enum { VOCAB = 19, MOST = 1 << 17, BATCH = 2, LENGTH = 8 };
 static mtt_env env;
 
 static const mtt_model_desc GPT2 = {.layers = 2, .heads = 2, .d_model = 16, .d_ff = 40, .vocab = VOCAB,
@@ -268,24 +268,67 @@ static void same(mtt_trainer *t, mtt_model *m, const char *type, const char *wha
     }
 }
 
-/* Loading gives the weights that mtt_parameter_set gives, and forgets the training before. */
-static void loads(mtt_model *m, mtt_policy policy)
+/* An environment's functions that count bytes in *user. */
+static void *count_alloc(void *user, size_t bytes)
+{
+    *(size_t *)user += bytes;
+    return malloc(bytes);
+}
+
+static void count_free(void *user, void *block)
+{
+    (void)user;
+    free(block);
+}
+
+/* Trainers of a model have equal weights after `steps`, 0 or 1, more steps. */
+static void alike(mtt_trainer *a, mtt_trainer *b, int steps, const char *what)
 {
     static float values[MOST], others[MOST];
-    mtt_trainer *used = make(mtt_model_describe(m), policy, 7), *set = make(mtt_model_describe(m), policy, 7);
     int64_t shape[2];
+    int i;
+    if (steps) step(a), step(b);
+    for (i = 0; mtt_parameter(a, i, shape); i++) {
+        size_t bytes = (size_t)(shape[0] * (shape[1] ? shape[1] : 1)) * sizeof(float);
+        check(!mtt_parameter_get(a, i, values) && !mtt_parameter_get(b, i, others), "%s", env.error);
+        check(!memcmp(values, others, bytes), "%s: parameter %d after %d steps", what, i, steps);
+    }
+}
+
+/* Loading gives the weights that mtt_parameter_set gives, and forgets the training before. It takes no host
+   memory beyond a kilobyte. So do trainers whose weights began as zeros, and generators. */
+static void loads(mtt_model *m, mtt_policy policy)
+{
+    static float values[MOST];
+    mtt_trainer *used = make(mtt_model_describe(m), policy, 7), *set = make(mtt_model_describe(m), policy, 7);
+    mtt_optim_desc zero = {.lr = 1e-2f, .seed = 7, .zero_weights = 1};
+    mtt_generator_desc desc = {.context = LENGTH};
+    mtt_generator *generator = NULL;
+    mtt_trainer *zeros = NULL;
+    size_t taken = 0;
     const char *name;
-    int i, turn;
+    int i;
     step(used);
-    check(!mtt_trainer_load(used, m) && mtt_trainer_step(used) == 0, "%s", env.error);
-    for (i = 0; (name = mtt_parameter(set, i, shape)); i++)
+    check(!mtt_trainer_create(&env, mtt_model_describe(m), &policy, &zero, mtt_cpu_backend(), BATCH, LENGTH,
+                              &zeros) &&
+              !mtt_parameter_get(zeros, 0, values) && values[0] == 0 &&
+              !mtt_generator_create(&env, mtt_model_describe(m), &desc, mtt_cpu_backend(), &generator), "%s",
+          env.error);
+    env.alloc = count_alloc, env.free = count_free, env.user = &taken;
+    check(!mtt_trainer_load(used, m) && !mtt_trainer_load(zeros, m) && !mtt_generator_load(generator, m),
+          "%s", env.error);
+    env.alloc = NULL, env.free = NULL;
+    check(taken <= 1024 && mtt_trainer_step(used) == 0, "a load takes %zu bytes of the host", taken);
+    for (i = 0; (name = mtt_parameter(set, i, NULL)); i++)
         check(!mtt_model_read(m, name, values) && !mtt_parameter_set(set, i, values), "%s", env.error);
-    for (turn = 0; turn < 2; turn++, step(used), step(set))
-        for (i = 0; mtt_parameter(set, i, shape); i++) {
-            size_t bytes = (size_t)(shape[0] * (shape[1] ? shape[1] : 1)) * sizeof(float);
-            check(!mtt_parameter_get(used, i, values) && !mtt_parameter_get(set, i, others), "%s", env.error);
-            check(!memcmp(values, others, bytes), "parameter %d after %d steps", i, turn);
-        }
+    alike(used, set, 0, "loaded");
+    alike(zeros, set, 0, "loaded to zeros");
+    if (policy.precision == MTT_FP32) alike(&generator->trainer, set, 0, "a generator");
+    alike(used, set, 1, "loaded");
+    step(zeros);
+    alike(zeros, set, 0, "loaded to zeros, a step later");
+    mtt_generator_destroy(generator);
+    mtt_trainer_destroy(zeros);
     mtt_trainer_destroy(used);
     mtt_trainer_destroy(set);
 }
@@ -334,6 +377,37 @@ static void folders(void)
             }
     dtype = "F32";
     prefix = "";
+}
+
+/* Parameters of more than a piece, whose rows pieces cut. */
+static void pieces(void)
+{
+    static const char *const LARGE[] = {
+        "{'model_type': 'gpt2', 'vocab_size': 1000, 'n_positions': 12, 'n_embd': 72, 'n_layer': 1, 'n_head': "
+        "3, 'n_inner': 1000}",
+        "{'model_type': 'llama', 'vocab_size': 1000, 'max_position_embeddings': 12, 'hidden_size': 72, "
+        "'intermediate_size': 504, 'num_hidden_layers': 1, 'num_attention_heads': 3, '"
+        "num_key_value_heads': 1}"};
+    const mtt_policy compact = {.precision = MTT_BF16, .state = MTT_STATE_COMPACT}, plain = {0};
+    int family;
+    for (family = 0; family < 2; family++, new_case()) {
+        mtt_model_desc m = model_of(family), resolved;
+        mtt_model *model = NULL;
+        mtt_trainer *t;
+        m.layers = 1, m.heads = 3, m.heads_kv = family ? 1 : 3, m.d_model = 72, m.vocab = 1000;
+        m.d_ff = family ? 504 : 1000;
+        t = make(&m, plain, 3);
+        mtt_model_resolve(&env, &m, &resolved);
+        list(t, &resolved);
+        put_text(in("config.json"), LARGE[family]);
+        put_tensors(in("model.safetensors"), 0, 1);
+        check(!mtt_model_open(&env, folder, &model), "%s", env.error);
+        same(t, model, "F32", "a large folder");
+        loads(model, plain);
+        loads(model, compact);
+        mtt_model_close(model);
+        mtt_trainer_destroy(t);
+    }
 }
 
 static void checkpoints(void)
@@ -666,9 +740,10 @@ static void wrong_files(void)
         {"{}", "model.embed_tokens.weight is missing"},
     };
     mtt_model_desc m = model_of(1), resolved;
-    mtt_trainer *t = make(&m, (mtt_policy){0}, 3);
+    mtt_trainer *t = make(&m, (mtt_policy){0}, 3), *twin = make(&m, (mtt_policy){0}, 3);
     mtt_model *model = NULL;
-    float values[MOST], *kept;
+    static float values[MOST];
+    float *kept;
     size_t i;
     mtt_model_resolve(&env, &m, &resolved);
     put_text(in("config.json"), CONFIGS[1]);
@@ -690,9 +765,10 @@ static void wrong_files(void)
         check(!mtt_model_open(&env, folder, &model), "%s", env.error);
         check(mtt_model_read(model, "h.0.attn.c_attn.weight", values) == MTT_E_FORMAT &&
               strstr(env.error, "not finite"), "%s", env.error);
-        mtt_parameter_get(t, 0, values);
-        step(t);
+        step(t), step(twin);
         check(mtt_trainer_load(t, model) == MTT_E_FORMAT && mtt_trainer_step(t) == 1, "a load of NaN");
+        alike(t, twin, 0, "a refused load");
+        alike(t, twin, 1, "a refused load");
         mtt_model_close(model);
     }
     list(t, &resolved);
@@ -717,6 +793,7 @@ static void wrong_files(void)
     refused(1, in("one.safetensors"), "give a checkpoint of mtt_save, or a folder");
     refused(1, in("absent"), "cannot open it");
     refused(1, "", "cannot open it");
+    mtt_trainer_destroy(twin);
     mtt_trainer_destroy(t);
 }
 
@@ -788,6 +865,7 @@ int main(int argc, char **argv)
     mtt_wait_passively(argv);
     if (!open_folder()) return finish();
     folders();
+    pieces();
     checkpoints();
     refusals();
     variants();

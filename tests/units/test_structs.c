@@ -182,6 +182,7 @@ static const row ROWS[] = {
     NAMED(mtt_group, group, lr_scale, FLOAT, "xx..", take_optim),
     NAMED(mtt_group, group, weight_decay, FLOAT, "xx..", take_optim),
     NAMED(mtt_optim_desc, optim, seed, INT64, "..", take_optim),
+    NAMED(mtt_optim_desc, optim, zero_weights, INT, "...", take_optim),
     NAMED(mtt_optim_desc, optim, groups, POINTER, "x", take_optim),
     NAMED(mtt_optim_desc, optim, group_count, INT, "xxx", take_optim),
     ROW(mtt_field, field, name, POINTER, "x", "without a name", take_field, 0),
