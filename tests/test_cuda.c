@@ -26,7 +26,9 @@
                                             tests the CPU's and the textbook, needs no GPU */
 #define MTT_CUDA
 #define MTT_IMPLEMENTATION
+#define MTT__EXTRA_PASSES(EMIT, RULE) RULE(away, sends_away)
 #include "../mtt.h"
+#include "away.h"
 #include "test.h"
 #include "techniques.h"
 
@@ -3953,6 +3955,46 @@ static void bias_cancels(void)
     }
 }
 
+/* Tensors of 1 to TRIES numbers go from the device to pinned memory and back. */
+static void moves(void)
+{
+    static float sent[TRIES], back[TRIES];
+    mtt_policy policy = {.precision = MTT_FP32};
+    mtt_shape shape = {.batch = 1};
+    void *context = context_of(&policy);
+    mtt_tensor x = matrix_on_device(context, MTT_F32, 1, TRIES), pinned = x;
+    mtt_tensor y = matrix_on_device(context, MTT_F32, 1, TRIES);
+    mtt_op_move away_row = {&x, &pinned}, home_row = {&pinned, &y};
+    pinned.place = MTT_HOST;
+    check(cuda.alloc(context, MTT_HOST, x.bytes, &pinned.data) == MTT_OK, "pinned memory: %s", env.error);
+    for (int count = 1; count <= TRIES && pinned.data; count++) {
+        mtt_op op = {.kind = MTT_OP_move, .inputs = 1, .outputs = 1, .shape = &shape};
+        op.operands = (mtt_tensor **)(void *)&away_row;
+        x.shape[1] = y.shape[1] = pinned.shape[1] = count;
+        x.bytes = y.bytes = pinned.bytes = (size_t)count * sizeof(float);
+        new_case();
+        is_new(&op);
+        if (!mine()) continue;
+        tried[MTT_OP_move] += 2;
+        for (int i = 0; i < count; i++) sent[i] = noise();
+        memset(back, 0xff, sizeof(back));
+        cuda.upload(context, pinned.data, back, x.bytes);
+        cuda.upload(context, y.data, back, x.bytes);
+        cuda.upload(context, x.data, sent, x.bytes);
+        run_alone(context, MTT_OP_move, 1, 1, &away_row, &shape);
+        cuda.upload(context, x.data, back, x.bytes);
+        run_alone(context, MTT_OP_move, 1, 1, &home_row, &shape);
+        check(cuda.download(context, back, y.data, x.bytes) == MTT_OK && !memcmp(back, sent, x.bytes) &&
+                  !memcmp(pinned.data, sent, x.bytes),
+              "%d numbers come back from the host as others", count);
+        check(cuda.download(context, back, pinned.data, x.bytes) == MTT_OK && !memcmp(back, sent, x.bytes),
+              "%d numbers on the host are read as others", count);
+    }
+    cuda.release(context, MTT_HOST, pinned.data);
+    cuda.release(context, MTT_CARD, x.data);
+    cuda.release(context, MTT_CARD, y.data);
+}
+
 static void operations(int large, int small)
 {
     int number;
@@ -3981,6 +4023,7 @@ static void operations(int large, int small)
     }
     generation(small < SMALL_SETUPS ? small : GENERATION_SETUPS);
     generators(small < SMALL_SETUPS ? 8 : 40);
+    moves();
     if (eight) eight_operations(small < SMALL_SETUPS ? small / 2 : EIGHT_SETUPS);
     print_worst(eight && small >= SMALL_SETUPS);
     printf("compact state: %lld of %lld numbers are not the CPU's but next to them\n",
@@ -4942,6 +4985,44 @@ static void lists_at_one_address(void)
     free(pile);
 }
 
+/* Activations that wait on the host leave a trainer's bits, in graphs, too. More memory than a host has is
+   refused with its size and a remedy, and nothing is left of the failure. */
+static void host_memory(void)
+{
+    setup s = failing_setup();
+    s.model.layers = 3;
+    s.batch = 2;
+    for (int kind = 0; kind < 3 * 2; kind++) {
+        const mtt_precision precision = kind / 2 == 2 ? MTT_FP8 : kind / 2 ? taken(MTT_BF16) : MTT_FP32;
+        double loss[2];
+        mtt_plan_report plan[2];
+        if (precision == MTT_FP8 && !eight) continue;
+        s.policy.recompute = kind % 2 ? MTT_RECOMPUTE_LAYER : MTT_RECOMPUTE_NONE;
+        for (away = 0; away < 2; away++) {
+            mtt_trainer *t = open_trainer(&s, &cuda, precision);
+            loss[away] = loss_after(t, &s, 4); /* the second step is captured */
+            mtt_schedule_report(mtt_trainer_schedule(t), &plan[away]);
+            mtt_trainer_destroy(t);
+        }
+        away = 0;
+        check(loss[0] > 0 && loss[0] == loss[1], "%s: loss %.9g with the host, %.9g without",
+              PRECISIONS[precision], loss[1], loss[0]);
+        check(!plan[0].host_bytes && plan[1].host_bytes && plan[1].arena_bytes < plan[0].arena_bytes,
+              "%zu bytes on the host, %zu and not %zu on the card", plan[1].host_bytes, plan[1].arena_bytes,
+              plan[0].arena_bytes);
+    }
+    void *context = NULL, *block = &s;
+    new_case();
+    env.error[0] = 0;
+    check(cuda.open(&env, &cuda, &s.policy, &context) == MTT_OK, "opening: %s", env.error);
+    check(cuda.alloc(context, MTT_HOST, (size_t)1 << 50, &block) == MTT_E_MEMORY && !block &&
+              strstr(env.error, "1125899906842624 bytes") && strstr(env.error, "ulimit -l"),
+          "2^50 bytes of pinned memory: %s", env.error);
+    check(cuda.alloc(context, MTT_HOST, 1 << 20, &block) == MTT_OK && block, "after that: %s", env.error);
+    cuda.release(context, MTT_HOST, block);
+    cuda.close(context);
+}
+
 /* Variables by which cuBLAS computes in another precision are refused by name; others are not. */
 static void environment(void)
 {
@@ -4971,6 +5052,7 @@ static void failures(void)
 {
     environment();
     lists_at_one_address();
+    host_memory();
     if (turing) refusals();
     unknown_activation(taken(MTT_BF16));
     if (eight) unknown_activation(MTT_FP8);
