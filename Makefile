@@ -10,7 +10,7 @@ CC     ?= cc
 CFLAGS ?= -O3 -march=native
 override CFLAGS += -std=gnu99 -Wall -Wextra $(shell tools/openmp.sh $(CC))
 B      := build
-VPATH  := examples tools tests
+VPATH  := examples examples/assignment tools tests tests/units
 export OMP_WAIT_POLICY ?= passive# threads that spin slow each other down on a busy machine
 # OpenBLAS if it is there. It must be the build for OpenMP: threads of its own would wait for OpenMP's.
 BLAS_DIR := $(firstword $(wildcard /usr/lib/$(shell $(CC) -print-multiarch 2>/dev/null)/openblas-openmp))
@@ -32,8 +32,7 @@ hello: deps $(B)/hello
 deps:; @mkdir -p $(B) && tools/deps.sh
 
 # One object has mtt.h's implementation for all programs; each test has its own, with what is private.
-DONE  = -DMTT_IMPLEMENTATION_DONE -DMTT_WORDPIECE_DONE
-APART = $(CC) $(CFLAGS) $(DONE) $< $(filter %.o,$^) -o $@ $(LIBRARIES) -lm
+APART = $(CC) $(CFLAGS) -DMTT_IMPLEMENTATION_DONE $< $(filter %.o,$^) -o $@ $(LIBRARIES) -lm
 WHOLE = $(CC) $(CFLAGS) $(if $(filter %files %models %structs,$@),-O1) -DMTT_STATIC $< -o $@ $(LIBRARIES) -lm
 NVCC  = nvcc -O3 -DMTT_CUDA= -Xcompiler -fopenmp $< $(B)/mtt_kernels.o -o $@ -lcublasLt
 $(addprefix $(B)/,train tiny hello %_blas mtt_blas.o): LIBRARIES = $(BLAS)

@@ -38,13 +38,15 @@
                 activations
    >>schedule   the program of a step
 
-   The wings stand behind it. Most of them can be left out, see OPTIONS:
+   The wings stand behind it. Most of them can be left out, see OPTIONS. A wing that is a technique adds rows
+   to tables of the hall, which stand with the operations in the interface:
 
-   >>json       a pull reader, UTF-8              >>checkpoint safetensors, save and resume
-   >>files      atomic writing, CRC-32            >>models     files of other programs
-   >>tokenizer  Unicode classes, BPE              >>generator  sampling, a cache, prompts
-   >>data       corpora, splits, datasets         >>ranks      processes that train together
-   >>batches    shuffled sequences, evaluation
+   >>adapters   LoRA                              >>batches    shuffled sequences, evaluation
+   >>eight      FP8                               >>checkpoint safetensors, save and resume
+   >>json       a pull reader, UTF-8              >>models     files of other programs
+   >>files      atomic writing, CRC-32            >>generator  generation, sampling, prompts
+   >>tokenizer  Unicode classes, BPE              >>ranks      processes that train together
+   >>data       corpora, splits, datasets
 
    READING PATH
    How memory-efficient training works, in about 2,000 lines: rooms by tag, and the parts of them that have
@@ -87,7 +89,8 @@
    backend       runs the operations: the CPU here, a CUDA device in mtt_kernels.cu
    rank          one of several processes that train one model together
    state         tensors that live from step to step: weights, moments, counters
-   pass          the forward or the backward pass; also one of the functions that write a schedule's list
+   pass          one of the functions that write a schedule's list. In "forward pass" and "backward pass": the
+                 part of a step
    product       a matrix product
    branch        attention or MLP of a layer, whose output is added to the residual stream x
    recompute     run a forward operation again in the backward pass instead of keeping its result;
@@ -106,7 +109,8 @@
       mtt_schedule_print shows the program, mtt_schedule_print_passes how it is made.
    3. The trainer: mtt_trainer_create, mtt_train_step, mtt_evaluate_tokens, mtt_generate, mtt_save,
       mtt_resume.
-   4. The generator: mtt_generator_plan, mtt_generator_create, mtt_generator_load, mtt_generator_run.
+   4. The generator: mtt_generator_plan, mtt_generator_create, mtt_generator_run; mtt_trainer_load of its
+      mtt_generator_trainer.
    Descriptors are structs in which zero means the default. mtt_*_resolve fills the defaults in. Calls copy
    descriptors, texts and arrays, so these may go afterwards, unless a comment says otherwise. Functions
    return a status; the environment's `error` then says what is wrong and how to fix it. examples/hello.c is
@@ -175,10 +179,12 @@
       MTT_CUDA              everywhere  mtt_kernels.cu is linked, with -lcublasLt: mtt_cuda_backend works
       MTT_SEPARATE_ALLOCS   here        a block for each tensor instead of the arena, for sanitizers
       MTT_NO_RANKS          everywhere  leave out ranks, and with them sockets;
+      MTT_NO_SOCKETS        everywhere  connections between ranks, but not their plans; always on Windows;
       MTT_NO_TEXT           everywhere  tokenizers, datasets and batches, and with them the generator;
       MTT_NO_MODELS         everywhere  models in folders, and adapters' files;
-      MTT_NO_GENERATOR      everywhere  sampling and generation
-      MTT_NO_FP8            here        FP8's passes, and its operations on the CPU
+      MTT_NO_GENERATOR      everywhere  sampling and generation;
+      MTT_NO_ADAPTERS       everywhere  LoRA;
+      MTT_NO_FP8            everywhere  FP8
       MTT_BACKEND_API       everywhere  declare operations and tensors, for backends and for programs that
                                         look into a schedule; MTT_IMPLEMENTATION does, too
       MTT_DOCUMENT_BYTES    here        least bytes of a document cut from plain text, default 4096
@@ -220,8 +226,8 @@
 #include <stdint.h>
 #include <string.h>
 
-#if defined(_WIN32) && !defined(MTT_NO_RANKS)
-#define MTT_NO_RANKS /* they need fork and POSIX sockets */
+#if (defined(_WIN32) || defined(MTT_NO_RANKS)) && !defined(MTT_NO_SOCKETS)
+#define MTT_NO_SOCKETS /* connections need fork and POSIX sockets */
 #endif
 #if defined(MTT_NO_TEXT) && !defined(MTT_NO_GENERATOR)
 #define MTT_NO_GENERATOR /* it writes text */
@@ -373,10 +379,10 @@ typedef enum mtt_attention { MTT_ATTENTION_PLAIN, MTT_ATTENTION_FLASH } mtt_atte
 /* What the backward pass recomputes instead of keeping it (Chen et al. 2016; Korthikanti et al. 2022):
       none
       selective   norms of branches, GELU or its like, and plain attention's probabilities
-      layer       everything but each layer's input; with `segment`, of every `segment`th one. So many layers
-                  are recomputed at once
-      segments    everything but the input of every `segment`th layer. At most half a layer is recomputed at a
-                  time, much of it more than once: less memory, slower
+      layer       all but each layer's input is dropped, or with `segment` = n all but every n-th layer's; n
+                  layers are then recomputed at a time
+      segments    all but the input of every `segment`th layer is dropped. At most half a layer is recomputed
+                  at a time, much of it more than once: less memory, slower
       recursive   as segments, but the inputs that stay halve the layers that are left, again and again: about
                   log2(layers) of them. What lies between is recomputed about log2(layers) / 2 times: least
                   memory, slowest (Griewank 1992; Chen et al. 2016, section 4.4)
@@ -502,6 +508,8 @@ typedef struct mtt_optim_desc {
     float loss_scale;            /* first loss scale, 1e-30..1e38, default 65536: FP16's; FP8's for 16,384
                                     tokens a step, in proportion for others */
     uint64_t seed;               /* of weights and dropout, default 0 */
+    int zero_weights;            /* 1 = weights begin as zeros, but for adapters: to be set next, by
+                                    mtt_trainer_load or mtt_resume. Saves drawing random ones. Default 0 */
     const mtt_group *groups;     /* the first with a parameter's name counts. They are read until the trainer
                                     has been created */
     int group_count;             /* at most 7, default 0 */
@@ -528,7 +536,7 @@ MTTDEF mtt_status mtt_policy_parse(mtt_env *env, const char *words, mtt_policy *
 MTTDEF size_t mtt_policy_name(const mtt_policy *policy, char *text, size_t capacity);
 
 /* The fields of a descriptor, for programs that make command lines, forms or files of them: all but rank,
-   seed and groups. A field without a name ends a list. */
+   seed, zero_weights and groups. A field without a name ends a list. */
 typedef enum mtt_field_kind {
     MTT_FIELD_INT,
     MTT_FIELD_INT64,
@@ -573,29 +581,47 @@ typedef enum mtt_category { MTT_CATEGORIES(MTT__ENUM) MTT_CATEGORY_COUNT } mtt_c
 
 typedef enum mtt_phase { MTT_FORWARD, MTT_BACKWARD, MTT_STEP, MTT_PHASE_COUNT } mtt_phase;
 
+/* Where a tensor lies: in the device's memory, or in the host's, pinned so that the device can copy it. */
+typedef enum mtt_place { MTT_CARD, MTT_HOST, MTT_PLACE_COUNT } mtt_place;
+
 MTTDEF const char *mtt_category_name(mtt_category category);
 MTTDEF const char *mtt_phase_name(mtt_phase phase);
 
-/* Results of arithmetic on the schedule: no device, no allocation of the model's size. */
+/* Results of arithmetic on the schedule: no device, no allocation of the model's size. A row: type, member,
+   and 1 if mtt_plan_json has it, which may depend on the report r. */
+typedef size_t mtt_phase_bytes[MTT_PHASE_COUNT];
+typedef size_t mtt_category_bytes[MTT_CATEGORY_COUNT];
+typedef double mtt_ms;
+#define MTT_PLAN_FIELDS(X)                                                                                   \
+    X(int64_t, parameters, 1)                  /* without the padding of the vocabulary */                   \
+    X(size_t, arena_bytes, 1)                  /* the one allocation on the card, exactly */                 \
+    X(size_t, host_bytes, r->host_bytes > 0)   /* the one on the host, pinned; 0 = none */                   \
+    X(double, to_host_bytes, r->host_bytes > 0) /* to it in a step of all micro-batches, */                  \
+    X(double, from_host_bytes, r->host_bytes > 0) /* and from it */                                          \
+    X(size_t, peak_bytes, 1)                   /* most live at once there; packing makes the arena of it */  \
+    X(mtt_phase_bytes, phase_peak_bytes, 1)    /* as peak_forward_bytes, ... */                              \
+    X(size_t, state_bytes, 1)                  /* what lives there from step to step */                      \
+    X(mtt_category_bytes, bytes, 1)            /* at the peak; they add up to peak_bytes */                  \
+    X(int, peak_op, 1)                         /* index of the operation at the peak */                      \
+    X(int, ops, 1)                                                                                           \
+    X(int, tensors, 1)                                                                                       \
+    X(int, recompute_layers, 1)                /* layers recomputed whole */                                 \
+    X(int, recompute_selective, 1)             /* layers recomputed in part */                               \
+    X(int, micro_batches, 1)                   /* parts of the batch: 1, or more with the policy's `split` */\
+    X(double, flops, 1)                        /* of one micro-batch and the step */                         \
+    X(double, recompute_flops, 1)              /* part of these */                                           \
+    X(double, traffic_bytes, 1)                /* read and written; in-place changes count twice */          \
+    X(double, token_flops, r->token_flops > 0) /* a generator's pass over a token of each sequence; else 0 */\
+    X(double, wire_bytes, r->wire_bytes > 0)   /* this rank sends in a step of all micro-batches */          \
+    X(double, exposed_bytes, r->wire_bytes > 0) /* those of them for which it can only wait */               \
+    X(mtt_ms, wire_ms, r->wire_ms > 0)         /* the time of both at the policy's bandwidth; */             \
+    X(mtt_ms, exposed_ms, r->wire_ms > 0)      /* 0 without one */                                           \
+    X(int, batch, 0)                           /* that was planned */                                        \
+    X(int, seq_len, 0)                         /* of a generator the tokens of a chunk */                    \
+    X(size_t, outside_bytes, 0) /* most that is outside the arena, with OpenMP's threads as now */
+#define MTT__PLAN_MEMBER(type, name, in_json) type name;
 typedef struct mtt_plan_report {
-    int64_t parameters;                /* without the padding of the vocabulary */
-    size_t arena_bytes;                /* the one allocation, exactly */
-    size_t peak_bytes;                 /* most bytes live at once; packing makes the arena of it */
-    size_t phase_peak_bytes[MTT_PHASE_COUNT];
-    size_t bytes[MTT_CATEGORY_COUNT];  /* at the peak; they add up to peak_bytes */
-    size_t state_bytes;                /* what lives from step to step */
-    int peak_op;                       /* index of the operation at the peak */
-    int ops, tensors;
-    int recompute_layers, recompute_selective; /* layers recomputed whole and in part */
-    int batch, seq_len;                /* that were planned; of a generator the tokens of a chunk */
-    int micro_batches;                 /* parts of the batch: 1, or more where the policy has `split` */
-    size_t outside_bytes;              /* most that is outside the arena, with OpenMP's threads as now */
-    double flops, recompute_flops;     /* of one micro-batch and the step; the second is part of the first */
-    double token_flops;                /* a generator's pass over a token of each sequence; else 0 */
-    double traffic_bytes;              /* read and written by all operations; in-place changes count twice */
-    double wire_bytes;                 /* that this rank sends to others in a step of all micro-batches */
-    double exposed_bytes;              /* those of them for which it can only wait */
-    double wire_ms, exposed_ms;        /* the time of both at the policy's bandwidth; 0 without one */
+    MTT_PLAN_FIELDS(MTT__PLAN_MEMBER)
 } mtt_plan_report;
 
 /* The plan of a step: micro-batches of `batch` sequences of `seq_len` tokens, both 1..2^20. MTT_E_BUDGET:
@@ -603,7 +629,8 @@ typedef struct mtt_plan_report {
 MTTDEF mtt_status mtt_plan(mtt_env *env, const mtt_model_desc *model, const mtt_policy *policy, int batch,
                            int seq_len, mtt_plan_report *report);
 /* The largest batch, not split, whose arena is at most `budget_bytes`, on every rank; at most 2^20, or 0
-   after a failure. It counts on an arena growing with the batch; gaps may hide one that is 1 % larger.
+   after a failure. It assumes that a larger batch takes a larger arena. Gaps between tensors break this
+   slightly, so the true maximum may be 1 % higher.
    MTT_E_BUDGET: not even one sequence fits; the error says what it needs. */
 MTTDEF mtt_status mtt_plan_max_batch(mtt_env *env, const mtt_model_desc *model, const mtt_policy *policy,
                                      int seq_len, size_t budget_bytes, int *batch);
@@ -651,7 +678,8 @@ MTTDEF const char *mtt_schedule_pass(int number);
 MTTDEF mtt_status mtt_schedule_print_passes(const mtt_schedule *schedule, int passes, mtt_write_fn write,
                                             void *user);
 /* The plan and the timeline of memory as one JSON object: {"plan": ..., "timeline": [{"op", "phase", "layer",
-   "recomputed", "live_bytes", "flops", "traffic_bytes", "bytes": {"weights", ...}}, ...]}. */
+   "recomputed", "live_bytes", "flops", "traffic_bytes", "bytes": {"weights", ...}}, ...]}; while tensors lie
+   on the host also "host_bytes". */
 MTTDEF void mtt_schedule_json(const mtt_schedule *schedule, mtt_write_fn write, void *user);
 
 /* ------------------------------------------------------------------------------------------- trainer ---- */
@@ -671,15 +699,17 @@ struct mtt_backend {
     int index;
     mtt_status (*open)(mtt_env *env, const mtt_backend *backend, const mtt_policy *policy, void **context);
     void (*close)(void *context);
-    mtt_status (*alloc)(void *context, size_t bytes, void **block);
-    void (*release)(void *context, void *block);
+    /* Memory of a place. A trainer takes one block of each, and releases it before its lists are freed. */
+    mtt_status (*alloc)(void *context, mtt_place place, size_t bytes, void **block);
+    void (*release)(void *context, mtt_place place, void *block);
     /* Of the device; both 0 if unknown. */
     mtt_status (*memory)(void *context, size_t *free_bytes, size_t *all_bytes);
-    /* An upload is done when it returns. A download waits for all that was run. */
+    /* Into and out of blocks of any place. An upload is done when it returns. A download waits for all that
+       was run. */
     mtt_status (*upload)(void *context, void *to, const void *from, size_t bytes);
     mtt_status (*download)(void *context, void *to, const void *from, size_t bytes);
     /* Runs the operations in order; may return before they are done. Lists and tensors stay where they are
-       while their schedule lives, so a list may be captured once and replayed. */
+       until a block is released, so a list may be captured once and replayed. */
     mtt_status (*run)(void *context, const mtt_op *ops, int count);
     /* Set by a caller of mtt_cuda_backend who has his own: a cudaStream_t on which all work is ordered, and
        an allocator of device memory, aligned to 256 bytes (NULL = out of memory). Zero: a stream of its own,
@@ -900,29 +930,21 @@ struct mtt_tokenizer_kind {
 MTTDEF mtt_tokenizer_kind mtt_bpe(const mtt_bpe_options *options);
 /* ---------------------------------------------------------------------------------------------- data ---- */
 
-/* Reads documents one after another from plain text, JSONL or standard input ("-"). It never holds a whole
-   file. A file that begins with '{', '"' or '[' is JSONL: each document is the named field of a line, which
-   is a string or a list of strings (joined by a blank line), or a line that is a string itself. Behind blank
-   lines a JSON value is JSONL, too, and so are the records of a JSON text sequence (RFC 7464), one a line.
-   Refuses NUL bytes, other encodings, and a field of plain text.
-   Documents of plain text end at lines that are only <|endoftext|>, which are dropped, as is <|endoftext|> at
-   the end of a field; mtt_prepare takes the end of text of its tokenizer instead. Within a line or a field it
-   is ordinary text. Such documents are cut only at the first line end after 16 MiB. Where the first 5 MiB
-   have fewer than 20, plain text is cut at the first blank line after 4 KiB (MTT_DOCUMENT_BYTES), line end
-   after 64 KiB or character after 256 KiB, too. Where that gives fewer than 20 documents, which is too few to
-   split, the text is cut into about 20 to 40 pieces, at blank lines, line ends or spaces if it has them. */
-typedef struct mtt_corpus mtt_corpus;
-MTTDEF mtt_status mtt_corpus_open(mtt_env *env, const char *path, const char *field /* default "text" */,
-                                  mtt_corpus **out);
-/* The next document, valid until the next call; MTT_END after the last. Errors name the line. The call after
-   MTT_E_FORMAT goes on with the next line. */
-MTTDEF mtt_status mtt_corpus_next(mtt_corpus *corpus, const char **text, size_t *bytes);
-MTTDEF void mtt_corpus_close(mtt_corpus *corpus);
-
 /* The three parts of a corpus. Of every 20 documents in a row, 17 go to train, 2 to valid and 1 to test (85,
    10 and 5 %). The seed decides which. */
 typedef enum mtt_split { MTT_TRAIN, MTT_VALID, MTT_TEST, MTT_SPLIT_COUNT } mtt_split;
-MTTDEF mtt_split mtt_split_of(uint64_t seed, uint64_t document);
+
+/* mtt_prepare reads documents one after another from plain text, JSONL or standard input ("-"). It never
+   holds a whole file. A file that begins with '{', '"' or '[' is JSONL: each document is the named field of a
+   line, which is a string or a list of strings (joined by a blank line), or a line that is a string itself.
+   Behind blank lines a JSON value is JSONL, too, and so are the records of a JSON text sequence (RFC 7464),
+   one a line. Refuses NUL bytes, other encodings, and a field of plain text.
+   Documents of plain text end at lines that are only the tokenizer's end of text, which are dropped, as it is
+   at the end of a field. Within a line or a field it is ordinary text. Such documents are cut only at the
+   first line end after 16 MiB. Where the first 5 MiB have fewer than 20, plain text is cut at the first blank
+   line after 4 KiB (MTT_DOCUMENT_BYTES), line end after 64 KiB or character after 256 KiB, too. Where that
+   gives fewer than 20 documents, which is too few to split, the text is cut into about 20 to 40 pieces, at
+   blank lines, line ends or spaces if it has them. */
 
 /* The input, the output and the options of mtt_prepare. Zero means the default. */
 typedef struct mtt_prepare_desc {
@@ -1170,17 +1192,10 @@ MTTDEF mtt_status mtt_generator_create(mtt_env *env, const mtt_model_desc *model
                                        const mtt_generator_desc *desc, const mtt_backend *backend,
                                        mtt_generator **out);
 MTTDEF void mtt_generator_destroy(mtt_generator *generator);
-/* Its schedule has the operations of a pass over a chunk. */
-MTTDEF const mtt_schedule *mtt_generator_schedule(const mtt_generator *generator);
-/* As mtt_trainer_device_bytes. */
-MTTDEF size_t mtt_generator_device_bytes(const mtt_generator *generator);
-/* Parameters by number, as mtt_parameter and mtt_parameter_set have them. */
-MTTDEF const char *mtt_generator_parameter(const mtt_generator *generator, int index, int64_t shape[2]);
-MTTDEF mtt_status mtt_generator_set(mtt_generator *generator, int index, const float *values);
-#ifndef MTT_NO_MODELS
-/* As mtt_trainer_load. */
-MTTDEF mtt_status mtt_generator_load(mtt_generator *generator, mtt_model *model);
-#endif
+/* A generator is a trainer that has weights alone. Take it for mtt_parameter, mtt_parameter_set,
+   mtt_trainer_load, mtt_trainer_schedule, whose operations are those of a pass over a chunk, and
+   mtt_trainer_device_bytes. Other calls refuse it. It belongs to the generator. */
+MTTDEF mtt_trainer *mtt_generator_trainer(mtt_generator *generator);
 
 /* Appends counts[i] tokens to sequence i of the cache, for each of the batch; 0 leaves it alone. `logits`, a
    row of `vocab` for each sequence, get those of the token after the last one; rows of sequences without new
@@ -1197,7 +1212,7 @@ MTTDEF mtt_status mtt_generator_run(mtt_generator *generator, mtt_tokenizer *tok
 
 #endif /* MTT_NO_GENERATOR */
 
-#ifndef MTT_NO_RANKS
+#ifndef MTT_NO_SOCKETS
 /* --------------------------------------------------------------------------------------------- ranks ---- */
 
 /* A rank is one of several processes that train one model together, numbered from 0. This section connects
@@ -1276,9 +1291,10 @@ MTTDEF void mtt_ranks_close(mtt_ranks *ranks);
 #ifdef MTT_NO_GENERATOR
 #define MTT__GENERATOR_STRUCTS(X)
 #else
-#define MTT__GENERATOR_STRUCTS(X) X(mtt_sampling) X(mtt_generation) X(mtt_generator_desc)
+#define MTT__GENERATOR_STRUCTS(X) X(mtt_sampling) X(mtt_generation) X(mtt_generator_desc) \
+    X(mtt_choice) X(mtt_chosen)
 #endif
-#ifdef MTT_NO_RANKS
+#ifdef MTT_NO_SOCKETS
 #define MTT__RANKS_STRUCTS(X)
 #else
 #define MTT__RANKS_STRUCTS(X) X(mtt_ranks_desc)
@@ -1287,7 +1303,7 @@ MTTDEF void mtt_ranks_close(mtt_ranks *ranks);
     X(mtt_env) X(mtt_model_desc) X(mtt_policy) X(mtt_group) X(mtt_optim_desc) X(mtt_field)               \
     X(mtt_plan_report) X(mtt_backend) X(mtt_step_info) X(mtt_batches) X(mtt_json) X(mtt_slice)           \
     X(mtt_scale) X(mtt_tensor) X(mtt_shape) X(mtt_transfer) X(mtt_op) X(mtt_rate) X(mtt_control)         \
-    X(mtt_counters) X(mtt_choice) X(mtt_chosen) X(mtt_draw) X(mtt_qkv) X(mtt_adamw_rates) X(mtt_range)   \
+    X(mtt_counters) X(mtt_draw) X(mtt_qkv) X(mtt_adamw_rates) X(mtt_range)   \
     X(mtt_part) X(mtt_count)                                                                             \
     MTT__TEXT_STRUCTS(X) MTT__MODELS_STRUCTS(X) MTT__GENERATOR_STRUCTS(X) MTT__RANKS_STRUCTS(X)
 
@@ -1369,16 +1385,16 @@ extern "C" {
 /* The compute capability that a CUDA device needs for each mtt_precision, times 10. */
 #define MTT_CUDA_CAPABILITIES {75, 80, 80, 75, 89}
 
-/* Type, bytes of an element, name in a safetensors file. */
+/* Type, elements of a block, bytes of a block. */
 #define MTT_DTYPES(X)                                                                   \
-    X(MTT_F32, 4, "F32")                                                                \
-    X(MTT_BF16_BITS, 2, "BF16")                                                         \
-    X(MTT_F16_BITS, 2, "F16")                                                           \
-    X(MTT_F8_E4M3, 1, "F8_E4M3")                                                        \
-    X(MTT_F8_E5M2, 1, "F8_E5M2")                                                        \
-    X(MTT_I32, 4, "I32")                                                                \
-    X(MTT_U8, 1, "U8")
-#define MTT__DTYPE_ENUM(dtype, bytes, name) dtype,
+    X(MTT_F32, 1, 4)                                                                    \
+    X(MTT_BF16_BITS, 1, 2)                                                              \
+    X(MTT_F16_BITS, 1, 2)                                                               \
+    X(MTT_F8_E4M3, 1, 1)                                                                \
+    X(MTT_F8_E5M2, 1, 1)                                                                \
+    X(MTT_I32, 1, 4)                                                                    \
+    X(MTT_U8, 1, 1)
+#define MTT__DTYPE_ENUM(dtype, block, bytes) dtype,
 typedef enum mtt_dtype { MTT_DTYPES(MTT__DTYPE_ENUM) MTT_DTYPE_COUNT } mtt_dtype;
 
 /* The scale of an 8-bit tensor, an entry of the state `scales`. The tensor holds its values times `scale`, a
@@ -1396,6 +1412,7 @@ struct mtt_tensor {
     mtt_category category;
     int dims;        /* of its shape, 1 to 3 */
     int64_t shape[4];
+    mtt_place place; /* of the arena that it is in: the card's or the host's */
     size_t bytes;    /* of its elements; its slot in the arena is rounded up to 256 */
     size_t offset;   /* in the arena */
     void *data;      /* address; set once the arena exists */
@@ -1421,45 +1438,26 @@ typedef struct mtt_shape {
     int64_t rows;  /* batch * seq_len */
     float dropout; /* 0 in evaluation */
     int ranks, rank;
-    uint64_t schedule; /* when it was made, in ns: tells its lists from those of one freed before */
 } mtt_shape;
 
 /* Operations. A row: name; number of inputs; operands, inputs first; FLOPs; bytes moved; bytes of scratch on
-   CUDA. A row makes `struct mtt_<name>` with its operands as members. An operand that is both input and
-   output changes in place. Some operands may be absent (NULL): biases, positions and their gradients,
+   CUDA. A row makes the struct mtt_op_<name>, whose members are the operands. An operand that is both input
+   and output changes in place. Some operands may be absent (NULL): biases, positions and their gradients,
    `angles`, gains of q and k and what only these need, `joined`, the `y` of linear_gelu, `shift` of RMSNorm,
    `out_8`, `d_qkv_t`, the gradients of chunked_loss, `master`, and `ranges` on the CPU. grad_norm and adamw
    work on all parameters besides, mtt_op's `gradients` and `weights`. o: the row's struct. N: elements, W:
-   width, B: bytes of a tensor. MOVED: each operand once, twice where it is read and written. cuBLASLt's
-   scratch is not in the last column: it takes what mtt_policy.workspace_bytes gives.
+   width, B: bytes of a tensor. MOVED: each operand on the card once, twice where it is read and written.
+   cuBLASLt's scratch is not in the last column: it takes what mtt_policy.workspace_bytes gives.
 
-   Under FP8 a product sums along the rows of both operands, so some are needed transposed: `_t` is the
-   transpose of a tensor in 8 bits, whose rows are padded to 16 elements. quantize rounds x, or x normalized
-   where there are stats, and makes y, y_t or both. quantize_weights rounds a layer's weights, and transposes
-   them where mtt_op's `transposed` is set. linear and linear_backward_input take weights that are transposed
-   where they need it; linear_backward_weight takes x_t and dy_t. gelu_backward and activation_backward make
-   d_x, its transpose and the activation's result, transposed. norm_backward may also make dx in 8 bits, in
-   both orders, and the norm's result, transposed, for which alone it has `shift`; or else d_bias, the sum of
-   the rows of dx, which is the gradient of the bias of the linear layer before the residual. out_8 is flash's
-   output in 8 bits, beside that in 16. With d_qkv_t, d_qkv is in 8 bits, too; seq_len is then a multiple of
-   16, since kernels write rows of d_qkv_t 16 tokens at a time. Both flash operations round to 16 bits first.
+   norm_backward's d_bias is the sum of the rows of dx, which is the gradient of the bias of the linear layer
+   before the residual. Operands with _8 and _t are of FP8: see MTT_EIGHT_OPS.
 
    activation is the MLP's where that is not GELU; x has 2 * d_ff columns with a gate. add joins the gradients
-   of two uses of a tensor, where no norm's backward pass does.
-
-   linear_adapted adds an adapter's (x A) B to a linear layer. The linear before it has made x A, times
-   mtt_op's `scale`, by which linear_backward_input multiplies the gradient of x A.
+   of two uses of a tensor, where no norm's backward pass does. move copies x to y, in another place.
 
    rotary normalizes q and k, if there are gains, and rotates them, if there are angles: the cosine and the
    sine of each position and pair. linear_rotary does so in place, where the product is needed no further. The
-   gradient of rotary is also made in place, or with dx_t in 8 bits; it is rounded to 16 bits first.
-
-   gather and cached_attention generate text. Row i of y is row index[i] of x, or zeros if that is negative.
-   cached_attention takes rows of any sequences: row i is the token of sequence sequences[i] at place
-   places[i], or none if that is negative; its output is then zeros. It writes k and v of its rows to the
-   cache, [batch * heads_kv, context, d_head], and then attends to places up to each row's own. To all other
-   operations of such a program, its rows are one sequence. choose_id takes an id from each row of logits, as
-   that row's mtt_choice says, and makes an mtt_chosen. */
+   gradient of rotary is also made in place, or with dx_t in 8 bits; it is rounded to 16 bits first. */
 #define MTT_OPERANDS(...) mtt_tensor __VA_ARGS__;
 #define MTT_LOCAL_OPS(X)                                                                                     \
     X(embed, 4, MTT_OPERANDS(*tokens, *wte, *positions, *control, *x),                                       \
@@ -1468,12 +1466,6 @@ typedef struct mtt_shape {
       8 * mtt__count(o->x), moved, 0)                                                                        \
     X(linear, 3, MTT_OPERANDS(*x, *weight, *bias, *y),                                                       \
       2 * mtt__count(o->y) * mtt__columns(o->x), moved, 0)                                                   \
-    X(linear_adapted, 5, MTT_OPERANDS(*x, *weight, *bias, *xa, *lora_b, *y),                                 \
-      2 * mtt__count(o->y) * (mtt__columns(o->x) + mtt__columns(o->xa)), moved + 2 * (double)o->y->bytes, 0) \
-    X(quantize, 4, MTT_OPERANDS(*x, *stats, *gain, *shift, *y, *y_t),                                        \
-      (o->stats ? 5 : 1) * mtt__count(o->x), moved, 0)                                                       \
-    X(quantize_weights, 4, MTT_OPERANDS(*qkv, *proj, *fc, *mlp, *qkv_8, *proj_8, *fc_8, *mlp_8),             \
-      mtt__count(o->qkv) + mtt__count(o->proj) + mtt__count(o->fc) + mtt__count(o->mlp), moved, 0)           \
     X(gelu, 1, MTT_OPERANDS(*x, *y),                                                                         \
       12 * mtt__count(o->y), moved, 0)                                                                       \
     X(activation, 1, MTT_OPERANDS(*x, *y),                                                                   \
@@ -1501,12 +1493,6 @@ typedef struct mtt_shape {
       4 * mtt__attention_pairs(d) * d->d_head, moved, 0)                                                     \
     X(pick_row, 2, MTT_OPERANDS(*x, *control, *row),                                                         \
       mtt__count(o->row), 2 * (double)o->row->bytes, 0)                                                      \
-    X(gather, 2, MTT_OPERANDS(*x, *index, *y),                                                               \
-      mtt__count(o->y), 2 * (double)o->y->bytes, 0)                                                          \
-    X(cached_attention, 3, MTT_OPERANDS(*qkv, *sequences, *places, *keys, *values, *out),                    \
-      4 * mtt__count(o->out) * (double)o->keys->shape[1], moved, mtt__cached_scratch(d, o->keys->shape[1]))  \
-    X(choose_id, 2, MTT_OPERANDS(*logits, *choices, *chosen),                                                \
-      mtt__count(o->logits), moved, 0)                                                                       \
     X(cross_entropy, 2, MTT_OPERANDS(*logits, *targets, *losses),                                            \
       4 * mtt__count(o->logits), moved, 0)                                                                   \
     X(chunked_loss, 8, MTT_OPERANDS(*x, *x_t, *weight, *weight_t, *bias, *targets, *control, *counters,      \
@@ -1557,21 +1543,26 @@ typedef struct mtt_shape {
       2 * parameters, moved, o->ranges ? 8 * MTT__RANGE_BLOCKS * (size_t)op->range_count : 0)                \
     X(adamw, 3, MTT_OPERANDS(*control, *counters, *ranges, *master, *m, *v),                                 \
       16 * parameters, moved, 0)                                                                             \
-    X(rescale, 0, MTT_OPERANDS(*scales, *counters),                                                          \
-      mtt__count(o->scales), moved, 0)
+    X(move, 1, MTT_OPERANDS(*x, *y),                                                                         \
+      0, moved, 0)
 
-/* Those between ranks. all_to_all sends each rank its share of the gradients, and receives this rank's share
-   of theirs: first all of rank 0's, then those of rank 1, and so on, without this rank's own. sum_gradients
-   then adds up the shares of all ranks in their order. all_gather sends `row` to all, and makes those `rows`
-   that are of others. gather_squares, gather_sums and gather_weights send what this rank has made of
-   `squares`, of mtt_op's `sums` and of its `weights`, and receive the rest. sum_squares makes a number of
-   each block of the gradients of this rank's share, for grad_norm. sum_loss makes `count`, an mtt_count, and
-   not the counters, where add_counts adds up those of all ranks. merge_records joins what all ranks have
-   recorded in the table of scales.
+/* Rows of wings. A wing is a technique that can be left out: its rows stand here, the rest of it in a room of
+   its own behind the hall. MTT_IF_...(code) is code that only such a build has. */
+#ifndef MTT_NO_RANKS
+#define MTT_IF_RANKS(...) __VA_ARGS__
 
-   all_to_all and what gathers may end later than operations after them. sum_gradients, add_counts,
-   sum_squares, grad_norm, merge_records, and what follows in another list, begin when they have ended. Of
-   weights that are gathered, what uses them. */
+/* >>exchange: all_to_all sends each rank its share of the gradients, and receives this rank's share of theirs:
+   first all of rank 0's, then those of rank 1, and so on, without this rank's own. sum_gradients then adds up
+   the shares of all ranks in their order. all_gather sends `row` to all, and makes those `rows` that are of
+   others. gather_squares, gather_sums and gather_weights send what this rank has made of `squares`, of
+   mtt_op's `sums` and of its `weights`, and receive the rest. sum_squares makes a number of each block of the
+   gradients of this rank's share, for grad_norm. sum_loss makes `count`, an mtt_count, and not the counters,
+   where add_counts adds up those of all ranks. merge_records joins what all ranks have recorded in the table
+   of scales.
+
+   all_to_all and what gathers may end later than operations after them. These begin when they have ended:
+   sum_gradients, add_counts, sum_squares, grad_norm, merge_records, operations that read gathered weights,
+   and what follows in another list. */
 #define MTT_RANK_OPS(X)                                                                                      \
     X(all_to_all, 0, MTT_OPERANDS(*received),                                                                \
       0, 2 * mtt__wire_bytes(op), 0)                                                                         \
@@ -1587,9 +1578,125 @@ typedef struct mtt_shape {
       mtt__count(o->counts), moved, 0)                                                                       \
     X(sum_squares, 1, MTT_OPERANDS(*ranges, *squares),                                                       \
       2 * parameters, moved, 0)                                                                              \
-    X(merge_records, 1, MTT_OPERANDS(*rows, *scales),                                                        \
-      mtt__count(o->rows), moved, 0)
-#define MTT_OPS(X) MTT_LOCAL_OPS(X) MTT_RANK_OPS(X)
+    MTT_IF_EIGHT(X(merge_records, 1, MTT_OPERANDS(*rows, *scales),                                           \
+      mtt__count(o->rows), moved, 0))
+#else
+#define MTT_IF_RANKS(...)
+#define MTT_RANK_OPS(X)
+#endif /* MTT_NO_RANKS */
+
+#ifndef MTT_NO_GENERATOR
+#define MTT_IF_GENERATOR(...) __VA_ARGS__
+
+/* >>generator: row i of gather's y is row index[i] of x, or zeros if that is negative. cached_attention takes
+   rows of any sequences: row i is the token of sequence sequences[i] at place places[i], or none if that is
+   negative; its output is then zeros. It writes k and v of its rows to the cache, [batch * heads_kv, context,
+   d_head], and then attends to places up to each row's own. To all other operations of such a program, its
+   rows are one sequence. choose_id takes an id from each row of logits, as that row's mtt_choice says, and
+   makes an mtt_chosen. */
+#define MTT_GENERATOR_OPS(X)                                                                                 \
+    X(gather, 2, MTT_OPERANDS(*x, *index, *y),                                                               \
+      mtt__count(o->y), 2 * (double)o->y->bytes, 0)                                                          \
+    X(cached_attention, 3, MTT_OPERANDS(*qkv, *sequences, *places, *keys, *values, *out),                    \
+      4 * mtt__count(o->out) * (double)o->keys->shape[1], moved, mtt__cached_scratch(d, o->keys->shape[1]))  \
+    X(choose_id, 2, MTT_OPERANDS(*logits, *choices, *chosen),                                                \
+      mtt__count(o->logits), moved, 0)
+
+/* How choose_id takes an id from a row of logits. The ids in question are the top_k largest of the first
+   `count`; of these the fewest of the largest that have a share top_p of all weights; of these those whose
+   logit is the largest one minus `below`, or more. Equal logits are in or out together. */
+typedef struct mtt_choice {
+    double place;  /* in [0, 1): the id is the one at this part of the weights, laid side by side */
+    float scale;   /* units of a logit, of which 2^24 halve a weight. 0 = take the largest logit, of equal
+                      ones the first */
+    float top_p;   /* 0, 1 = all */
+    float below;
+    int32_t top_k; /* 0 = all */
+    int32_t count; /* 0 = take none */
+    int32_t unused;
+} mtt_choice;
+
+/* What choose_id has taken. An id whose logit is not finite says that logits are wrong. */
+typedef struct mtt_chosen {
+    int32_t id; /* -1 = none */
+    float logit;
+} mtt_chosen;
+#else
+#define MTT_IF_GENERATOR(...)
+#define MTT_GENERATOR_OPS(X)
+#endif /* MTT_NO_GENERATOR */
+
+#ifndef MTT_NO_ADAPTERS
+#define MTT_IF_ADAPTERS(...) __VA_ARGS__
+
+/* >>adapters: linear_adapted adds an adapter's (x A) B to a linear layer. The linear before it has made x A,
+   times mtt_op's `scale`, by which linear_backward_input multiplies the gradient of x A. */
+#define MTT_ADAPTERS_OPS(X)                                                                                  \
+    X(linear_adapted, 5, MTT_OPERANDS(*x, *weight, *bias, *xa, *lora_b, *y),                                 \
+      2 * mtt__count(o->y) * (mtt__columns(o->x) + mtt__columns(o->xa)), moved + 2 * (double)o->y->bytes, 0)
+#define MTT__ADAPTERS_ADJOINTS(X) X(linear_adapted, linear_adapted)
+/* A and B of each linear layer, in the order of mtt__linears, and x A. */
+#define MTT__LORA (policy ? policy->lora_rank : 0)
+#define MTT__ADAPTERS_PARAMETERS(X)                                                                          \
+    X(QKV_A, "h.%d.attn.c_attn.lora_A", LAYER, m->d_model, MTT__LORA, UNIFORM, MTT__LORA)                    \
+    X(QKV_B, "h.%d.attn.c_attn.lora_B", LAYER, MTT__LORA, qkv_width, ZEROS, MTT__LORA)                       \
+    X(PROJ_A, "h.%d.attn.c_proj.lora_A", LAYER, m->heads * m->d_head, MTT__LORA, UNIFORM, MTT__LORA)         \
+    X(PROJ_B, "h.%d.attn.c_proj.lora_B", LAYER, MTT__LORA, m->d_model, ZEROS, MTT__LORA)                     \
+    X(FC_A, "h.%d.mlp.c_fc.lora_A", LAYER, m->d_model, MTT__LORA, UNIFORM, MTT__LORA)                        \
+    X(FC_B, "h.%d.mlp.c_fc.lora_B", LAYER, MTT__LORA, mtt__fc_width(m), ZEROS, MTT__LORA)                    \
+    X(MLP_A, "h.%d.mlp.c_proj.lora_A", LAYER, m->d_ff, MTT__LORA, UNIFORM, MTT__LORA)                        \
+    X(MLP_B, "h.%d.mlp.c_proj.lora_B", LAYER, MTT__LORA, m->d_model, ZEROS, MTT__LORA)
+#define MTT__ADAPTERS_ACTIVATIONS(X)                                                                         \
+    X(QKV_XA, "attn.c_attn.xa", d->rows, b->policy->lora_rank, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)    \
+    X(PROJ_XA, "attn.c_proj.xa", d->rows, b->policy->lora_rank, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)   \
+    X(FC_XA, "mlp.c_fc.xa", d->rows, b->policy->lora_rank, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)        \
+    X(MLP_XA, "mlp.c_proj.xa", d->rows, b->policy->lora_rank, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)
+#else
+#define MTT_IF_ADAPTERS(...)
+#define MTT_ADAPTERS_OPS(X)
+#define MTT__ADAPTERS_ADJOINTS(X)
+#define MTT__ADAPTERS_PARAMETERS(X)
+#define MTT__ADAPTERS_ACTIVATIONS(X)
+#endif /* MTT_NO_ADAPTERS */
+
+#ifndef MTT_NO_FP8
+#define MTT_IF_EIGHT(...) __VA_ARGS__
+
+/* >>eight: under FP8 a product sums along the rows of both operands, so some are needed transposed: `_t` is
+   the transpose of a tensor in 8 bits, whose rows are padded to 16 elements. quantize rounds x, or x
+   normalized where there are stats, and makes y, y_t or both. quantize_weights rounds a layer's weights, and
+   transposes them where mtt_op's `transposed` is set. linear and linear_backward_input take weights that are
+   transposed where they need it; linear_backward_weight takes x_t and dy_t. gelu_backward and
+   activation_backward make d_x, its transpose and the activation's result, transposed. norm_backward may also
+   make dx in 8 bits, in both orders, and the norm's result, transposed, for which alone it has `shift`. out_8
+   is flash's output in 8 bits, beside that in 16. With d_qkv_t, d_qkv is in 8 bits, too; seq_len is then a
+   multiple of 16, since kernels write rows of d_qkv_t 16 tokens at a time. Both flash operations round to 16
+   bits first. rescale makes the scales of the next step. */
+#define MTT_EIGHT_OPS(X)                                                                                     \
+    X(quantize, 4, MTT_OPERANDS(*x, *stats, *gain, *shift, *y, *y_t),                                        \
+      (o->stats ? 5 : 1) * mtt__count(o->x), moved, 0)                                                       \
+    X(quantize_weights, 4, MTT_OPERANDS(*qkv, *proj, *fc, *mlp, *qkv_8, *proj_8, *fc_8, *mlp_8),             \
+      mtt__count(o->qkv) + mtt__count(o->proj) + mtt__count(o->fc) + mtt__count(o->mlp), moved, 0)           \
+    X(rescale, 0, MTT_OPERANDS(*scales, *counters),                                                          \
+      mtt__count(o->scales), moved, 0)
+#define MTT__EIGHT_ADJOINTS(X) X(quantize, quantize) X(quantize_weights, none)
+/* The transposed weights, in the order of mtt__linears, and attention's output beside that in 16 bits. */
+enum { MTT__EIGHT = MTT_F8_E4M3 };
+#define MTT__EIGHT_ACTIVATIONS(X)                                                                            \
+    X(QKV_EIGHT, "attn.c_attn.t8", qkv.row, d->d_model, 0, EIGHT, MTT_WEIGHTS, ALWAYS, NONE)                 \
+    X(PROJ_EIGHT, "attn.c_proj.t8", d->d_model, wide, 0, EIGHT, MTT_WEIGHTS, ALWAYS, NONE)                   \
+    X(FC_EIGHT, "mlp.c_fc.t8", d->d_fc, d->d_model, 0, EIGHT, MTT_WEIGHTS, ALWAYS, NONE)                     \
+    X(MLP_EIGHT, "mlp.c_proj.t8", d->d_model, d->d_ff, 0, EIGHT, MTT_WEIGHTS, ALWAYS, NONE)                  \
+    X(ATTENDED_EIGHT, "attn.out.8", d->rows, wide, 0, EIGHT, MTT_ACTIVATIONS, ONCE, NONE)
+#else
+#define MTT_IF_EIGHT(...)
+#define MTT_EIGHT_OPS(X)
+#define MTT__EIGHT_ADJOINTS(X)
+#define MTT__EIGHT_ACTIVATIONS(X)
+#endif /* MTT_NO_FP8 */
+
+#define MTT_WING_OPS(X) MTT_RANK_OPS(X) MTT_GENERATOR_OPS(X) MTT_ADAPTERS_OPS(X) MTT_EIGHT_OPS(X)
+#define MTT_OPS(X) MTT_LOCAL_OPS(X) MTT_WING_OPS(X)
 #define MTT__OP_ENUM(name, inputs, operands, flops, bytes, scratch) MTT_OP_##name,
 typedef enum mtt_op_kind { MTT_OPS(MTT__OP_ENUM) MTT_OP_KIND_COUNT } mtt_op_kind;
 #define MTT__OP_STRUCT(name, inputs, operands, flops, bytes, scratch)                   \
@@ -1628,8 +1735,8 @@ struct mtt_op {
     int transfer_count;                /* peer are in the order of the peer's with this rank */
     const mtt_tensor *workspace;       /* scratch; on a CPU tiles of each thread, not in the arena */
     const mtt_shape *shape;
-    size_t live_bytes;                 /* during the operation, state included */
-    size_t bytes[MTT_CATEGORY_COUNT];  /* the same by category */
+    size_t live_bytes, host_bytes;     /* on the card and on the host during the operation, with the state */
+    size_t bytes[MTT_CATEGORY_COUNT];  /* those on the card by category */
     double flops, traffic_bytes;       /* as its row in the table says */
 };
 
@@ -1663,26 +1770,6 @@ typedef struct mtt_counters {
                                               precision, until the host resets it */
 } mtt_counters;
 
-/* How choose_id takes an id from a row of logits. The ids in question are the top_k largest of the first
-   `count`; of these the fewest of the largest that have a share top_p of all weights; of these those whose
-   logit is the largest one minus `below`, or more. Equal logits are in or out together. */
-typedef struct mtt_choice {
-    double place;  /* in [0, 1): the id is the one at this part of the weights, laid side by side */
-    float scale;   /* units of a logit, of which 2^24 halve a weight. 0 = take the largest logit, of equal
-                      ones the first */
-    float top_p;   /* 0, 1 = all */
-    float below;
-    int32_t top_k; /* 0 = all */
-    int32_t count; /* 0 = take none */
-    int32_t unused;
-} mtt_choice;
-
-/* What choose_id has taken. An id whose logit is not finite says that logits are wrong. */
-typedef struct mtt_chosen {
-    int32_t id; /* -1 = none */
-    float logit;
-} mtt_chosen;
-
 /* ---- numbers that every backend computes alike: compiled for host and device ---- */
 
 #ifdef __CUDACC__
@@ -1702,6 +1789,19 @@ typedef struct mtt_chosen {
 MTT__BOTH int64_t mtt__min(int64_t a, int64_t b) { return a < b ? a : b; }
 MTT__BOTH int64_t mtt__ceil_div(int64_t value, int64_t by) { return (value + by - 1) / by; }
 MTT__BOTH int64_t mtt__round_up(int64_t value, int64_t to) { return mtt__ceil_div(value, to) * to; }
+
+/* Bytes of so many elements, in whole blocks; SIZE_MAX if they are more. */
+MTT__BOTH size_t mtt__bytes_of(mtt_dtype dtype, size_t elements)
+{
+    size_t block = 1, bytes = 0;
+    switch (dtype) {
+#define MTT__DTYPE_BLOCK(dtype, block_of, bytes_of) case dtype: block = block_of, bytes = bytes_of; break;
+        MTT_DTYPES(MTT__DTYPE_BLOCK)
+    case MTT_DTYPE_COUNT: break;
+    }
+    elements = elements / block + (elements % block != 0);
+    return bytes && elements > SIZE_MAX / bytes ? SIZE_MAX : elements * bytes;
+}
 
 MTT__BOTH int64_t mtt__elements(const mtt_tensor *t)
 {
@@ -1752,6 +1852,7 @@ MTT__BOTH uint32_t mtt__multiply_high(uint32_t a, uint32_t b)
 #endif
 }
 
+#ifndef MTT_NO_GENERATOR
 /* A number in the order of floats, above 0. 0 and -0 have the same; a NaN has 0. */
 MTT__BOTH uint32_t mtt__order(float x)
 {
@@ -1776,6 +1877,7 @@ MTT__BOTH uint32_t mtt__choice_weight(float most, float x, float scale)
     sum = 2147483648u + mtt__multiply_high(sum, f);
     return halvings < 32 ? sum >> halvings : 0;
 }
+#endif /* MTT_NO_GENERATOR */
 
 /* 128 random bits, returned as a value: a kernel keeps them in registers. */
 typedef struct mtt_draw {
@@ -1983,26 +2085,7 @@ MTT__BOTH uint32_t mtt__either(int condition, uint32_t yes, uint32_t no)
     return (yes & mask) | (no & ~mask);
 }
 
-/* ---- 8-bit floats ---- */
-
-/* Rounds to nearest, ties to even. Values beyond 448 become 448; a NaN stays one. Below 2^-6, adding 2^14
-   rounds to a multiple of 2^-9, the spacing of e4m3's subnormals. */
-MTT__BOTH uint8_t mtt__to_e4m3(float x)
-{
-    uint32_t bits = mtt__float_bits(x), magnitude = bits & 0x7fffffffu;
-    uint32_t normal = (magnitude - 0x3c000000u + 0x7ffffu + ((magnitude >> 20) & 1u)) >> 20;
-    uint32_t subnormal = mtt__float_bits(mtt__bits_float(magnitude) + 16384.0f) - 0x46800000u;
-    uint32_t code = mtt__either(magnitude < 0x3c800000u, subnormal, normal);
-    code = mtt__either(magnitude > 0x43e00000u, magnitude > 0x7f800000u ? 0x7fu : 0x7eu, code);
-    return (uint8_t)(code | (bits >> 24 & 0x80u));
-}
-
-MTT__BOTH float mtt__from_e4m3(uint8_t code)
-{
-    uint32_t magnitude = (uint32_t)(code & 0x7fu) << 20;
-    uint32_t bits = mtt__float_bits(mtt__bits_float(magnitude) * 1.329227995784916e36f); /* 2^120 */
-    return mtt__bits_float(((code & 0x7fu) == 0x7fu ? 0x7fc00000u : bits) | (uint32_t)(code & 0x80u) << 24);
-}
+/* ---- loss and update ---- */
 
 /* The largest power of two up to x, from 2^-60 to 2^60. */
 MTT__BOTH float mtt__power_of_two(float x)
@@ -2011,33 +2094,10 @@ MTT__BOTH float mtt__power_of_two(float x)
     return mtt__bits_float(mtt__float_bits(x < low ? low : x > high ? high : x) & 0x7f800000u);
 }
 
-/* Takes the scale for the next step: half of e4m3's range, 448, is left for growth. The scale stays without a
-   finite largest value, and after a skipped step. Returns the number of clipped values. */
-MTT__BOTH uint32_t mtt__rescale(mtt_scale *s, int skipped)
-{
-    uint32_t clipped = s->clipped;
-    float largest = mtt__bits_float(s->largest);
-    if (!skipped && largest > 0 && largest < 3e38f) {
-        s->scale = mtt__power_of_two(224.0f / largest);
-        s->inverse = 1.0f / s->scale;
-    }
-    s->largest = s->clipped = 0;
-    return clipped;
-}
-
-/* ---- loss and update ---- */
-
 /* d loss / d logit = loss scale / targets that count in the whole step */
 MTT__BOTH float mtt__loss_factor(const mtt_control *control, const mtt_counters *counters)
 {
     return (float)((double)counters->loss_scale / (double)(control->targets ? control->targets : 1));
-}
-
-/* The scale of the logits' gradients in e5m2, which ends at 57344. They are at most mtt__loss_factor. */
-MTT__BOTH void mtt__scale_logits(mtt_scale *s, const mtt_control *control, const mtt_counters *counters)
-{
-    s->scale = mtt__power_of_two(32768.0f / mtt__loss_factor(control, counters));
-    s->inverse = 1.0f / s->scale;
 }
 
 /* Global norm, clipping and dynamic loss scaling (Micikevicius et al. 2018) from the sum of squares of all
@@ -2127,20 +2187,11 @@ typedef struct mtt_part {
     int64_t elements;     /* of the parameter, padded; 0 if it is frozen */
     int64_t block, share; /* its first block in the layer; blocks of a share */
     int64_t square;       /* its first block in the model */
-    int64_t begin, count; /* elements that this rank updates: its share, or all */
+    int64_t mine, end;    /* elements of this rank's share: from `mine`, below `end` */
+    int64_t begin, count; /* those that it updates: its share, or all */
     int64_t first;        /* where they begin in master, m and v */
     int64_t base;         /* the element with which its sum begins: that of the share, or 0 */
 } mtt_part;
-
-/* The elements of a parameter in a rank's share. Returns their number. */
-MTT__BOTH int64_t mtt__share(const mtt_part *part, int rank, int64_t *begin)
-{
-    int64_t end = ((rank + 1) * part->share - part->block) * MTT__RANGE_BLOCK;
-    *begin = (rank * part->share - part->block) * MTT__RANGE_BLOCK;
-    if (*begin < 0) *begin = 0;
-    if (end > part->elements) end = part->elements;
-    return end > *begin ? end - *begin : 0;
-}
 
 /* What a rank counts in a micro-batch: the sum of losses, and the targets that have the largest logit. */
 typedef struct mtt_count {
@@ -2158,6 +2209,7 @@ MTT__BOTH void mtt__add_count(mtt_counters *counters, const mtt_count *count, in
 
 MTT__BOTH float mtt__op_scale(const mtt_op *op) { return op->scale > 0 ? op->scale : 1.0f; }
 
+#ifndef MTT_NO_RANKS
 /* Operations between ranks, and those which begin when transfers have ended: see MTT_RANK_OPS. */
 MTT__BOTH int mtt__is_transfer(const mtt_op *op)
 {
@@ -2174,7 +2226,8 @@ MTT__BOTH int mtt__is_transfer(const mtt_op *op)
 MTT__BOTH int mtt__needs_transfers(const mtt_op *op)
 {
     return op->kind == MTT_OP_sum_gradients || op->kind == MTT_OP_add_counts ||
-           op->kind == MTT_OP_sum_squares || op->kind == MTT_OP_grad_norm || op->kind == MTT_OP_merge_records;
+           op->kind == MTT_OP_sum_squares || op->kind == MTT_OP_grad_norm
+           MTT_IF_EIGHT(|| op->kind == MTT_OP_merge_records);
 }
 
 /* Joins what another rank has recorded of a tensor. Bits of positive floats are in their order. */
@@ -2183,6 +2236,51 @@ MTT__BOTH void mtt__merge_record(mtt_scale *s, const mtt_scale *other)
     if (other->largest > s->largest) s->largest = other->largest;
     s->clipped += other->clipped;
 }
+#endif /* MTT_NO_RANKS */
+
+/* ---- 8-bit floats ---- */
+
+#ifndef MTT_NO_FP8
+/* Rounds to nearest, ties to even. Values beyond 448 become 448; a NaN stays one. Below 2^-6, adding 2^14
+   rounds to a multiple of 2^-9, the spacing of e4m3's subnormals. */
+MTT__BOTH uint8_t mtt__to_e4m3(float x)
+{
+    uint32_t bits = mtt__float_bits(x), magnitude = bits & 0x7fffffffu;
+    uint32_t normal = (magnitude - 0x3c000000u + 0x7ffffu + ((magnitude >> 20) & 1u)) >> 20;
+    uint32_t subnormal = mtt__float_bits(mtt__bits_float(magnitude) + 16384.0f) - 0x46800000u;
+    uint32_t code = mtt__either(magnitude < 0x3c800000u, subnormal, normal);
+    code = mtt__either(magnitude > 0x43e00000u, magnitude > 0x7f800000u ? 0x7fu : 0x7eu, code);
+    return (uint8_t)(code | (bits >> 24 & 0x80u));
+}
+
+MTT__BOTH float mtt__from_e4m3(uint8_t code)
+{
+    uint32_t magnitude = (uint32_t)(code & 0x7fu) << 20;
+    uint32_t bits = mtt__float_bits(mtt__bits_float(magnitude) * 1.329227995784916e36f); /* 2^120 */
+    return mtt__bits_float(((code & 0x7fu) == 0x7fu ? 0x7fc00000u : bits) | (uint32_t)(code & 0x80u) << 24);
+}
+
+/* Takes the scale for the next step: half of e4m3's range, 448, is left for growth. The scale stays without a
+   finite largest value, and after a skipped step. Returns the number of clipped values. */
+MTT__BOTH uint32_t mtt__rescale(mtt_scale *s, int skipped)
+{
+    uint32_t clipped = s->clipped;
+    float largest = mtt__bits_float(s->largest);
+    if (!skipped && largest > 0 && largest < 3e38f) {
+        s->scale = mtt__power_of_two(224.0f / largest);
+        s->inverse = 1.0f / s->scale;
+    }
+    s->largest = s->clipped = 0;
+    return clipped;
+}
+
+/* The scale of the logits' gradients in e5m2, which ends at 57344. They are at most mtt__loss_factor. */
+MTT__BOTH void mtt__scale_logits(mtt_scale *s, const mtt_control *control, const mtt_counters *counters)
+{
+    s->scale = mtt__power_of_two(32768.0f / mtt__loss_factor(control, counters));
+    s->inverse = 1.0f / s->scale;
+}
+#endif /* MTT_NO_FP8 */
 
 /* ---- scratch of operations on CUDA ---- */
 
@@ -2194,10 +2292,10 @@ MTT__BOTH int mtt__flash_width(int d_head)
     return width;
 }
 
-/* Flash attention's backward pass keeps for each head of a group: under 16 bits the running sums of dQ, in
-   tiles of 64 rows, and 64 bytes for each block of 32 keys or more; two statistics of each token. A header of
-   256 bytes comes first. Where heads share
-   keys, the room of one head more is for dK and dV, which their blocks may hand over. */
+/* Scratch of flash attention's backward pass: a header of 256 bytes; then for each head of a group two
+   statistics a token and, for 16-bit tensors, the running sums of dQ in tiles of 64 rows, with 64 bytes for
+   each block of 32 keys or more. Heads that share keys need room for one head more: their blocks may hand
+   over dK and dV. */
 MTT__BOTH size_t mtt__flash_sums(const mtt_shape *d, mtt_dtype dtype)
 {
     size_t tokens = (size_t)mtt__round_up(d->seq_len, 64);
@@ -2218,6 +2316,7 @@ MTT__BOTH size_t mtt__rotary_scratch(const mtt_shape *d)
     return 8 * (size_t)(blocks * d->d_head);
 }
 
+#ifndef MTT_NO_GENERATOR
 /* Parts into which a row and head of cached_attention divides its places, at most: of 128 places or more
    each, if so few rows and heads leave a GPU empty. The number does not depend on how few, so that a row has
    the same bits among up to 256 / heads rows. Scratch: from each part its largest score, a sum and D columns;
@@ -2234,6 +2333,7 @@ MTT__BOTH size_t mtt__cached_scratch(const mtt_shape *d, int64_t context)
     size_t parts = (size_t)mtt__cached_parts(d, context);
     return parts < 2 ? 0 : 4 * (size_t)(d->rows * d->heads) * (parts * (size_t)(d->d_head + 2) + 1);
 }
+#endif /* MTT_NO_GENERATOR */
 
 /* The gradient of the embedding sorts the tokens of a slab of rows. Scratch: keys and values before and
    after, CUB's, and one row of sums at least. CUB needs 1 KiB for each 4,096 rows or more, and less than
@@ -2263,6 +2363,8 @@ static inline MTT__UNUSED size_t mtt__op_scratch(const mtt_op *op)
 
 /* The name of an operation, as in its row. */
 MTTDEF const char *mtt_op_name(mtt_op_kind kind);
+/* The name of a type in a safetensors file. */
+MTTDEF const char *mtt_dtype_name(mtt_dtype dtype);
 
 #ifdef __cplusplus
 }
@@ -2312,7 +2414,7 @@ MTTDEF const char *mtt_op_name(mtt_op_kind kind);
 #include <sys/sysctl.h>
 #endif
 #endif
-#ifndef MTT_NO_RANKS
+#ifndef MTT_NO_SOCKETS
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -2391,6 +2493,7 @@ MTTDEF const char *mtt_op_name(mtt_op_kind kind);
 
 #if defined(__linux__) && !defined(MADV_HUGEPAGE) /* without BSD's names, as under -std=c99 */
 #define MADV_HUGEPAGE 14
+#define MADV_DONTNEED 4
 extern int madvise(void *block, size_t bytes, int advice);
 #endif
 
@@ -2404,6 +2507,18 @@ static void mtt__os_huge_pages(void *block, size_t bytes)
     if (from < end) madvise((void *)from, end - from, MADV_HUGEPAGE); /* if it fails, pages are small */
 #else
     (void)block, (void)bytes;
+#endif
+}
+
+/* Gives back the memory of a part of a mapped file that was only read: the next use reads it again. Without it
+   a file takes as much memory as the weights that are made of it. Windows has no such maps. */
+static void mtt__os_forget(const void *data, size_t bytes)
+{
+#ifdef MADV_DONTNEED
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), from = (uintptr_t)data / page * page;
+    madvise((void *)from, (uintptr_t)data + bytes - from, MADV_DONTNEED); /* if it fails, it stays in use */
+#else
+    (void)data, (void)bytes;
 #endif
 }
 
@@ -3195,9 +3310,6 @@ static int mtt__heap_pop(mtt__heap *heap, mtt__ranked *out)
    numbers. A random number is a function of (seed, stream, index), so that dropout can be replayed and a run
    resumed without any generator's state. */
 
-#define MTT__DTYPE_BYTES(dtype, bytes, name) bytes,
-static const size_t mtt__dtype_bytes[] = {MTT_DTYPES(MTT__DTYPE_BYTES)};
-
 MTT__INLINE float mtt__from_bf16(uint16_t h) { return mtt__bits_float((uint32_t)h << 16); }
 
 /* Rounds to nearest, ties to even. A NaN stays a NaN. */
@@ -3230,25 +3342,6 @@ MTT__INLINE uint16_t mtt__to_fp16(float x)
     half = mtt__either(magnitude >= 0x477ff000u, magnitude > 0x7f800000u ? 0x7e00u : 0x7c00u, half);
     return (uint16_t)(half | (bits >> 16 & 0x8000u));
 }
-
-/* e5m2 is the upper half of a half: it becomes infinite from 61440 up. */
-MTT__INLINE uint8_t mtt__to_e5m2(float x)
-{
-    uint32_t bits = mtt__float_bits(x), magnitude = bits & 0x7fffffffu;
-    uint32_t normal = (magnitude - 0x38000000u + 0xfffffu + ((magnitude >> 21) & 1u)) >> 21;
-    uint32_t subnormal = mtt__float_bits(mtt__bits_float(magnitude) + 128.0f) - 0x43000000u;
-    uint32_t code = mtt__either(magnitude < 0x38800000u, subnormal, normal);
-    code = mtt__either(magnitude >= 0x47700000u, magnitude > 0x7f800000u ? 0x7fu : 0x7cu, code);
-    return (uint8_t)(code | (bits >> 24 & 0x80u));
-}
-
-/* Rounds to one of the two nearest e5m2. Over all bytes (0..255) the mean is x, rounded to a half. */
-MTT__INLINE uint8_t mtt__to_e5m2_by(float x, uint32_t byte)
-{
-    return (uint8_t)((mtt__to_fp16(x) + byte) >> 8);
-}
-
-MTT__INLINE float mtt__from_e5m2(uint8_t code) { return mtt__from_fp16((uint16_t)(code << 8)); }
 
 /* ---- arrays of the compact state ---- */
 
@@ -3652,6 +3745,41 @@ static void mtt__check_fields(mtt__faults *faults, const void *desc, const mtt_f
     }
 }
 
+/* ---- wings ---- */
+
+/* A wing adds a technique: rows to the tables of the hall, and these functions, which the hall calls. Any may
+   be NULL. Its room stands behind the hall. A list declares the functions that it names, so a wing may add to
+   a list of the hall what its room defines. */
+typedef struct mtt__builder mtt__builder;
+enum { MTT__TRAINED, MTT__FROZEN, MTT__LEFT_OUT }; /* what becomes of a parameter */
+typedef struct mtt__wing {
+    void (*resolve)(mtt_policy *policy); /* fills in its defaults, and what follows from its fields */
+    void (*checks)(mtt__faults *faults, const mtt_model_desc *model, const mtt_policy *policy);
+    void (*parameter)(const mtt_policy *policy, int kind, const char *name, int *fate);
+    void (*parameters)(mtt__builder *b); /* checks them */
+    void (*state)(mtt__builder *b);      /* adds what else lives from step to step */
+    int (*adjoint)(mtt__builder *b, const mtt_op *op); /* of an operation that the wing has changed; 0: it
+                                                          has not, the hall's follows */
+    int (*run)(const mtt_op *op);                      /* the same on the CPU */
+    mtt_status (*begin)(mtt_trainer *t, const int32_t *tokens, const int32_t *targets, int64_t counted);
+} mtt__wing; /* begin: before a training step's micro-batches */
+typedef const mtt__wing *mtt__wing_of(void); /* a function, since C++ cannot declare a constant ahead */
+#define MTT__WINGS(X)                                                                   \
+    MTT_IF_GENERATOR(X(generator)) MTT_IF_ADAPTERS(X(adapters)) MTT_IF_EIGHT(X(eight)) \
+    MTT_IF_RANKS(X(exchange))
+#define MTT__WING_DECLARED(name) static mtt__wing_of mtt__wing_##name;
+MTT__WINGS(MTT__WING_DECLARED)
+#define MTT__WING_ROW(name) mtt__wing_##name,
+static mtt__wing_of *const mtt__wings[] = {MTT__WINGS(MTT__WING_ROW) NULL};
+
+/* Calls a function of each wing that has it. */
+#define MTT__EACH_WING(function, arguments)                                             \
+    do {                                                                                \
+        mtt__wing_of *const *mtt__next = mtt__wings;                                    \
+        for (; *mtt__next; mtt__next++)                                                 \
+            if ((*mtt__next)()->function) (*mtt__next)()->function arguments;           \
+    } while (0)
+
 MTTDEF mtt_status mtt_model_resolve(mtt_env *env, const mtt_model_desc *model, mtt_model_desc *resolved)
 {
     mtt__faults faults;
@@ -3698,28 +3826,8 @@ static void mtt__resolve_loss(mtt_policy *p, int64_t rows)
         if (cuda) chunk = rows / 4 < 8192 ? 8192 : mtt__min(rows / 64 * 16, 16384);
         p->loss = cuda ? MTT_LOSS_CHUNKED : MTT_LOSS_FULL;
     }
-    if (p->precision == MTT_FP8 && p->fp8_products == MTT_FP8_ALL) p->loss = MTT_LOSS_CHUNKED;
     if (!p->loss_chunk_rows) p->loss_chunk_rows = (int)chunk;
-    if (p->precision == MTT_FP8 && p->loss_chunk_rows > 0)
-        p->loss_chunk_rows = (int)mtt__round_up(p->loss_chunk_rows, 16);
-}
-
-/* Checks what FP8 needs. */
-static void mtt__check_fp8(mtt__faults *faults, const mtt_model_desc *model, const mtt_policy *p)
-{
-#ifdef MTT_NO_FP8
-    (void)model;
-    mtt__require(faults, !p, "precision is fp8, which MTT_NO_FP8 left out of this build: take bf16");
-#else
-    int kv = model->heads_kv * model->d_head;
-    mtt__require(faults, model->d_model % 16 == 0 && model->d_ff % 16 == 0,
-                 "precision is fp8: d_model %d and d_ff %d must be multiples of 16", model->d_model,
-                 model->d_ff);
-    mtt__require(faults, kv % 16 == 0,
-                 "precision is fp8: heads_kv * d_head is %d, it must be a multiple of 16", kv);
-    mtt__require(faults, !p->lora_rank,
-                 "precision is fp8, which has no adapters: set it to bf16, or lora_rank to 0");
-#endif
+    MTT__EACH_WING(resolve, (p));
 }
 
 MTTDEF mtt_status mtt_policy_resolve(mtt_env *env, const mtt_policy *policy, const mtt_model_desc *model,
@@ -3735,20 +3843,25 @@ MTTDEF mtt_status mtt_policy_resolve(mtt_env *env, const mtt_policy *policy, con
     mtt__resolve_loss(&p, (int64_t)batch * seq_len);
     if (!p.workspace_bytes) p.workspace_bytes = (size_t)32 << 20;
     if (p.window >= seq_len) p.window = 0;
-    if (p.lora_rank && p.lora_alpha == 0) p.lora_alpha = (float)p.lora_rank;
-    if (p.lora_rank && !p.lora_targets) p.lora_targets = "attn.c_attn";
-    if (p.precision == MTT_FP8) mtt__check_fp8(&faults, model, &p);
+#ifdef MTT_NO_FP8
+    mtt__require(&faults, p.precision != MTT_FP8,
+                 "precision is fp8, which MTT_NO_FP8 left out of this build: take bf16");
+#endif
+#ifdef MTT_NO_RANKS
+    mtt__require(&faults, p.ranks < 2, "ranks is %d, but MTT_NO_RANKS left ranks out of this build: set it to "
+                 "1", p.ranks);
+#endif
+#ifdef MTT_NO_ADAPTERS
+    mtt__require(&faults, !p.lora_rank, "lora_rank is %d, but MTT_NO_ADAPTERS left adapters out of this "
+                 "build: set it to 0", p.lora_rank);
+#endif
+    MTT__EACH_WING(checks, (&faults, model, &p));
     mtt__in_range(&faults, "batch", batch, 1, 1 << 20);
     mtt__in_range(&faults, "seq_len", seq_len, 1, 1 << 20);
     mtt__require(&faults, seq_len <= model->max_seq || model->positions != MTT_POSITIONS_LEARNED,
                  "seq_len is %d but the learned positions end at max_seq %d: raise max_seq", seq_len,
                  model->max_seq);
     mtt__check_fields(&faults, &p, mtt__policy_field);
-    mtt__require(&faults, p.ranks < 1 || (p.rank >= 0 && p.rank < p.ranks),
-                 "rank is %d, it must be at least 0 and below ranks, %d", p.rank, p.ranks);
-    mtt__require(&faults, p.lora_rank % 8 == 0, "lora_rank is %d, it must be a multiple of 8", p.lora_rank);
-    mtt__require(&faults, !p.keep_gradients || p.ranks == 1 || p.shard == MTT_SHARD_NONE,
-                 "keep_gradients is 1: ranks must not divide gradients, set shard to none");
     mtt__require(&faults, !p.early_update || p.precision < MTT_FP16,
                  "early_update is 1, but fp16 and fp8 scale the loss, and skip a step by all gradients: take "
                  "bf16");
@@ -3925,9 +4038,10 @@ MTTDEF size_t mtt_policy_name(const mtt_policy *policy, char *text, size_t capac
 /* The tables that define the model: precisions, parameters, the optimizer's state and activations. The rooms
    below work through these rows. A new parameter or activation is a new row here. */
 
-/* Of each precision: name, type of activations and weights in use, whether the loss is scaled, and FLOP/s of
-   products on an H200, to compare policies by. With 16 bits 500e12 are measured (779e12 in a product of 8192
-   x 8192 x 8192, less at a model's widths); the others are estimates. */
+/* Of each precision: name, type of activations and weights in use, whether the loss is scaled (2: in
+   proportion to the tokens of a step), and FLOP/s of products on an H200, to compare policies by. With 16
+   bits 500e12 are measured (779e12 in a product of 8192 x 8192 x 8192, less at a model's widths); the others
+   are estimates. */
 static const struct {
     const char *name;
     mtt_dtype dtype;
@@ -3938,7 +4052,7 @@ static const struct {
     {"tf32", MTT_F32, 0, 250e12},
     {"bf16", MTT_BF16_BITS, 0, 500e12},
     {"fp16", MTT_F16_BITS, 1, 500e12},
-    {"fp8", MTT_BF16_BITS, 1, 900e12},
+    {"fp8", MTT_BF16_BITS, 2, 900e12},
 };
 
 enum { MTT__BEFORE, MTT__LAYER, MTT__AFTER }; /* place of a parameter in the model */
@@ -3971,18 +4085,11 @@ static int mtt__fc_width(const mtt_model_desc *m)
     X(FC_BIAS, "h.%d.mlp.c_fc.bias", LAYER, mtt__fc_width(m), 0, ZEROS, !m->no_biases)                  \
     X(MLP_WEIGHT, "h.%d.mlp.c_proj.weight", LAYER, m->d_ff, m->d_model, NORMAL_RESIDUAL, 1)             \
     X(MLP_BIAS, "h.%d.mlp.c_proj.bias", LAYER, m->d_model, 0, ZEROS, !m->no_biases)                     \
-    X(QKV_A, "h.%d.attn.c_attn.lora_A", LAYER, m->d_model, lora_rank, UNIFORM, lora_rank)               \
-    X(QKV_B, "h.%d.attn.c_attn.lora_B", LAYER, lora_rank, qkv_width, ZEROS, lora_rank)                  \
-    X(PROJ_A, "h.%d.attn.c_proj.lora_A", LAYER, m->heads * m->d_head, lora_rank, UNIFORM, lora_rank)    \
-    X(PROJ_B, "h.%d.attn.c_proj.lora_B", LAYER, lora_rank, m->d_model, ZEROS, lora_rank)                \
-    X(FC_A, "h.%d.mlp.c_fc.lora_A", LAYER, m->d_model, lora_rank, UNIFORM, lora_rank)                   \
-    X(FC_B, "h.%d.mlp.c_fc.lora_B", LAYER, lora_rank, mtt__fc_width(m), ZEROS, lora_rank)               \
-    X(MLP_A, "h.%d.mlp.c_proj.lora_A", LAYER, m->d_ff, lora_rank, UNIFORM, lora_rank)                   \
-    X(MLP_B, "h.%d.mlp.c_proj.lora_B", LAYER, lora_rank, m->d_model, ZEROS, lora_rank)                  \
     X(LN_F_WEIGHT, "ln_f.weight", AFTER, m->d_model, 0, ONES, pre_norm)                                 \
     X(LN_F_BIAS, "ln_f.bias", AFTER, m->d_model, 0, ZEROS, pre_norm && shifts)                          \
     X(HEAD_WEIGHT, "lm_head.weight", AFTER, vocab, m->d_model, NORMAL, !m->tied_head)                   \
-    X(HEAD_BIAS, "lm_head.bias", AFTER, vocab, 0, ZEROS, !m->no_head_bias)
+    X(HEAD_BIAS, "lm_head.bias", AFTER, vocab, 0, ZEROS, !m->no_head_bias)                              \
+    MTT__ADAPTERS_PARAMETERS(X)
 
 #define MTT__PARAMETER_ENUM(kind, name, place, rows, columns, init, exists) MTT__##kind,
 enum { MTT__PARAMETERS(MTT__PARAMETER_ENUM) MTT__PARAMETER_KINDS };
@@ -3992,18 +4099,21 @@ static const struct {
     int place, init;
 } mtt__parameter_row[] = {MTT__PARAMETERS(MTT__PARAMETER_ROW)};
 
-static int mtt__is_adapter(int kind)
+/* 1 = the policy adds it to the model. */
+static int mtt__is_added(int kind)
 {
-    return kind >= MTT__QKV_A && kind <= MTT__MLP_B;
+    return kind > MTT__HEAD_BIAS;
 }
 
-/* The shape of a parameter, with `vocab` rows of the vocabulary; 0: there is none. */
-static int mtt__parameter_shape(const mtt_model_desc *m, int kind, int lora_rank, int64_t vocab,
+/* The shape of a parameter, with `vocab` rows of the vocabulary; 0: there is none. Without a policy those of
+   the model alone exist. */
+static int mtt__parameter_shape(const mtt_model_desc *m, const mtt_policy *policy, int kind, int64_t vocab,
                                 int64_t shape[2])
 {
     const int norms = m->norm_place != MTT_NORM_NONE, pre_norm = m->norm_place == MTT_NORM_PRE;
     const int shifts = m->norm == MTT_NORM_LAYER;
     int64_t qkv_width = (m->heads + 2 * m->heads_kv) * m->d_head;
+    (void)policy;
     switch (kind) {
 #define MTT__PARAMETER_SHAPE(kind, name, place, rows, columns, init, exists)            \
     case MTT__##kind: shape[0] = rows; shape[1] = columns; return exists;
@@ -4022,26 +4132,25 @@ static int mtt__parameter_shape(const mtt_model_desc *m, int kind, int lora_rank
 #define MTT__OPTIM_ENUM(kind, name, prefix, exists) MTT__##kind,
 enum { MTT__OPTIM(MTT__OPTIM_ENUM) MTT__OPTIM_KINDS };
 
-/* An activation is not kept for the backward pass if the recompute level of its layer is at least this. */
-enum { MTT__ALWAYS, MTT__BY_SELECTIVE, MTT__BY_LAYER, MTT__BY_SEGMENT, MTT__BY_NOTHING };
+/* An activation is not kept for the backward pass if the recompute level of its layer is at least this. ONCE:
+   it is not, and one operation of the forward pass reads it, which is not made again. */
+enum { MTT__ONCE = -1, MTT__ALWAYS, MTT__BY_SELECTIVE, MTT__BY_LAYER, MTT__BY_SEGMENT, MTT__BY_NOTHING };
 
-/* Types of activations: the precision's own, FP32, or e4m3 for what is made for FP8 alone. */
-enum { MTT__USUAL, MTT__WIDE, MTT__EIGHT };
+/* Types of activations: the precision's own, or an mtt_dtype. */
+enum { MTT__USUAL = -1, MTT__WIDE = MTT_F32 };
 
 /* Every activation of a layer: role, name, shape (0 = no such dimension), type, category, dropped by, frees.
    Layer number `layers` holds the final norm and the head. QKV_RAW is there if q and k are rotated or
    normalized. In shapes, d is the mtt_shape, qkv.row the columns of q, k and v together, wide = heads *
    d_head, and heads = batch * heads: see mtt__make.
 
-   Frees, for segments alone, as PROJ names QKV: when the adjoint of the operation that makes PROJ is done,
-   what the layer made before QKV is dropped, but for x. The next layer's x names itself: all that this layer
-   made is dropped. */
+   Frees (segments only): once the adjoint of the row's maker is done, everything that the layer made before
+   the named activation is dropped, except x. PROJ names QKV: the MLP's half is then done. The next layer's x
+   names itself: all that this layer made is dropped. */
 #define MTT__ACTIVATIONS(X)                                                                              \
     X(RESIDUAL, "x", d->batch, d->seq_len, d->d_model, USUAL, MTT_ACTIVATIONS, BY_SEGMENT, RESIDUAL)     \
     X(LN_1, "ln_1", d->rows, d->d_model, 0, USUAL, MTT_ACTIVATIONS, BY_SELECTIVE, NONE)                  \
     X(LN_1_STATS, "ln_1.stats", d->rows, 2, 0, WIDE, MTT_ACTIVATIONS, BY_LAYER, NONE)                    \
-    X(QKV_EIGHT, "attn.c_attn.t8", qkv.row, d->d_model, 0, EIGHT, MTT_WEIGHTS, ALWAYS, NONE)             \
-    X(QKV_XA, "attn.c_attn.xa", d->rows, lora_rank, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)           \
     X(QKV_RAW, "attn.qkv.raw", d->rows, qkv.row, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)              \
     X(QKV, "attn.qkv", d->rows, qkv.row, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)                      \
     X(SCORES, "attn.scores", heads, d->seq_len, d->seq_len, USUAL, MTT_SCORES, BY_SELECTIVE, NONE)       \
@@ -4049,27 +4158,21 @@ enum { MTT__USUAL, MTT__WIDE, MTT__EIGHT };
     X(AFTER_DROPOUT, "attn.dropped", heads, d->seq_len, d->seq_len, USUAL, MTT_SCORES, BY_SELECTIVE, NONE)\
     X(LSE, "attn.lse", heads, d->seq_len, 0, WIDE, MTT_ACTIVATIONS, BY_LAYER, NONE)                      \
     X(ATTENDED, "attn.out", d->rows, wide, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)                    \
-    X(ATTENDED_EIGHT, "attn.out.8", d->rows, wide, 0, EIGHT, MTT_ACTIVATIONS, ALWAYS, NONE)              \
-    X(PROJ_EIGHT, "attn.c_proj.t8", d->d_model, wide, 0, EIGHT, MTT_WEIGHTS, ALWAYS, NONE)               \
-    X(PROJ_XA, "attn.c_proj.xa", d->rows, lora_rank, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)          \
     X(PROJ, "attn.proj", d->rows, d->d_model, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, QKV)                  \
     X(SUM_1, "sum_1", d->rows, d->d_model, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)                    \
     X(MIDDLE, "x_mid", d->rows, d->d_model, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)                   \
     X(LN_2, "ln_2", d->rows, d->d_model, 0, USUAL, MTT_ACTIVATIONS, BY_SELECTIVE, LN_2)                  \
     X(LN_2_STATS, "ln_2.stats", d->rows, 2, 0, WIDE, MTT_ACTIVATIONS, BY_LAYER, NONE)                    \
-    X(FC_EIGHT, "mlp.c_fc.t8", d->d_fc, d->d_model, 0, EIGHT, MTT_WEIGHTS, ALWAYS, NONE)                 \
-    X(FC_XA, "mlp.c_fc.xa", d->rows, lora_rank, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)               \
     X(FC, "mlp.fc", d->rows, d->d_fc, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)                         \
     X(GELU, "mlp.gelu", d->rows, d->d_ff, 0, USUAL, MTT_ACTIVATIONS, BY_SELECTIVE, NONE)                 \
-    X(MLP_EIGHT, "mlp.c_proj.t8", d->d_model, d->d_ff, 0, EIGHT, MTT_WEIGHTS, ALWAYS, NONE)              \
-    X(MLP_XA, "mlp.c_proj.xa", d->rows, lora_rank, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)            \
     X(MLP, "mlp.proj", d->rows, d->d_model, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, FC)                     \
     X(SUM_2, "sum_2", d->rows, d->d_model, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)                    \
     X(LAST_ROW, "last_row", b->head_rows, d->d_model, 0, USUAL, MTT_ACTIVATIONS, BY_NOTHING, NONE)       \
     X(LN_F, "ln_f", b->head_rows, d->d_model, 0, USUAL, MTT_ACTIVATIONS, BY_NOTHING, NONE)               \
     X(LN_F_STATS, "ln_f.stats", b->head_rows, 2, 0, WIDE, MTT_ACTIVATIONS, BY_NOTHING, NONE)             \
     X(LOGITS, "logits", b->head_rows, d->vocab_padded, 0, USUAL, MTT_LOGITS, BY_NOTHING, NONE)           \
-    X(ROW_LOSS, "row_loss", d->rows, 3, 0, WIDE, MTT_DATA, BY_NOTHING, NONE)
+    X(ROW_LOSS, "row_loss", d->rows, 3, 0, WIDE, MTT_DATA, BY_NOTHING, NONE)                             \
+    MTT__ADAPTERS_ACTIVATIONS(X) MTT__EIGHT_ACTIVATIONS(X)
 
 #define MTT__ROLE_ENUM(role, name, a, b, c, type, category, dropped_by, frees) MTT__A_##role,
 enum { MTT__A_NONE = -1, MTT__ACTIVATIONS(MTT__ROLE_ENUM) MTT__ROLES };
@@ -4080,9 +4183,6 @@ static const struct {
     int type, dropped_by, frees;
 } mtt__role[] = {MTT__ACTIVATIONS(MTT__ROLE_ROW)};
 
-/* Entries of the table of scales: those of each layer, in the order of its roles, then the model's. */
-enum { MTT__LAYER_SCALES = 8, MTT__SCALE_LN_F = 0, MTT__SCALE_HEAD, MTT__SCALE_LOGITS, MTT__MODEL_SCALES };
-
 typedef struct mtt__parameter {
     int kind, layer;  /* layer -1 outside the layers */
     int frozen;       /* 1 = not trained: nothing below but its shape and weight */
@@ -4091,12 +4191,13 @@ typedef struct mtt__parameter {
     int first_range;  /* its first entry in the table of ranges */
     mtt_tensor *weight, *gradient;
     mtt_tensor *sum;  /* of the gradients of all micro-batches; NULL if there is one */
+    int64_t sum_shape[2]; /* that of the weight, or elements of a share; 0 = none */
     mtt_tensor *received; /* gradients of other ranks; NULL: no other ranks */
-    int64_t received_at;  /* where its own begin in a row of these, in bytes */
+    int64_t received_at;  /* where its element 0 is, or would be, in a row of these, in bytes */
 } mtt__parameter;
 
-/* A training step, an evaluation, or the logits of one token: operations over tensors that share one arena.
-   State comes first and has the same offsets in all programs of a schedule. */
+/* A training step, an evaluation, or the logits of one token: operations over tensors that share one arena in
+   each place. State comes first and has the same offsets in all programs of a schedule. */
 typedef struct mtt__program {
     mtt__pool pool; /* of the tensors, operands and parameters below */
     mtt_shape shape;
@@ -4105,13 +4206,13 @@ typedef struct mtt__program {
     mtt__parameter *parameters;
     int tensor_count, op_count, parameter_count;
     int range_count; /* entries of the table of ranges */
-    int64_t optim_elements, blocks; /* of master, m and v; of all gradients */
+    int64_t optim_elements; /* of master, m and v */
     int step_begin; /* the forward and backward pass end here */
     mtt_tensor *optim[MTT__OPTIM_KINDS]; /* what the optimizer keeps */
     mtt_tensor *positions, *angles; /* NULL: none */
     mtt_tensor *sequences, *places, *last, *choices, *chosen, **cache; /* of generation: see mtt_generator */
     mtt_tensor *tokens, *targets, *control, *counters, *ranges, *scales, *workspace, *output;
-    size_t arena_bytes;
+    size_t arena_bytes, host_bytes; /* of the card's arena and the host's */
 } mtt__program;
 
 /* A schedule trains, or else it generates: with a program for `chunk` rows of any sequences, and one for the
@@ -4140,19 +4241,19 @@ static int64_t mtt__parameter_elements(const mtt__parameter *q)
    >>schedule
    -------------------------------------------------------------------------------------------------------- */
 
-/* The program of a step is a list of operations over named tensors. Passes write it, one after the other.
-   FP8 and LoRA have passes that write the list again; the backward pass of such a product is one more
-   adjoint. They run in this order. In the file the adjoints come first, since a function stands before its
-   use:
-      forward    the model, a page of operations, and the loss
-      adapters   LoRA: linear layers get a second product
-      eight      FP8: products take operands in 8 bits
-      adjoints   the forward list in reverse; each operation's adjoint emits its backward operations, and
-                 mtt__need emits again the forward operations whose results were dropped
-      absorb     FP8: what makes a tensor also rounds it
-      gradients  after each layer they are summed, exchanged between ranks, or used at once
-      fusions    neighbours that one kernel can do are joined
-      step       the gradient's norm and the update
+/* The program of a step is a list of operations over named tensors. Passes write it, one after the other, in
+   this order. Those in brackets are of wings, and write the list again where their technique is on:
+      forward     the model, a page of operations, and the loss
+      [generate]  rows of any sequences read a cache of keys and values
+      [adapters]  LoRA: linear layers get a second product
+      [eight]     FP8: products take operands in 8 bits
+      adjoints    the forward list in reverse; each operation's adjoint emits its backward operations, and
+                  mtt__need emits again the forward operations whose results were dropped
+      [absorb]    FP8: what makes a tensor also rounds it
+      gradients   after each layer they are summed, exchanged between ranks, or used at once
+      fusions     neighbours that one kernel can do are joined
+      step        the gradient's norm and the update
+      [scales]    FP8: the scales of the next step
    mtt_schedule_print_passes shows the list between them. Offsets are not a concern here: mtt__close_program
    finds the first and the last use of every tensor, and the plan its place. */
 
@@ -4187,29 +4288,30 @@ typedef struct mtt__activation {
 
 /* Builds one program. After the first failure everything does nothing; `nothing`, `no_op` and `no_operands`
    then take what is written. */
-typedef struct mtt__builder {
+struct mtt__builder {
     mtt_env *env;
     const mtt_schedule *schedule;
     const mtt_policy *policy;
     mtt__program *program;
     int trains;                      /* 1 = the program has a backward pass */
+    int sums;                        /* 1 = a step adds up the gradients of several micro-batches */
     mtt__pool pool;                  /* of what the builder alone needs */
     mtt__activation *activations;    /* [role][layer] */
     mtt__parameter **parameters;     /* [kind][layer]; NULL = the model has none */
     size_t tensor_capacity, op_capacity;
     int64_t head_rows;               /* rows that reach the final norm and the head */
-    mtt_tensor *positions, *angles;  /* as operations read them: for each place, or gathered for each row */
+    int one_row, logits;             /* 1 = one row of x reaches the head; logits are made, and no loss */
     mtt_phase phase;
-    int recomputing;
     int backward_at;                 /* the layer of the operation whose adjoint is being emitted */
     mtt_status status;
     mtt_op *op;                      /* the last one */
-    int at;                          /* the layer whose gradients are being made: see mtt__rule_gradients */
-    int *reads;                      /* of each tensor: by how many operands */
+    void *own;                       /* memory of the pass: see mtt__own */
+    int layer, left;                 /* of the operation that a rule is asked about, and of the one before:
+                                        -1 before the layers, their number after them, -2 at the end */
     mtt_tensor nothing;
     mtt_op no_op;
     mtt__operands no_operands;
-} mtt__builder;
+};
 
 static mtt_dtype mtt__dtype(const mtt__builder *b)
 {
@@ -4218,11 +4320,8 @@ static mtt_dtype mtt__dtype(const mtt__builder *b)
 
 static mtt_dtype mtt__role_dtype(const mtt__builder *b, int role)
 {
-    switch (mtt__role[role].type) {
-    case MTT__WIDE: return MTT_F32;
-    case MTT__EIGHT: return MTT_F8_E4M3;
-    default: return mtt__dtype(b);
-    }
+    int type = mtt__role[role].type;
+    return type == MTT__USUAL ? mtt__dtype(b) : (mtt_dtype)type;
 }
 
 static size_t mtt__slot(const mtt__builder *b, int row, int layer)
@@ -4262,7 +4361,7 @@ static mtt_tensor *mtt__add_tensor(mtt__builder *b, mtt_dtype dtype, mtt_categor
     t->shape[1] = s1;
     t->shape[2] = s2;
     t->dims = s2 ? 3 : s1 ? 2 : 1;
-    t->bytes = mtt__mul(mtt__mul((size_t)s0, rows), mtt__mul(columns, mtt__dtype_bytes[dtype]));
+    t->bytes = mtt__bytes_of(dtype, mtt__mul(mtt__mul((size_t)s0, rows), columns));
     t->role = t->layer = t->parameter = t->entry = t->first = t->last = -1;
     t->index = p->tensor_count;
     return p->tensors[p->tensor_count++] = t;
@@ -4282,7 +4381,6 @@ static mtt_tensor *mtt__make(mtt__builder *b, int role_of, int layer)
     const mtt_shape *d = &b->program->shape;
     mtt_qkv qkv = mtt_qkv_of(d);
     int64_t heads = (int64_t)d->batch * d->heads, wide = (int64_t)d->heads * d->d_head;
-    int lora_rank = b->policy->lora_rank;
     mtt_tensor *t = &b->nothing;
     switch (role_of) {
 #define MTT__MAKE(role, name, s0, s1, s2, type, category, dropped_by, frees)            \
@@ -4305,7 +4403,7 @@ static int mtt__trains(const mtt__builder *b, const mtt_tensor *t)
     return t->role >= 0 && mtt__activation_of(b, t)->trains;
 }
 
-/* The same for some operand from number `k` up to `end`. */
+/* 1 = the gradient of any operand in [k, end) is wanted. */
 static int mtt__some_train(const mtt__builder *b, mtt_tensor **operands, int k, int end)
 {
     while (k < end && !mtt__trains(b, operands[k])) k++;
@@ -4343,7 +4441,6 @@ static mtt_op *mtt__emit(mtt__builder *b, mtt_op_kind kind, int layer, int site,
     op.phase = b->phase;
     op.layer = layer;
     op.site = site;
-    op.recomputed = b->recomputing;
     op.inputs = mtt__op_row[kind].inputs;
     op.outputs = mtt__op_row[kind].operands - op.inputs;
     return mtt__append(b, &op);
@@ -4360,8 +4457,28 @@ static mtt_op *mtt__emit(mtt__builder *b, mtt_op_kind kind, int layer, int site,
 
 /* A rule of a pass: it emits what takes the place of the operation `op`, and returns how many of the list it
    has dealt with. With 0 the operation stays, with the operands that the rule has left it. The list ends at
-   `end`, where the rule is asked once more, so that `gradients` can end the last layer. */
+   `end`, where the rule is asked once more. The driver sets b->phase, b->layer and b->left before. */
 typedef int mtt__rule(mtt__builder *b, mtt_op *op, const mtt_op *end);
+
+/* Returns what a rule keeps from operation to operation: zeros at first. NULL: out of memory. */
+static void *mtt__own(mtt__builder *b, size_t bytes)
+{
+    if (!b->own && !b->status) b->own = mtt__pool_take(b->env, &b->pool, bytes);
+    if (!b->own && !b->status) b->status = MTT_E_MEMORY;
+    return b->own;
+}
+
+/* Tells the rule in which layer an operation is. One that is done again is for the one that follows. */
+static void mtt__enter_layer(mtt__builder *b, const mtt_op *op, const mtt_op *end)
+{
+    int layers = b->program->shape.layers;
+    b->left = b->layer;
+    while (op < end && op->recomputed) op++;
+    if (op == end) b->layer = -2;
+    else if (op->layer >= 0) b->layer = op->layer;
+    else if (op->phase == MTT_FORWARD ? b->left >= 0 : b->left == layers) b->layer = layers;
+    else b->layer = -1;
+}
 
 /* Writes the list again by a rule. */
 static void mtt__rewrite(mtt__builder *b, mtt__rule *rule)
@@ -4370,21 +4487,25 @@ static void mtt__rewrite(mtt__builder *b, mtt__rule *rule)
     b->program->ops = NULL;
     b->program->op_count = 0;
     b->op_capacity = 0;
+    b->layer = -1;
+    b->own = NULL;
     while (op < end && !b->status) {
         int done;
         b->phase = op->phase;
+        mtt__enter_layer(b, op, end);
         done = rule(b, op, end);
         if (!done) mtt__append(b, op);
         op += done ? done : 1;
     }
-    if (!b->status) rule(b, op, end);
+    mtt__enter_layer(b, end, end);
+    if (!b->status) rule(b, end, end);
     mtt__free(b->env, list);
 }
 
 /* ---- recomputation ---- */
 
-/* A new tensor for the same activation, now its current one. In 8 bits it is not `recorded`: its largest
-   value has been counted. */
+/* A new tensor for the same activation, now its current one. It is not `recorded`: its largest value has
+   been counted. */
 static mtt_tensor *mtt__make_again(mtt__builder *b, const mtt_tensor *t)
 {
     mtt_tensor *again = mtt__make(b, t->role, t->layer);
@@ -4447,27 +4568,27 @@ static void mtt__forget_layer(mtt__builder *b, int layer)
    of a step. */
 static mtt_tensor *mtt__need(mtt__builder *b, mtt_tensor *t)
 {
-    mtt_tensor *operands[MTT__MOST_OPERANDS];
-    mtt_op source, *again;
+    mtt_tensor **made;
+    mtt_op again;
     int k, count;
     if (!t || t->role < 0 || b->status) return t;
     if (mtt__activation_of(b, t)->current) return mtt__activation_of(b, t)->current;
-    source = b->program->ops[mtt__activation_of(b, t)->maker];
-    count = source.inputs + source.outputs;
-    for (k = 0; k < source.inputs; k++) mtt__need(b, source.operands[k]);
+    again = b->program->ops[mtt__activation_of(b, t)->maker];
+    count = again.inputs + again.outputs;
+    for (k = 0; k < again.inputs; k++) mtt__need(b, again.operands[k]);
+    made = (mtt_tensor **)mtt__take(b, (size_t)count * sizeof(*made));
     for (k = 0; k < count && !b->status; k++) {
-        mtt_tensor *now = operands[k] = source.operands[k];
-        if (!now || now->role < 0) continue;
-        operands[k] = mtt__activation_of(b, now)->current;
-        if (now->role == MTT__A_ATTENDED_EIGHT && now != t) continue; /* one product read it, which is done */
-        if (!operands[k]) operands[k] = mtt__make_again(b, now);
+        mtt_tensor *then = made[k] = again.operands[k];
+        if (!then || then->role < 0) continue;
+        made[k] = mtt__activation_of(b, then)->current;
+        if (mtt__role[then->role].dropped_by == MTT__ONCE && then != t) continue; /* its reader is done */
+        if (!made[k]) made[k] = mtt__make_again(b, then);
     }
     if (b->status) return t;
-    b->recomputing = 1;
-    again = mtt__emit(b, source.kind, source.layer, source.site, operands);
-    b->recomputing = 0;
-    again->transposed = source.transposed;
-    again->scale = source.scale;
+    again.operands = made;
+    again.phase = b->phase;
+    again.recomputed = 1;
+    mtt__append(b, &again);
     if (t->role == MTT__A_RESIDUAL && t->layer > 0) mtt__forget_layer(b, t->layer - 1);
     return mtt__activation_of(b, t)->current;
 }
@@ -4483,16 +4604,16 @@ static int mtt__is_dropped(const mtt_schedule *s, int role, int layer)
     return mtt__role[role].dropped_by <= level;
 }
 
-/* What the backward pass makes again is not kept. Nor is a product's 8-bit input: the backward pass makes its
-   transpose again. */
+/* What the backward pass makes again is not kept. Nor is what has another type than its role: the wing that
+   gave it that type makes it again in its own way. */
 static void mtt__drop_activations(mtt__builder *b)
 {
     int layer, role;
     for (layer = 0; layer <= b->program->shape.layers; layer++)
         for (role = 0; role < MTT__ROLES; role++) {
             mtt__activation *a = &b->activations[mtt__slot(b, role, layer)];
-            int eight = a->current && a->current->dtype == MTT_F8_E4M3;
-            if (mtt__is_dropped(b->schedule, role, layer) || eight) a->current = NULL;
+            int other = a->current && a->current->dtype != mtt__role_dtype(b, role);
+            if (mtt__is_dropped(b->schedule, role, layer) || other) a->current = NULL;
         }
 }
 
@@ -4526,7 +4647,7 @@ static mtt_tensor *mtt__parameter_gradient(mtt__builder *b, const mtt_tensor *we
     if (!weight || weight->parameter < 0 || !mtt__trains(b, weight)) return NULL;
     q = &b->program->parameters[weight->parameter];
     if (q->gradient) return q->gradient;
-    weight = q->weight; /* and not its 8-bit transpose */
+    weight = q->weight; /* and not a wing's copy of it */
     once = policy->state == MTT_STATE_COMPACT && policy->accumulate == 1 && q->layer >= 0 && q->shape[1];
     q->gradient = mtt__add_tensor(b, once ? weight->dtype : MTT_F32, MTT_GRADIENTS, -1, "d_", weight->name,
                                   weight->shape[0], weight->shape[1], 0);
@@ -4601,7 +4722,7 @@ static mtt_tensor *mtt__norm(mtt__builder *b, int layer, int which, mtt_tensor *
     return y;
 }
 
-/* What the first product of a branch, or the head, reads: x, in a pre-norm model normalized. */
+/* The input of a branch's first product, or of the head: norm(x) in a pre-norm model, else x. */
 static mtt_tensor *mtt__product_input(mtt__builder *b, int layer, int which, mtt_tensor *x)
 {
     if (b->schedule->model.norm_place != MTT_NORM_PRE) return x;
@@ -4611,7 +4732,7 @@ static mtt_tensor *mtt__product_input(mtt__builder *b, int layer, int which, mtt
 /* q, k and v of each head, as attention takes them. */
 static mtt_tensor *mtt__qkv(mtt__builder *b, int layer, mtt_tensor *x)
 {
-    mtt_tensor *angles = b->angles, *q_gain = mtt__weight(b, MTT__Q_NORM_WEIGHT, layer), *raw, *y;
+    mtt_tensor *angles = b->program->angles, *q_gain = mtt__weight(b, MTT__Q_NORM_WEIGHT, layer), *raw, *y;
     if (!angles && !q_gain) return MTT__LINEAR(b, layer, x, QKV, MTT__A_QKV);
     raw = MTT__LINEAR(b, layer, x, QKV, MTT__A_QKV_RAW);
     y = mtt__make(b, MTT__A_QKV, layer);
@@ -4622,14 +4743,6 @@ static mtt_tensor *mtt__qkv(mtt__builder *b, int layer, mtt_tensor *x)
 static mtt_tensor *mtt__attention(mtt__builder *b, int layer, mtt_tensor *qkv)
 {
     mtt_tensor *control = b->program->control, *scores, *probs, *dropped, *out, *lse;
-    if (b->schedule->chunk) {
-        mtt__program *p = b->program;
-        out = mtt__make(b, MTT__A_ATTENDED, layer);
-        if (!b->status)
-            MTT__EMIT(b, layer, 0, cached_attention, qkv, p->sequences, p->places, p->cache[2 * layer],
-                      p->cache[2 * layer + 1], out);
-        return out;
-    }
     if (b->policy->attention == MTT_ATTENTION_FLASH) {
         lse = mtt__make(b, MTT__A_LSE, layer);
         out = mtt__make(b, MTT__A_ATTENDED, layer);
@@ -4681,7 +4794,7 @@ static mtt_tensor *mtt__emit_layers(mtt__builder *b)
     mtt__program *p = b->program;
     mtt_tensor *x = mtt__make(b, MTT__A_RESIDUAL, 0), *wte = mtt__weight(b, MTT__WTE, -1), *h;
     int i;
-    MTT__EMIT(b, -1, MTT__SITE_EMBED, embed, p->tokens, wte, b->positions, p->control, x);
+    MTT__EMIT(b, -1, MTT__SITE_EMBED, embed, p->tokens, wte, p->positions, p->control, x);
     for (i = 0; i < p->shape.layers; i++) {
         h = mtt__product_input(b, i, MTT__FIRST_NORM, x);
         h = mtt__attention(b, i, mtt__qkv(b, i, h));
@@ -4737,65 +4850,61 @@ static void mtt__emit_loss(mtt__builder *b, mtt_tensor *x)
     MTT__EMIT(b, -1, 0, sum_loss, losses, p->control, p->counters, NULL);
 }
 
-/* Returns the rows of a table at an index. */
-static mtt_tensor *mtt__gather_rows(mtt__builder *b, mtt_tensor *table, mtt_tensor *index, const char *name)
-{
-    mtt_tensor *y;
-    if (!table) return NULL;
-    y = mtt__add_tensor(b, table->dtype, MTT_DATA, -1, name, ".row", b->program->shape.rows,
-                        mtt__width(table), 0);
-    MTT__EMIT(b, -1, 0, gather, table, index, y);
-    return y;
-}
-
-/* The forward pass: of a training step, of an evaluation, or up to the logits of the token after a sequence.
-   Before the head a generator's rows are of any sequences; gather then takes the last row of each. */
+/* The forward pass: of a training step, of an evaluation, or up to logits. */
 static void mtt__emit_forward(mtt__builder *b)
 {
     mtt__program *p = b->program;
-    int which = (int)(p - b->schedule->programs), layers = p->shape.layers;
-    int generates = b->schedule->chunk > 0;
-    mtt_tensor *x, *row;
-    if (generates) {
-        b->positions = mtt__gather_rows(b, p->positions, p->places, "positions");
-        b->angles = mtt__gather_rows(b, p->angles, p->places, "angles");
-    }
-    x = mtt__emit_layers(b);
-    if (generates ? which == MTT__CHUNK : which == MTT__NEXT) {
+    int layers = p->shape.layers;
+    mtt_tensor *x = mtt__emit_layers(b), *row;
+    if (b->one_row) {
         row = mtt__make(b, MTT__A_LAST_ROW, layers);
-        if (generates) MTT__EMIT(b, -1, 0, gather, x, p->last, row);
-        else MTT__EMIT(b, -1, 0, pick_row, x, p->control, row);
+        MTT__EMIT(b, -1, 0, pick_row, x, p->control, row);
         x = row;
     }
     x = mtt__product_input(b, layers, MTT__FINAL_NORM, x);
-    if (generates || which == MTT__NEXT) p->output = mtt__emit_logits(b, x);
+    if (b->logits) p->output = mtt__emit_logits(b, x);
     else mtt__emit_loss(b, x);
-    if (generates) MTT__EMIT(b, -1, 0, choose_id, p->output, p->choices, p->chosen);
 }
 
 /* ---- the linear layers of a layer, for passes that change them ---- */
 
-/* The weight, its adapter, x A, and the weight in 8 bits. */
-static const struct { int weight, lora_a, xa, eight; } mtt__linears[] = {
-    {MTT__QKV_WEIGHT, MTT__QKV_A, MTT__A_QKV_XA, MTT__A_QKV_EIGHT},
-    {MTT__PROJ_WEIGHT, MTT__PROJ_A, MTT__A_PROJ_XA, MTT__A_PROJ_EIGHT},
-    {MTT__FC_WEIGHT, MTT__FC_A, MTT__A_FC_XA, MTT__A_FC_EIGHT},
-    {MTT__MLP_WEIGHT, MTT__MLP_A, MTT__A_MLP_XA, MTT__A_MLP_EIGHT},
-};
+static const int mtt__linears[] = {MTT__QKV_WEIGHT, MTT__PROJ_WEIGHT, MTT__FC_WEIGHT, MTT__MLP_WEIGHT};
 
 /* Which of these an operation is; -1: none. */
-static int mtt__linear_number(const mtt__builder *b, const mtt_op *op)
+static MTT__UNUSED int mtt__linear_number(const mtt__builder *b, const mtt_op *op)
 {
     int k = 4;
     if (op->kind == MTT_OP_linear && op->layer >= 0)
-        while (--k >= 0 && mtt__weight(b, mtt__linears[k].weight, op->layer) != op->operands[1]) {}
+        while (--k >= 0 && mtt__weight(b, mtt__linears[k], op->layer) != op->operands[1]) {}
     return k == 4 ? -1 : k;
 }
 
 /* ---- adjoints ---- */
 
 /* An adjoint emits the backward operations of a forward operation: it takes the gradient of what the
-   operation made, and leaves the gradients of its inputs. mtt__need brings dropped activations back. */
+   operation made, and leaves the gradients of its inputs. mtt__need brings dropped activations back. A row:
+   the operation, and its adjoint; `none` emits nothing, since chunked_loss makes its gradients itself. */
+#define MTT__ADJOINTS(X)                                                                                \
+    X(embed, embed) X(norm, norm) X(linear, linear) X(rotary, rotary) X(residual, residual)             \
+    X(attention_scores, attention_scores) X(softmax, softmax) X(dropout_scores, dropout_scores)         \
+    X(attention_values, attention_values) X(flash, flash) X(gelu, activation) X(activation, activation) \
+    X(cross_entropy, cross_entropy) X(chunked_loss, none)                                               \
+    MTT__ADAPTERS_ADJOINTS(X) MTT__EIGHT_ADJOINTS(X)
+
+/* A list declares the functions that it names, so the room of a wing may stand behind the hall. */
+typedef void mtt__adjoint(mtt__builder *b, const mtt_op *op);
+#define MTT__ADJOINT_DECLARED(kind, name) static mtt__adjoint mtt__adjoint_##name;
+MTT__ADJOINTS(MTT__ADJOINT_DECLARED)
+#define MTT__ADJOINT_ROW(kind, name) {MTT_OP_##kind, mtt__adjoint_##name},
+static const struct {
+    mtt_op_kind kind;
+    mtt__adjoint *emit;
+} mtt__adjoints[] = {MTT__ADJOINTS(MTT__ADJOINT_ROW)};
+
+static void mtt__adjoint_none(mtt__builder *b, const mtt_op *op)
+{
+    (void)b, (void)op;
+}
 
 static void mtt__adjoint_embed(mtt__builder *b, const mtt_op *op)
 {
@@ -4863,7 +4972,7 @@ static void mtt__adjoint_activation(mtt__builder *b, const mtt_op *op)
     mtt__activation_of(b, x)->current = NULL;
 }
 
-/* In place. */
+/* The gradient is rotated back in place. */
 static void mtt__adjoint_rotary(mtt__builder *b, const mtt_op *op)
 {
     const mtt_op_rotary *f = MTT_OPERANDS_OF(rotary, op);
@@ -4919,7 +5028,7 @@ static void mtt__adjoint_flash(mtt__builder *b, const mtt_op *op)
 {
     const mtt_op_flash *f = MTT_OPERANDS_OF(flash, op);
     mtt_tensor *qkv = mtt__need(b, f->qkv), *out = mtt__need(b, f->out), *lse = mtt__need(b, f->lse);
-    mtt_tensor *dy = *mtt__gradient(b, f->out_8 ? f->out_8 : f->out), *d_qkv = mtt__make_gradient(b, f->qkv);
+    mtt_tensor *dy = *mtt__gradient(b, f->out), *d_qkv = mtt__make_gradient(b, f->qkv);
     MTT__EMIT(b, op->layer, op->site, flash_backward, dy, qkv, out, lse, f->control, d_qkv, NULL);
 }
 
@@ -4932,417 +5041,25 @@ static void mtt__adjoint_cross_entropy(mtt__builder *b, const mtt_op *op)
     *mtt__gradient(b, x) = x;
 }
 
-/* ---- adapters: LoRA (Hu et al. 2021, arXiv 2106.09685) ---- */
-
-/* An adapter's part in a product: alpha / rank. */
-static float mtt__lora_scale(const mtt_policy *policy)
-{
-    return policy->lora_alpha / (float)policy->lora_rank;
-}
-
-/* y = x W + b becomes xa = scale x A, y = x W + b + xa B. */
-static int mtt__rule_adapters(mtt__builder *b, mtt_op *op, const mtt_op *end)
-{
-    int which = op == end ? -1 : mtt__linear_number(b, op), kind = which < 0 ? 0 : mtt__linears[which].lora_a;
-    mtt_tensor *lora_a = which < 0 ? NULL : mtt__weight(b, kind, op->layer), *xa;
-    const mtt_op_linear *f;
-    if (!lora_a) return 0;
-    f = MTT_OPERANDS_OF(linear, op);
-    xa = mtt__make(b, mtt__linears[which].xa, op->layer);
-    MTT__EMIT(b, op->layer, 0, linear, f->x, lora_a, NULL, xa);
-    b->op->scale = mtt__lora_scale(b->policy);
-    MTT__EMIT(b, op->layer, 0, linear_adapted, f->x, f->weight, f->bias, xa,
-              mtt__weight(b, kind + 1, op->layer), f->y);
-    return 1;
-}
-
-/* The gradients of B and of x A, then those of the layer itself. */
-static void mtt__adjoint_linear_adapted(mtt__builder *b, const mtt_op *op)
-{
-    const mtt_op_linear_adapted *f = MTT_OPERANDS_OF(linear_adapted, op);
-    mtt_op_linear linear = {f->x, f->weight, f->bias, f->y};
-    mtt_tensor *dy = *mtt__gradient(b, f->y), *d_b = mtt__parameter_gradient(b, f->lora_b);
-    mtt_op base = *op;
-    if (d_b) {
-        mtt_tensor *xa = mtt__need(b, f->xa);
-        MTT__EMIT(b, op->layer, 0, linear_backward_weight, xa, dy, d_b, NULL);
-    }
-    if (mtt__trains(b, f->xa)) {
-        MTT__EMIT(b, op->layer, 0, linear_backward_input, dy, f->lora_b, mtt__make_gradient(b, f->xa));
-        b->op->scale = mtt__lora_scale(b->policy);
-    }
-    base.operands = (mtt_tensor **)(void *)&linear;
-    mtt__adjoint_linear(b, &base);
-}
-
-/* ---- 8 bits: the products of FP8 ---- */
-
-#ifndef MTT_NO_FP8
-/* A product of FP8 takes x and W in e4m3, each times a scale of its own, and the gradient dy in e5m2, at
-   scale 1. It sums along the rows of both, so y = x W needs W transposed, and dW = x^T dy needs both
-   transposed. So the weights of a layer are rounded twice, transposed before its forward pass and as they are
-   before its backward pass, and dy at once in both orders. x is not kept: from what was kept its transpose is
-   made again. What makes a tensor rounds it on its way where it can, `absorb`; else quantize does, an
-   operation of its own. The comment above MTT_LOCAL_OPS has the operands. */
-
-/* 1 = products are in 8 bits: of the layers, of the head (`least` is MTT_FP8_ALL). Evaluations and generation
-   have theirs in 16, for the weights as they are saved. */
-static int mtt__in_eight(const mtt__builder *b, mtt_fp8_products least)
-{
-    return b->trains && b->policy->precision == MTT_FP8 && b->policy->fp8_products <= least;
-}
-
-/* The entry of an activation or a transposed weight in the table of scales. */
-static int mtt__scale_entry(const mtt__builder *b, int role, int layer)
-{
-    static const int roles[MTT__LAYER_SCALES] = {MTT__A_LN_1, MTT__A_ATTENDED_EIGHT, MTT__A_LN_2, MTT__A_GELU,
-                                                 MTT__A_QKV_EIGHT, MTT__A_PROJ_EIGHT, MTT__A_FC_EIGHT,
-                                                 MTT__A_MLP_EIGHT};
-    int i = 0;
-    if (role == MTT__A_LN_F) return MTT__LAYER_SCALES * b->program->shape.layers + MTT__SCALE_LN_F;
-    while (i < MTT__LAYER_SCALES - 1 && roles[i] != role) i++;
-    return MTT__LAYER_SCALES * layer + i;
-}
-
-/* Makes an activation or a transposed weight that is in 8 bits. */
-static mtt_tensor *mtt__make_eight(mtt__builder *b, int role, int layer)
-{
-    mtt_tensor *t = mtt__make(b, role, layer);
-    if (b->status) return t;
-    t->entry = mtt__scale_entry(b, role, layer);
-    t->recorded = b->phase == MTT_FORWARD;
-    return t;
-}
-
-/* An 8-bit tensor for the values of another, or their transpose, whose rows are padded to 16 elements.
-   Without an entry it is a gradient in e5m2. */
-static mtt_tensor *mtt__add_eight(mtt__builder *b, const mtt_tensor *t, int entry, int transposed)
-{
-    mtt_dtype dtype = entry < 0 ? MTT_F8_E5M2 : MTT_F8_E4M3;
-    int64_t rows, width;
-    mtt_tensor *eight;
-    if (b->status) return &b->nothing;
-    rows = mtt__rows(t), width = mtt__width(t);
-    eight = mtt__add_tensor(b, dtype, t->category, -1, t->name, transposed ? ".t8" : ".8",
-                            transposed ? width : rows, transposed ? mtt__round_up(rows, 16) : width, 0);
-    eight->entry = entry;
-    return eight;
-}
-
-/* A product's input, made again from what was kept: in 8 bits and transposed. */
-static mtt_tensor *mtt__input_again(mtt__builder *b, int layer, const mtt_tensor *x)
-{
-    mtt_op maker = mtt__maker(b, x);
-    const mtt_op_norm *n = MTT_OPERANDS_OF(norm, &maker);
-    int attention = maker.kind == MTT_OP_flash; /* its output is there in 16 bits */
-    mtt_tensor *from, *stats = NULL, *gain = NULL, *shift = NULL, *again;
-    from = mtt__need(b, maker.operands[attention ? maker.inputs : 0]);
-    if (maker.kind == MTT_OP_norm) stats = mtt__need(b, n->stats), gain = n->gain, shift = n->shift;
-    if (mtt__is_activation(maker.kind)) { /* quantize can apply a norm on its way, but no activation */
-        mtt_op_activation row = {from, mtt__add_tensor(b, mtt__dtype(b), x->category, -1, x->name, ".16",
-                                                    mtt__rows(x), mtt__width(x), 0)};
-        b->recomputing = 1;
-        mtt__emit(b, maker.kind, layer, 0, &row);
-        b->recomputing = 0;
-        from = row.y;
-    }
-    again = mtt__add_eight(b, x, x->entry, 1);
-    MTT__EMIT(b, layer, 0, quantize, from, stats, gain, shift, NULL, again);
-    return again;
-}
-
-/* From now on an activation is in 8 bits: what makes it rounds it. */
-static mtt_tensor *mtt__narrow(mtt__builder *b, mtt_tensor *t)
-{
-    if (b->status) return t;
-    t->dtype = MTT_F8_E4M3;
-    t->bytes = (size_t)mtt__elements(t);
-    t->entry = mtt__scale_entry(b, t->role, t->layer);
-    t->recorded = 1;
-    return t;
-}
-
-/* Returns the 8-bit input of a product: x itself, attention's output in 8 bits, or a copy as activation
-   `role`. */
-static mtt_tensor *mtt__eight_input(mtt__builder *b, int layer, mtt_tensor *x, int role)
-{
-    mtt_tensor *y;
-    if (b->status || x->dtype == MTT_F8_E4M3) return x;
-    if (x->role == MTT__A_ATTENDED)
-        return b->activations[mtt__slot(b, MTT__A_ATTENDED_EIGHT, x->layer)].current;
-    y = mtt__narrow(b, mtt__make(b, role, layer < 0 ? b->program->shape.layers : layer));
-    MTT__EMIT(b, layer, 0, quantize, x, NULL, NULL, NULL, y, NULL);
-    return y;
-}
-
-/* The weights of a layer in 8 bits, transposed or as they are. */
-static void mtt__emit_weights(mtt__builder *b, int layer, int transposed)
-{
-    mtt_tensor *operands[8];
-    int i;
-    for (i = 0; i < 4 && !b->status; i++) {
-        mtt_tensor *w = operands[i] = mtt__weight(b, mtt__linears[i].weight, layer);
-        int role = mtt__linears[i].eight;
-        operands[4 + i] = transposed ? mtt__make_eight(b, role, layer)
-                                     : mtt__add_eight(b, w, mtt__scale_entry(b, role, layer), 0);
-        operands[4 + i]->parameter = w->parameter;
-    }
-    if (!b->status) mtt__emit(b, MTT_OP_quantize_weights, layer, 0, operands)->transposed = transposed;
-}
-
-/* y = x W + b with x and W in 8 bits, and W transposed. A layer's weights are made before its first one. Only
-   what no norm has made needs a copy, the input of attention and of the MLP: as that norm's output. */
-static int mtt__eight_linear(mtt__builder *b, const mtt_op *op, int which)
-{
-    const mtt_op_linear *f = MTT_OPERANDS_OF(linear, op);
-    mtt_tensor *x = mtt__eight_input(b, op->layer, f->x, which == 0 ? MTT__A_LN_1 : MTT__A_LN_2), *w;
-    if (which == 0) mtt__emit_weights(b, op->layer, 1);
-    w = b->activations[mtt__slot(b, mtt__linears[which].eight, op->layer)].current;
-    MTT__EMIT(b, op->layer, 0, linear, x, w, f->bias, f->y);
-    b->op->transposed = 1;
-    return 1;
-}
-
-/* The head's products, with its weight as it is and transposed. */
-static int mtt__eight_loss(mtt__builder *b, const mtt_op *op)
-{
-    mtt_op_chunked_loss f = *MTT_OPERANDS_OF(chunked_loss, op);
-    mtt_tensor *x = mtt__eight_input(b, -1, f.x, MTT__A_LN_F), *w = f.weight;
-    int scales = MTT__LAYER_SCALES * b->program->shape.layers;
-    int64_t rows, vocab = b->program->shape.vocab_padded;
-    if (b->status) return 1;
-    if (x != f.x) { /* a copy has the gradient now */
-        *mtt__gradient(b, f.x) = NULL;
-        f.dx = mtt__make_gradient(b, x);
-    }
-    f.weight = mtt__add_eight(b, w, scales + MTT__SCALE_HEAD, 0);
-    f.weight_t = mtt__add_eight(b, w, scales + MTT__SCALE_HEAD, 1);
-    f.weight->recorded = 1;
-    MTT__EMIT(b, -1, 0, quantize, w, NULL, NULL, NULL, f.weight, f.weight_t);
-    if (f.d_weight) f.x_t = mtt__input_again(b, -1, x);
-    f.x = x;
-    if (b->status) return 1;
-    rows = f.logits->shape[0];
-    f.d_logits = mtt__add_tensor(b, MTT_F8_E5M2, MTT_LOGITS, -1, "", "d_logits.8", rows, vocab, 0);
-    f.d_logits_t = mtt__add_tensor(b, MTT_F8_E5M2, MTT_LOGITS, -1, "", "d_logits.t8", vocab,
-                                   mtt__round_up(rows, 16), 0);
-    f.d_logits->entry = f.d_logits_t->entry = scales + MTT__SCALE_LOGITS;
-    mtt__emit(b, MTT_OP_chunked_loss, -1, op->site, &f)->transposed = 1;
-    return 1;
-}
-
-/* Products of the forward pass take 8 bits. What only they read is narrowed: a norm before a branch or the
-   head, and an activation of the MLP. The backward pass reads attention's output in 16 bits, too: it gets a
-   copy. */
-static int mtt__rule_eight(mtt__builder *b, mtt_op *op, const mtt_op *end)
-{
-    int head = mtt__in_eight(b, MTT_FP8_ALL), pre = b->schedule->model.norm_place == MTT_NORM_PRE, which;
-    mtt_tensor *made, *copy;
-    if (op == end) return 0;
-    which = mtt__linear_number(b, op);
-    if (which >= 0) return mtt__eight_linear(b, op, which);
-    made = op->operands[op->inputs]; /* every operation of the forward pass makes something */
-    switch (op->kind) {
-    case MTT_OP_norm:
-        if (pre && (op->layer >= 0 || head)) mtt__narrow(b, made);
-        return 0;
-    case MTT_OP_gelu:
-    case MTT_OP_activation: mtt__narrow(b, made); return 0;
-    case MTT_OP_chunked_loss: return head && mtt__eight_loss(b, op);
-    case MTT_OP_flash:
-        ((mtt_op_flash *)(void *)op->operands)->out_8 = mtt__make_eight(b, MTT__A_ATTENDED_EIGHT, op->layer);
-        return 0;
-    case MTT_OP_attention_values:
-        mtt__append(b, op);
-        copy = mtt__make_eight(b, MTT__A_ATTENDED_EIGHT, op->layer);
-        MTT__EMIT(b, op->layer, 0, quantize, made, NULL, NULL, NULL, copy, NULL);
-        return 1;
-    default: return 0;
-    }
-}
-
-/* Makes an activation's gradient in 8 bits, as it is and transposed. */
-static void mtt__gradient_eight(mtt__builder *b, const mtt_op *op, const mtt_tensor *t, mtt_tensor *made[2])
-{
-    mtt_tensor *gradient = *mtt__gradient(b, t);
-    made[0] = mtt__add_eight(b, gradient, -1, 0);
-    made[1] = mtt__add_eight(b, gradient, -1, 1);
-    MTT__EMIT(b, op->layer, 0, quantize, gradient, NULL, NULL, NULL, made[0], made[1]);
-}
-
-/* The 8-bit copy of a weight for the backward products of its layer, which have theirs made together. */
-static mtt_tensor *mtt__weight_eight(mtt__builder *b, int layer, const mtt_tensor *weight)
-{
-    const mtt_op *op = NULL;
-    int i = b->program->op_count, k = 0;
-    while (i-- > 0) {
-        op = &b->program->ops[i];
-        if (op->kind == MTT_OP_quantize_weights && !op->transposed) break; /* of this layer or one above */
-    }
-    if (i < 0 || op->layer != layer) mtt__emit_weights(b, layer, 0), i = b->program->op_count - 1;
-    if (b->status) return NULL;
-    op = &b->program->ops[i];
-    while (op->operands[k] != weight) k++;
-    return op->operands[op->inputs + k];
-}
-
-/* The gradient of x. An activation's input is made again before it, so that its backward pass can follow. */
-static void mtt__input_gradient_eight(mtt__builder *b, const mtt_op *op, mtt_tensor *dy,
-                                      const mtt_tensor *weight)
-{
-    const mtt_tensor *x = MTT_OPERANDS_OF(linear, op)->x;
-    mtt_op maker = mtt__maker(b, x);
-    mtt_tensor *eight;
-    if (mtt__is_activation(maker.kind)) mtt__need(b, maker.operands[0]);
-    eight = mtt__weight_eight(b, op->layer, weight);
-    MTT__EMIT(b, op->layer, 0, linear_backward_input, dy, eight, mtt__make_gradient(b, x));
-}
-
-/* The weight's gradient comes first, but last where x is the result of a norm or of an activation, whose
-   backward pass follows and can make x_t on its way. */
-static void mtt__adjoint_linear_eight(mtt__builder *b, const mtt_op *op)
-{
-    const mtt_op_linear *f = MTT_OPERANDS_OF(linear, op);
-    mtt_tensor *weight = b->program->parameters[f->weight->parameter].weight, *x_t;
-    mtt_tensor *d_weight = mtt__parameter_gradient(b, weight), *d_bias = mtt__parameter_gradient(b, f->bias);
-    mtt_tensor *dy[2];
-    mtt_op_kind maker = mtt__maker(b, f->x).kind;
-    int trains = mtt__trains(b, f->x);
-    int last = trains && d_weight && (maker == MTT_OP_norm || mtt__is_activation(maker));
-    mtt__gradient_eight(b, op, f->y, dy);
-    if (last) mtt__input_gradient_eight(b, op, dy[0], weight);
-    x_t = d_weight ? mtt__input_again(b, op->layer, f->x) : NULL;
-    if (d_weight || d_bias)
-        MTT__EMIT(b, op->layer, 0, linear_backward_weight, x_t, dy[1], d_weight, d_bias);
-    if (trains && !last) mtt__input_gradient_eight(b, op, dy[0], weight);
-}
-
-/* Emits it not in place, since what it makes will be rounded. */
-static void mtt__adjoint_activation_eight(mtt__builder *b, const mtt_op *op)
-{
-    const mtt_op_activation *f = MTT_OPERANDS_OF(activation, op);
-    mtt_tensor *x = mtt__need(b, f->x);
-    mtt_op_activation_backward row = {*mtt__gradient(b, f->y), x, mtt__make_gradient(b, x), NULL, NULL};
-    mtt__emit(b, op->kind == MTT_OP_gelu ? MTT_OP_gelu_backward : MTT_OP_activation_backward, op->layer, 0,
-              &row);
-}
-
-/* The gradient passes through, and joins that of another use. Weights' are made by their products, and
-   transposes need none. */
-static void mtt__adjoint_quantize(mtt__builder *b, const mtt_op *op)
-{
-    const mtt_op_quantize *f = MTT_OPERANDS_OF(quantize, op);
-    mtt_tensor *other;
-    if (f->x->role < 0 || !f->y || f->y->role < 0) return;
-    other = *mtt__gradient(b, f->x);
-    *mtt__gradient(b, f->x) = *mtt__gradient(b, f->y);
-    mtt__join_gradient(b, op->layer, f->x, other);
-}
-
-/* Emits the adjoint of an operation on 8 bits. 0 = it is on none: its usual adjoint follows. */
-static int mtt__adjoint_eight(mtt__builder *b, const mtt_op *op)
-{
-    int narrow = op->operands[mtt__is_activation(op->kind) ? op->inputs : 0]->dtype == MTT_F8_E4M3;
-    if (op->kind == MTT_OP_quantize) mtt__adjoint_quantize(b, op);
-    else if (op->kind == MTT_OP_linear && narrow) mtt__adjoint_linear_eight(b, op);
-    else if (mtt__is_activation(op->kind) && narrow) mtt__adjoint_activation_eight(b, op);
-    else return 0;
-    return 1;
-}
-
-/* The last operation that writes a tensor. */
-static mtt_op *mtt__writer(const mtt__builder *b, const mtt_tensor *t)
-{
-    int i = b->program->op_count, k;
-    while (i-- > 0) {
-        mtt_op *op = &b->program->ops[i];
-        for (k = op->inputs; k < op->inputs + op->outputs; k++)
-            if (op->operands[k] == t) return op;
-    }
-    return NULL;
-}
-
-/* A gradient in 8 bits: by what makes it, if that can. Attention can with sequences of whole 16 tokens, and
-   rotary where q and k have no norms. */
-static int mtt__absorb_gradient(mtt__builder *b, const mtt_op_quantize *q)
-{
-    mtt_op *maker = mtt__writer(b, q->x);
-    mtt_op_norm_backward *n = (mtt_op_norm_backward *)(void *)maker->operands;
-    mtt_op_activation_backward *a = (mtt_op_activation_backward *)(void *)maker->operands;
-    mtt_op_flash_backward *f = (mtt_op_flash_backward *)(void *)maker->operands;
-    mtt_op_rotary_backward *r = (mtt_op_rotary_backward *)(void *)maker->operands;
-    switch (maker->kind) {
-    case MTT_OP_norm_backward: n->dx_8 = q->y, n->dx_t = q->y_t; return 1;
-    case MTT_OP_gelu_backward:
-    case MTT_OP_activation_backward: a->dx = q->y, a->dx_t = q->y_t; return 1;
-    case MTT_OP_flash_backward:
-        if (b->program->shape.seq_len % 16) return 0;
-        f->d_qkv = q->y, f->d_qkv_t = q->y_t;
-        return 1;
-    case MTT_OP_rotary_backward:
-        if (r->q_gain) return 0;
-        r->dx = q->y, r->dx_t = q->y_t;
-        return 1;
-    default: return 0;
-    }
-}
-
-/* [an activation again], x_t, the weight's gradient of it, and now the backward pass of what made x: that
-   makes x_t on its way, and goes before the weight's gradient. */
-static int mtt__absorb_input(mtt__builder *b, mtt_op *op)
-{
-    mtt__program *p = b->program;
-    mtt_op_norm_backward *n = (mtt_op_norm_backward *)(void *)op->operands;
-    mtt_op_activation_backward *a = (mtt_op_activation_backward *)(void *)op->operands;
-    int activation = op->kind != MTT_OP_norm_backward;
-    const mtt_op_quantize *q;
-    mtt_op weight;
-    if (p->op_count < 3 || p->ops[p->op_count - 2].kind != MTT_OP_quantize) return 0;
-    weight = p->ops[p->op_count - 1];
-    q = MTT_OPERANDS_OF(quantize, &p->ops[p->op_count - 2]);
-    if (weight.kind != MTT_OP_linear_backward_weight || q->y || q->y_t != weight.operands[0]) return 0;
-    if (activation ? p->ops[p->op_count - 3].operands[0] != a->x : q->x != n->x) return 0;
-    if (activation) a->y_t = q->y_t;
-    else n->y_t = q->y_t, n->shift = q->shift;
-    p->op_count -= 2 + activation;
-    mtt__append(b, op);
-    mtt__append(b, &weight);
-    return 1;
-}
-
-/* What quantize would do in a pass of its own, the backward passes of norms, activations, attention and
-   rotary do on their way. */
-static int mtt__rule_absorb(mtt__builder *b, mtt_op *op, const mtt_op *end)
-{
-    const mtt_op_quantize *q;
-    if (op == end || op->phase != MTT_BACKWARD) return 0;
-    q = MTT_OPERANDS_OF(quantize, op);
-    switch (op->kind) {
-    case MTT_OP_quantize: return q->y && q->y_t && mtt__absorb_gradient(b, q);
-    case MTT_OP_norm_backward:
-    case MTT_OP_gelu_backward:
-    case MTT_OP_activation_backward: return mtt__absorb_input(b, op);
-    default: return 0;
-    }
-}
-
-static int mtt__has_eight(const mtt__builder *b)
-{
-    return mtt__in_eight(b, MTT_FP8_LAYERS);
-}
-#else
-static int mtt__adjoint_eight(mtt__builder *b, const mtt_op *op)
-{
-    (void)b, (void)op;
-    return 0;
-}
-#endif /* MTT_NO_FP8 */
-
 /* ---- the backward pass ---- */
+
+/* Emits the adjoint of an operation: a wing's where it has changed the operation, else that of its row. */
+static void mtt__emit_adjoint(mtt__builder *b, const mtt_op *op)
+{
+    mtt__wing_of *const *wing = mtt__wings;
+    size_t i = 0;
+    for (; *wing; wing++)
+        if ((*wing)()->adjoint && (*wing)()->adjoint(b, op)) return;
+    while (i < MTT__LENGTH(mtt__adjoints) && mtt__adjoints[i].kind != op->kind) i++;
+    if (i < MTT__LENGTH(mtt__adjoints)) mtt__adjoints[i].emit(b, op);
+    else b->status = mtt__fail(b->env, MTT_E_ARGUMENT, "operation %s has no adjoint: add a row to "
+                               "MTT__ADJOINTS, with `none` if it passes no gradient on",
+                               mtt_op_name(op->kind));
+}
 
 /* The backward pass: the forward list in reverse, down to the lowest parameter that is trained. chunked_loss
    has made its gradients in the forward pass. */
-static void mtt__emit_backward(mtt__builder *b)
+static void mtt__emit_adjoints(mtt__builder *b)
 {
     int i;
     b->phase = MTT_BACKWARD;
@@ -5351,17 +5068,7 @@ static void mtt__emit_backward(mtt__builder *b)
         mtt_op op = b->program->ops[i];
         int trains = mtt__some_train(b, op.operands, op.inputs, op.inputs + op.outputs);
         if (op.layer >= 0) b->backward_at = op.layer;
-        switch (trains && !mtt__adjoint_eight(b, &op) ? op.kind : MTT_OP_KIND_COUNT) {
-#define MTT__ADJOINT(name)                                                              \
-    case MTT_OP_##name: mtt__adjoint_##name(b, &op); break;
-            MTT__ADJOINT(embed) MTT__ADJOINT(norm) MTT__ADJOINT(linear) MTT__ADJOINT(residual)
-            MTT__ADJOINT(attention_scores) MTT__ADJOINT(softmax) MTT__ADJOINT(dropout_scores)
-            MTT__ADJOINT(attention_values) MTT__ADJOINT(flash) MTT__ADJOINT(cross_entropy)
-            MTT__ADJOINT(rotary) MTT__ADJOINT(linear_adapted)
-        case MTT_OP_gelu:
-            MTT__ADJOINT(activation)
-        default: break;
-        }
+        if (trains) mtt__emit_adjoint(b, &op);
         if (!b->status) mtt__free_half(b, &op);
     }
 }
@@ -5370,13 +5077,13 @@ static void mtt__emit_backward(mtt__builder *b)
 
 /* 1 = an operation is followed by another one that reads the first tensor it makes; `alone`: which nothing
    else reads, so that it need not be made. */
-static int mtt__can_fuse(const mtt__builder *b, const mtt_op *op, const mtt_op *end, mtt_op_kind first,
+static int mtt__can_fuse(const int *reads, const mtt_op *op, const mtt_op *end, mtt_op_kind first,
                          mtt_op_kind second, int alone)
 {
     const mtt_tensor *made;
     if (op->kind != first || op + 1 == end || op[1].kind != second) return 0;
     made = op->operands[op->inputs];
-    return op[1].operands[0] == made && (!alone || b->reads[made->index] == 1);
+    return op[1].operands[0] == made && (!alone || reads[made->index] == 1);
 }
 
 /* Makes one operation of two. Returns its operands. */
@@ -5441,8 +5148,8 @@ static mtt_tensor *mtt__take_bias(const mtt_op *op, const mtt_op *end, const mtt
     return NULL;
 }
 
-/* linear_backward_input, gelu_backward: as above. The product's epilogue also sums the bias's gradient,
-   unless that is the sum of rows of dx_t. */
+/* Joins linear_backward_input and gelu_backward, for the reason given at mtt__fuse_linear_gelu. The product's
+   epilogue also sums the bias's gradient, unless that is the sum of rows of dx_t. */
 static void mtt__fuse_linear_backward_gelu(mtt__builder *b, mtt_op *op, const mtt_op *end)
 {
     const mtt_op_linear_backward_input *l = MTT_OPERANDS_OF(linear_backward_input, op);
@@ -5462,33 +5169,34 @@ static void mtt__fuse_norm_bias(mtt_op *op, const mtt_op *end)
     if (!n->dx_t && !n->y_t) n->d_bias = mtt__take_bias(op + 1, end, n->dx);
 }
 
-static void mtt__count_reads(mtt__builder *b)
+/* Returns by how many operands of a list each tensor is read. */
+static int *mtt__reads(mtt__builder *b, const mtt_op *op, const mtt_op *end)
 {
-    const mtt__program *p = b->program;
-    int i, k;
-    b->reads = (int *)mtt__pool_take(b->env, &b->pool, (size_t)p->tensor_count * sizeof(int));
-    if (!b->reads) b->status = MTT_E_MEMORY;
-    for (i = 0; i < p->op_count && !b->status; i++)
-        for (k = 0; k < p->ops[i].inputs; k++)
-            if (p->ops[i].operands[k]) b->reads[p->ops[i].operands[k]->index]++;
+    int counted = b->own != NULL, k;
+    int *reads = (int *)mtt__own(b, (size_t)b->program->tensor_count * sizeof(int));
+    for (; op < end && reads && !counted; op++)
+        for (k = 0; k < op->inputs; k++)
+            if (op->operands[k]) reads[op->operands[k]->index]++;
+    return reads;
 }
 
-/* Joins neighbours that one kernel can do. Products take GELU in 16 bits alone: in FP32 and in 8 bits a step
-   is no faster for it; backward a GPU does so in 8 bits, but a CPU has no place for what lies between the
-   two. Norms sum a bias's gradient in 16 bits alone, too. What is normalized before it is rotated, the
-   backward pass needs as it was, in its first pass and when it is made again: the same kernel must make
-   both. */
+/* Joins neighbours that one kernel can do.
+   - Products take GELU in 16 bits alone. In FP32 and in 8 bits a step is no faster for it. Backward, a GPU
+     joins them in 8 bits, too; a CPU has no place for what lies between the two.
+   - Norms sum a bias's gradient in 16 bits alone.
+   - With gains of q and k the backward pass needs the product before its norm. So linear and rotary stay
+     apart, in the forward pass as in recomputation: one kernel, the same bits. */
 static int mtt__rule_fusions(mtt__builder *b, mtt_op *op, const mtt_op *end)
 {
-    int half = mtt__dtype(b) != MTT_F32;
-    if (op == end) return 0;
-    if (mtt__can_fuse(b, op, end, MTT_OP_residual, MTT_OP_norm, 0)) mtt__fuse_residual_norm(b, op);
-    else if (mtt__can_fuse(b, op, end, MTT_OP_linear, MTT_OP_rotary, 1)) {
+    int half = mtt__dtype(b) != MTT_F32, *reads = mtt__reads(b, op, end);
+    if (op == end || !reads) return 0;
+    if (mtt__can_fuse(reads, op, end, MTT_OP_residual, MTT_OP_norm, 0)) mtt__fuse_residual_norm(b, op);
+    else if (mtt__can_fuse(reads, op, end, MTT_OP_linear, MTT_OP_rotary, 1)) {
         if (b->trains && MTT_OPERANDS_OF(rotary, &op[1])->q_gain) return 0;
         mtt__fuse_linear_rotary(b, op);
-    } else if (half && mtt__can_fuse(b, op, end, MTT_OP_linear, MTT_OP_gelu, 0)) {
-        if (op->operands[0]->dtype == MTT_F8_E4M3 || !mtt__fuse_linear_gelu(b, op)) return 0;
-    } else if (half && mtt__can_fuse(b, op, end, MTT_OP_linear_backward_input, MTT_OP_gelu_backward, 0)) {
+    } else if (half && mtt__can_fuse(reads, op, end, MTT_OP_linear, MTT_OP_gelu, 0)) {
+        if (op->operands[0]->dtype != mtt__dtype(b) || !mtt__fuse_linear_gelu(b, op)) return 0;
+    } else if (half && mtt__can_fuse(reads, op, end, MTT_OP_linear_backward_input, MTT_OP_gelu_backward, 0)) {
         if (MTT_OPERANDS_OF(gelu_backward, &op[1])->dx_t && b->policy->device == MTT_DEVICE_CPU) return 0;
         mtt__fuse_linear_backward_gelu(b, op, end);
     } else {
@@ -5514,7 +5222,7 @@ enum { MTT__GRADIENTS = 1, MTT__SUMS = 2, MTT__WEIGHTS = 4 };
 static void mtt__use_parameters(mtt__builder *b, int first, int end, int lists)
 {
     mtt__program *p = b->program;
-    int sums = b->phase == MTT_STEP && (b->policy->accumulate > 1 || b->policy->ranks > 1);
+    int sums = b->phase == MTT_STEP && b->sums;
     size_t count = (size_t)(end - first), i = 0;
     mtt_tensor **list = (mtt_tensor **)mtt__take(b, 3 * count * sizeof(*list));
     mtt_part *parts = (mtt_part *)mtt__take(b, count * sizeof(*parts));
@@ -5522,7 +5230,7 @@ static void mtt__use_parameters(mtt__builder *b, int first, int end, int lists)
     if (b->status) return;
     for (q = p->parameters + first; q < p->parameters + end; q++) {
         if (q->frozen) continue;
-        list[i] = sums ? q->sum : q->gradient; /* NULL: this rank has no share of it */
+        list[i] = sums ? q->sum : q->gradient;
         list[count + i] = q->sum;
         list[2 * count + i] = q->weight;
         parts[i++] = q->part;
@@ -5547,29 +5255,16 @@ static int mtt__layer_end(const mtt__program *p, int first)
     return end;
 }
 
-/* Ranks exchange gradients in the backward pass, unless they do it once, or first add up those of their
-   micro-batches. */
-static int mtt__exchanges_at_once(const mtt_policy *policy)
+/* The sum of a parameter's gradients. NULL if there is none. */
+static mtt_tensor *mtt__add_sum(mtt__builder *b, const mtt__parameter *q)
 {
-    return policy->ranks > 1 && policy->exchange != MTT_EXCHANGE_FLAT &&
-           (policy->accumulate == 1 || policy->shard == MTT_SHARD_GRADIENTS);
-}
-
-/* The sum of a parameter's gradients: of all elements, or of this rank's share. NULL if it has none. */
-static mtt_tensor *mtt__add_sum(mtt__builder *b, mtt__parameter *q)
-{
-    int64_t begin, count = mtt__share(&q->part, b->policy->rank, &begin);
-    const mtt_tensor *w = q->weight;
-    q->part.base = 0;
-    if (b->policy->shard == MTT_SHARD_NONE || !mtt__exchanges_at_once(b->policy))
-        return mtt__add_tensor(b, MTT_F32, MTT_GRADIENTS, -1, "sum_", w->name, w->shape[0], w->shape[1], 0);
-    q->part.base = begin;
-    return count ? mtt__add_tensor(b, MTT_F32, MTT_GRADIENTS, -1, "sum_", w->name, count, 0, 0) : NULL;
+    if (!q->sum_shape[0]) return NULL;
+    return mtt__add_tensor(b, MTT_F32, MTT_GRADIENTS, -1, "sum_", q->weight->name, q->sum_shape[0],
+                           q->sum_shape[1], 0);
 }
 
 /* Adds the gradients of parameters `first` to `end` - 1 to the sums of the step. Each is complete before it
-   is added, so the sums do not depend on how many operations make a gradient. `received` are those of other
-   ranks: so they add up in the order of one rank that has all micro-batches. */
+   is added, so the sums do not depend on how many operations make a gradient. `received`: see the row. */
 static void mtt__emit_sums(mtt__builder *b, int first, int end, mtt_tensor *received)
 {
     mtt__program *p = b->program;
@@ -5586,66 +5281,12 @@ static void mtt__emit_update(mtt__builder *b, int first, int end, int layer)
     mtt__use_parameters(b, first, end, MTT__GRADIENTS | MTT__WEIGHTS);
 }
 
-/* ---- exchanges between ranks ---- */
-
-/* The last operation of a kind; NULL: there is none. */
-static const mtt_op *mtt__last_of(const mtt__builder *b, mtt_op_kind kind)
-{
-    int i = b->program->op_count;
-    while (i-- > 0)
-        if (b->program->ops[i].kind == kind) return &b->program->ops[i];
-    return NULL;
-}
-
-/* Adds up what ranks have sent each other last, unless that is done. */
-static void mtt__emit_arrived(mtt__builder *b)
-{
-    mtt__program *p = b->program;
-    const mtt_op *sent = mtt__last_of(b, MTT_OP_all_to_all), *sum = mtt__last_of(b, MTT_OP_sum_gradients);
-    int first, end;
-    if (!sent || (sum && sum > sent) || b->status) return;
-    first = sent->parts[0].number;
-    end = sent->parts[sent->parameters - 1].number + 1;
-    mtt__emit_sums(b, first, end, MTT_OPERANDS_OF(all_to_all, sent)->received);
-    if (b->policy->shard != MTT_SHARD_NONE) return;
-    MTT__EMIT(b, p->parameters[first].layer, 0, gather_sums, p->ranges);
-    mtt__use_parameters(b, first, end, MTT__SUMS);
-}
-
-/* Sends gradients of parameters `first` to `end` - 1, mostly a layer's, to the other ranks. Between GPUs they
-   travel while the backward pass goes on. Only after the next layer are they added up, and those of that
-   layer sent; a naive exchange adds them up at once. */
-static void mtt__emit_exchange(mtt__builder *b, int first, int end)
-{
-    mtt__program *p = b->program;
-    int layer = p->parameters[first].layer, i;
-    mtt_tensor *received;
-    int64_t bytes = 0;
-    for (i = first; i < end && !b->status; i++) {
-        mtt__parameter *q = &p->parameters[i];
-        mtt_dtype dtype = b->phase == MTT_STEP || q->frozen ? MTT_F32 : q->gradient->dtype;
-        int64_t begin, count = mtt__share(&q->part, b->policy->rank, &begin);
-        q->received_at = bytes;
-        bytes += count * (int64_t)mtt__dtype_bytes[dtype];
-    }
-    if (!bytes) bytes = 8; /* of a small layer none is mine, but its gradients stay until they are sent */
-    received = mtt__add_tensor(b, MTT_U8, MTT_GRADIENTS, layer, "", "received", b->policy->ranks - 1, bytes,
-                               0);
-    for (i = first; i < end && !b->status; i++) p->parameters[i].received = received;
-    mtt__emit_arrived(b);
-    MTT__EMIT(b, layer, 0, all_to_all, received);
-    mtt__use_parameters(b, first, end, MTT__GRADIENTS);
-    if (b->policy->exchange == MTT_EXCHANGE_NAIVE) mtt__emit_arrived(b);
-}
-
-/* ---- ends of layers ---- */
-
 /* After the backward pass through a layer, or through what comes before or after the layers. */
 static void mtt__end_layer(mtt__builder *b, int place, int layer)
 {
     mtt__parameter *q = b->program->parameters;
     int first = 0, count = b->program->parameter_count, early = b->policy->early_update, end, i;
-    if ((b->policy->accumulate == 1 && b->policy->ranks == 1 && !early) || b->status) return;
+    if ((!b->sums && !early) || b->status) return;
     while (first < count && (mtt__parameter_row[q[first].kind].place != place || q[first].layer != layer))
         first++;
     if (first == count) return; /* a tied head without a bias and without a norm before it */
@@ -5657,129 +5298,79 @@ static void mtt__end_layer(mtt__builder *b, int place, int layer)
     }
     for (i = first; i < end; i++)
         if (!q[i].sum && !q[i].frozen) q[i].sum = mtt__add_sum(b, &q[i]);
-    if (!mtt__exchanges_at_once(b->policy)) mtt__emit_sums(b, first, end, NULL);
-    else mtt__emit_exchange(b, first, end);
+    mtt__emit_sums(b, first, end, NULL);
 }
 
-/* Ranks send each other their losses and hits. An early update begins with a norm of no gradients: it starts
-   the step's updates. */
-static int mtt__end_loss(mtt__builder *b, mtt_op *op)
+/* After the backward pass through a layer, its gradients are added to sums, or used at once. An early update
+   begins with a norm of no gradients: it starts the step's updates. */
+static int mtt__rule_gradients(mtt__builder *b, mtt_op *op, const mtt_op *end)
 {
     mtt__program *p = b->program;
-    mtt_tensor *count, *counts;
-    if (b->policy->ranks == 1 && !b->policy->early_update) return 0;
-    if (b->policy->ranks == 1) {
+    int layers = p->shape.layers, at;
+    if (op < end && op->phase == MTT_FORWARD) {
+        if (op->kind != MTT_OP_sum_loss || !b->policy->early_update) return 0;
         mtt__append(b, op);
         MTT__EMIT(b, -1, 0, grad_norm, p->control, p->ranges, NULL, p->counters);
         return 1;
     }
-    count = mtt__add_tensor(b, MTT_U8, MTT_DATA, -1, "", "count", (int64_t)sizeof(mtt_count), 0, 0);
-    counts = mtt__add_tensor(b, MTT_U8, MTT_DATA, -1, "", "counts", b->policy->ranks,
-                             (int64_t)sizeof(mtt_count), 0);
-    ((mtt_op_sum_loss *)(void *)op->operands)->count = count;
-    mtt__append(b, op);
-    MTT__EMIT(b, -1, 0, all_gather, count, counts);
-    return 1;
-}
-
-/* After the backward pass through a layer, its gradients are added to sums, exchanged, or used at once. What
-   comes after the layers counts as layer `layers`, what comes before them as -1. An operation that is done
-   again is for the one that follows. */
-static int mtt__rule_gradients(mtt__builder *b, mtt_op *op, const mtt_op *end)
-{
-    int layers = b->program->shape.layers, next = -2;
-    const mtt_op *gather;
-    if (op < end && op->phase == MTT_FORWARD)
-        return op->kind == MTT_OP_sum_loss ? mtt__end_loss(b, op) : 0;
     b->phase = MTT_BACKWARD;
-    while (op < end && op->recomputed) op++;
-    if (op < end) next = op->layer >= 0 ? op->layer : b->at == layers ? layers : -1;
-    for (; b->at > next; b->at--)
-        if (b->at == layers) mtt__end_layer(b, MTT__AFTER, -1);
-        else mtt__end_layer(b, b->at < 0 ? MTT__BEFORE : MTT__LAYER, b->at);
-    if (op < end || b->policy->ranks == 1) return 0;
-    gather = mtt__last_of(b, MTT_OP_sum_loss) + 1;
-    MTT__EMIT(b, -1, 0, add_counts, gather->operands[0], gather->operands[1], b->program->control,
-              b->program->counters);
-    mtt__emit_arrived(b);
+    for (at = b->left; at > b->layer; at--)
+        if (at == layers) mtt__end_layer(b, MTT__AFTER, -1);
+        else mtt__end_layer(b, at < 0 ? MTT__BEFORE : MTT__LAYER, at);
     return 0;
 }
 
 /* ---- the step ---- */
 
-/* The gradient's norm over all parameters, then the update. Ranks that update a share each first exchange
-   sums of squares, for the norm. They send the new weights of a layer while they update the next one. */
+/* The gradient's norm over all parameters, then the update. */
 static void mtt__emit_step(mtt__builder *b)
 {
     mtt__program *p = b->program;
-    mtt_tensor *squares = NULL, *rows;
-    int ranks = b->policy->ranks, shares = ranks > 1 && b->policy->shard != MTT_SHARD_NONE, i, end;
     b->phase = MTT_STEP;
-    for (i = 0; i < p->parameter_count && ranks > 1 && !b->status; i = end) {
-        end = b->policy->exchange == MTT_EXCHANGE_FLAT ? p->parameter_count : mtt__layer_end(p, i);
-        if (!mtt__exchanges_at_once(b->policy) && mtt__ranges_of(p, i, end)) mtt__emit_exchange(b, i, end);
-    }
-    mtt__emit_arrived(b);
-    if (shares) {
-        squares = mtt__add_tensor(b, MTT_U8, MTT_DATA, -1, "", "squares", p->blocks, 8, 0);
-        MTT__EMIT(b, -1, 0, sum_squares, p->ranges, squares);
-        mtt__use_parameters(b, 0, p->parameter_count, MTT__GRADIENTS);
-        MTT__EMIT(b, -1, 0, gather_squares, p->ranges, squares);
-        mtt__use_parameters(b, 0, p->parameter_count, 0);
-    }
-    MTT__EMIT(b, -1, 0, grad_norm, p->control, p->ranges, squares, p->counters);
+    MTT__EMIT(b, -1, 0, grad_norm, p->control, p->ranges, NULL, p->counters);
     mtt__use_parameters(b, 0, p->parameter_count, MTT__GRADIENTS);
-    for (i = 0; i < p->parameter_count && !b->status; i = end) {
-        end = shares ? mtt__layer_end(p, i) : p->parameter_count;
-        if (!mtt__ranges_of(p, i, end)) continue;
-        mtt__emit_update(b, i, end, shares ? p->parameters[i].layer : -1);
-        if (!shares) continue;
-        MTT__EMIT(b, p->parameters[i].layer, 0, gather_weights, p->ranges);
-        mtt__use_parameters(b, i, end, MTT__WEIGHTS);
-    }
-    if (p->scales && ranks > 1) {
-        rows = mtt__add_tensor(b, MTT_U8, MTT_DATA, -1, "", "records", ranks, (int64_t)p->scales->bytes, 0);
-        MTT__EMIT(b, -1, 0, all_gather, p->scales, rows);
-        MTT__EMIT(b, -1, 0, merge_records, rows, p->scales);
-    }
-    if (p->scales) MTT__EMIT(b, -1, 0, rescale, p->scales, p->counters);
+    mtt__emit_update(b, 0, p->parameter_count, -1);
 }
 
 /* ---- state ---- */
-
-/* 1 = a linear layer has an adapter, which `name` is a part of, as h.0.attn.c_attn.lora_A. */
-static int mtt__is_target(const char *targets, const char *name)
-{
-    size_t size = strlen(name) - strlen(".lora_A");
-    char layer[40] = "";
-    memcpy(layer, name, size);
-    return mtt__matches(targets, layer) || mtt__matches(targets, strchr(layer + 2, '.') + 1);
-}
 
 static void mtt__add_parameter(mtt__builder *b, int kind, int layer)
 {
     mtt__program *p = b->program;
     mtt__parameter *q = &p->parameters[p->parameter_count];
     int64_t stored[2];
-    int rank = b->policy->lora_rank;
+    int fate = MTT__TRAINED;
     char name[40];
-    if (!mtt__parameter_shape(&b->schedule->model, kind, rank, p->shape.vocab, q->shape)) return;
-    mtt__parameter_shape(&b->schedule->model, kind, rank, p->shape.vocab_padded, stored);
+    if (!mtt__parameter_shape(&b->schedule->model, b->policy, kind, p->shape.vocab, q->shape)) return;
+    mtt__parameter_shape(&b->schedule->model, b->policy, kind, p->shape.vocab_padded, stored);
     mtt__format(name, sizeof(name), mtt__parameter_row[kind].name, layer);
-    if (mtt__is_adapter(kind) && !mtt__is_target(b->policy->lora_targets, name)) return;
+    MTT__EACH_WING(parameter, (b->policy, kind, name, &fate));
+    if (fate == MTT__LEFT_OUT) return;
     q->kind = kind;
     q->layer = layer;
     q->weight = mtt__add_state(b, mtt__dtype(b), MTT_WEIGHTS, name, stored[0], stored[1]);
-    q->frozen = (rank && !mtt__is_adapter(kind)) || mtt__matches(b->policy->freeze, name);
+    q->frozen = fate == MTT__FROZEN || mtt__matches(b->policy->freeze, name);
     q->first_range = p->range_count;
     if (!q->frozen) p->range_count += (int)mtt__ceil_div(mtt__elements(q->weight), MTT__RANGE);
+    q->part.elements = q->part.end = q->part.count = q->frozen ? 0 : mtt__elements(q->weight);
+    q->part.first = p->optim_elements;
+    p->optim_elements += mtt__round_up(q->part.count, MTT__PART);
+    memcpy(q->sum_shape, q->weight->shape, sizeof(q->sum_shape));
     q->part.group = q->weight->dims == 1; /* a trainer may have others */
     q->part.number = q->weight->parameter = p->parameter_count++;
     b->parameters[mtt__slot(b, kind, layer)] = q;
 }
 
-/* Refuses the first pattern of a list that no parameter fits: of freeze, or of lora_targets (`layers`). */
-static void mtt__check_patterns(mtt__builder *b, const char *list, const char *field, int layers)
+/* 1 = a pattern names a parameter. */
+typedef int mtt__pattern_fits(const mtt__parameter *q, const char *pattern);
+static int mtt__is_named(const mtt__parameter *q, const char *pattern)
+{
+    return mtt__matches(pattern, q->weight->name);
+}
+
+/* Refuses the first pattern of a list that fits no parameter; `none` says which names there are. */
+static void mtt__check_patterns(mtt__builder *b, const char *list, const char *field, mtt__pattern_fits *fits,
+                                const char *none)
 {
     const mtt__program *p = b->program;
     const char *at;
@@ -5788,46 +5379,14 @@ static void mtt__check_patterns(mtt__builder *b, const char *list, const char *f
     for (at = list; at && !b->status; at += *at == ',') {
         at += strspn(at, " ");
         mtt__format(one, sizeof(one), "%.*s", (int)strcspn(at, ", "), at);
-        for (i = 0; i < p->parameter_count; i++)
-            if (layers ? mtt__is_adapter(p->parameters[i].kind) &&
-                             mtt__is_target(one, p->parameters[i].weight->name)
-                       : mtt__matches(one, p->parameters[i].weight->name)) break;
+        for (i = 0; i < p->parameter_count && !fits(&p->parameters[i], one);) i++;
         if (i == p->parameter_count)
-            b->status = mtt__fail(b->env, MTT_E_ARGUMENT, "%s is %.200s: %s named \"%s\"", field, list,
-                                  layers ? "none of attn.c_attn, attn.c_proj, mlp.c_fc and mlp.c_proj is"
-                                         : "no parameter, as h.0.attn.c_attn.weight, is", one);
+            b->status = mtt__fail(b->env, MTT_E_ARGUMENT, "%s is %.200s: %s named \"%s\"", field, list, none,
+                                  one);
         at += strcspn(at, ", ");
         at += strspn(at, " ");
         if (!*at) return;
     }
-}
-
-/* Divides the parameters that are trained. */
-static void mtt__divide(mtt__builder *b)
-{
-    const mtt_policy *policy = b->policy;
-    mtt__program *p = b->program;
-    int first, end, i, all = policy->ranks == 1 || policy->shard == MTT_SHARD_NONE;
-    for (first = 0; first < p->parameter_count; first = end) {
-        int64_t blocks = 0;
-        end = mtt__layer_end(p, first);
-        for (i = first; i < end; i++) {
-            mtt_part *part = &p->parameters[i].part;
-            part->elements = p->parameters[i].frozen ? 0 : mtt__elements(p->parameters[i].weight);
-            part->block = blocks;
-            part->square = p->blocks + blocks;
-            blocks += mtt__ceil_div(part->elements, MTT__RANGE_BLOCK);
-        }
-        for (i = first; i < end; i++) {
-            mtt_part *part = &p->parameters[i].part;
-            part->share = mtt__ceil_div(blocks, policy->ranks);
-            part->count = all ? part->elements : mtt__share(part, policy->rank, &part->begin);
-            part->first = p->optim_elements;
-            p->optim_elements += mtt__round_up(part->count, MTT__PART);
-        }
-        p->blocks += blocks;
-    }
-    if (!p->optim_elements) p->optim_elements = MTT__PART; /* more ranks than blocks */
 }
 
 /* Compact moments are the codes of all groups, then the scales of all. */
@@ -5846,41 +5405,19 @@ static void mtt__add_optim(mtt__builder *b)
     int64_t elements = p->optim_elements;
     mtt_dtype dtype = mtt__dtype(b);
     int compact = b->policy->state == MTT_STATE_COMPACT, i;
-    int sums = b->policy->accumulate > 1 || (b->policy->keep_gradients && b->policy->ranks > 1);
 #define MTT__ADD_OPTIM(kind, name, prefix, exists)                                      \
     if (exists) p->optim[MTT__##kind] = mtt__add_optim_tensor(b, name, elements, compact, MTT__##kind);
     MTT__OPTIM(MTT__ADD_OPTIM)
     if (b->policy->device == MTT_DEVICE_CUDA)
         p->ranges = mtt__add_state(b, MTT_U8, MTT_DATA, "ranges", p->range_count * (int64_t)sizeof(mtt_range),
                                    0);
-    for (i = 0; i < p->parameter_count && (sums || b->policy->keep_gradients) && !b->status; i++) {
+    if (b->policy->accumulate == 1 && !b->policy->keep_gradients) return;
+    for (i = 0; i < p->parameter_count && !b->status; i++) {
         mtt__parameter *q = &p->parameters[i];
         mtt_tensor *kept = q->frozen ? NULL
-                           : sums    ? (q->sum = mtt__add_sum(b, q))
+                           : b->sums ? (q->sum = mtt__add_sum(b, q))
                                      : mtt__parameter_gradient(b, q->weight);
         if (kept) kept->persistent = 1;
-    }
-}
-
-/* The keys and values of each layer, and what a pass reads besides tokens. */
-static void mtt__add_cache(mtt__builder *b)
-{
-    const mtt_schedule *s = b->schedule;
-    const mtt_model_desc *m = &s->model;
-    mtt__program *p = b->program;
-    int64_t rows = s->programs[0].shape.rows;
-    int i;
-    p->sequences = mtt__add_state(b, MTT_I32, MTT_DATA, "sequences", rows, 0);
-    p->places = mtt__add_state(b, MTT_I32, MTT_DATA, "places", rows, 0);
-    p->last = mtt__add_state(b, MTT_I32, MTT_DATA, "last", s->batch, 0);
-    p->choices = mtt__add_state(b, MTT_U8, MTT_DATA, "choices", s->batch, (int64_t)sizeof(mtt_choice));
-    p->chosen = mtt__add_state(b, MTT_U8, MTT_DATA, "chosen", s->batch, (int64_t)sizeof(mtt_chosen));
-    p->cache = (mtt_tensor **)mtt__take(b, 2 * (size_t)m->layers * sizeof(*p->cache));
-    for (i = 0; i < 2 * m->layers && !b->status; i++) {
-        p->cache[i] = mtt__add_tensor(b, mtt__dtype(b), MTT_ACTIVATIONS, i / 2, "attn.",
-                                      i % 2 ? "values" : "keys", (int64_t)s->batch * m->heads_kv, s->seq_len,
-                                      m->d_head);
-        p->cache[i]->persistent = 1;
     }
 }
 
@@ -5891,21 +5428,24 @@ static void mtt__add_all_state(mtt__builder *b)
     const mtt_shape *first = &b->schedule->programs[0].shape;
     mtt__program *p = b->program;
     mtt_dtype dtype = mtt__dtype(b);
-    int place, layer, kind, frozen = 0;
+    int place, layer, kind, frozen = 0, added = 0;
     for (place = MTT__BEFORE; place <= MTT__AFTER; place++)
         for (layer = 0; layer < (place == MTT__LAYER ? p->shape.layers : 1); layer++)
             for (kind = 0; kind < MTT__PARAMETER_KINDS && !b->status; kind++)
                 if (mtt__parameter_row[kind].place == place)
                     mtt__add_parameter(b, kind, place == MTT__LAYER ? layer : -1);
     if (b->status) return;
-    for (kind = 0; kind < p->parameter_count; kind++) frozen += p->parameters[kind].frozen;
-    if (b->policy->lora_rank) mtt__check_patterns(b, b->policy->lora_targets, "lora_targets", 1);
-    mtt__check_patterns(b, b->policy->freeze, "freeze", 0);
+    for (kind = 0; kind < p->parameter_count; kind++) {
+        frozen += p->parameters[kind].frozen;
+        added += mtt__is_added(p->parameters[kind].kind);
+    }
+    MTT__EACH_WING(parameters, (b));
+    mtt__check_patterns(b, b->policy->freeze, "freeze", mtt__is_named,
+                        "no parameter, as h.0.attn.c_attn.weight, is");
     if (!b->status && frozen == p->parameter_count)
         b->status = mtt__fail(b->env, MTT_E_ARGUMENT, "freeze is %.200s, which names every %s: leave some",
-                              b->policy->freeze, b->policy->lora_rank ? "adapter" : "parameter");
+                              b->policy->freeze, added ? "adapter" : "parameter");
     if (b->status) return;
-    mtt__divide(b);
     if (!b->schedule->chunk) mtt__add_optim(b);
     p->positions = mtt__weight(b, MTT__WPE, -1);
     if (b->schedule->model.positions == MTT_POSITIONS_SINUSOIDAL)
@@ -5913,18 +5453,13 @@ static void mtt__add_all_state(mtt__builder *b)
                                       p->shape.d_model);
     if (b->schedule->model.positions == MTT_POSITIONS_ROTARY)
         p->angles = mtt__add_state(b, MTT_F32, MTT_DATA, "angles", b->schedule->seq_len, p->shape.d_head);
-    b->positions = p->positions, b->angles = p->angles;
     p->tokens = mtt__add_state(b, MTT_I32, MTT_DATA, "tokens", first->rows, 0);
-    if (b->schedule->chunk) mtt__add_cache(b); /* beside the tokens: a pass uploads all in one copy */
+    MTT__EACH_WING(state, (b)); /* that of generation beside the tokens: a pass uploads all in one copy */
     p->control = mtt__add_state(b, MTT_U8, MTT_DATA, "control", (int64_t)sizeof(mtt_control), 0);
     if (!b->schedule->chunk) {
         p->targets = mtt__add_state(b, MTT_I32, MTT_DATA, "targets", first->rows, 0);
         p->counters = mtt__add_state(b, MTT_U8, MTT_DATA, "counters", (int64_t)sizeof(mtt_counters), 0);
     }
-    if (b->policy->precision == MTT_FP8)
-        p->scales = mtt__add_state(b, MTT_U8, MTT_DATA, "scales",
-                                   MTT__LAYER_SCALES * p->shape.layers + MTT__MODEL_SCALES,
-                                   (int64_t)sizeof(mtt_scale));
     if (b->policy->device == MTT_DEVICE_CUDA)
         p->workspace = mtt__add_state(b, MTT_U8, MTT_WORKSPACE, "workspace", 0, 0);
 }
@@ -5954,8 +5489,6 @@ static void mtt__set_shape(mtt_shape *d, const mtt_schedule *s, int batch, int s
     d->dropout = m->dropout;
     d->ranks = s->policy.ranks;
     d->rank = s->policy.rank;
-    /* Backends keep graphs of lists: the time tells these from lists that were freed, at the same address. */
-    d->schedule = d == &s->programs->shape ? (uint64_t)(mtt__now_ms() * 1e6) : s->programs->shape.schedule;
 }
 
 /* Notes that an operation uses a tensor: the first use gives it its place in the table. */
@@ -6008,15 +5541,13 @@ static void mtt__close_program(mtt__builder *b)
 
 /* ---- the table of passes ---- */
 
+typedef void mtt__pass_writer(mtt__builder *b);
+typedef int mtt__condition(const mtt__builder *b);
+
 static int mtt__always(const mtt__builder *b)
 {
     (void)b;
     return 1;
-}
-
-static int mtt__has_adapters(const mtt__builder *b)
-{
-    return b->policy->lora_rank > 0;
 }
 
 static int mtt__has_backward(const mtt__builder *b)
@@ -6029,27 +5560,41 @@ static int mtt__has_step(const mtt__builder *b)
     return b->trains && !b->policy->early_update;
 }
 
-/* In their order: each writes on at the end of the list, or writes the list again by a rule, where it
-   applies. `fusions` first counts readers. */
+/* In their order: each writes on at the end of the list (EMIT), or writes the list again (RULE), where it
+   applies. What changes which operation makes a value comes before the adjoints, so that recomputation makes
+   it the same way; what only moves or joins comes after them. */
+#ifndef MTT__EXTRA_PASSES /* of a file that includes this one: it defines the rules behind it */
+#define MTT__EXTRA_PASSES(EMIT, RULE)
+#endif
+#define MTT__PASS_LIST(EMIT, RULE)                                                      \
+    EMIT(forward, always)                                                               \
+    MTT_IF_GENERATOR(RULE(generate, generates))                                         \
+    MTT_IF_ADAPTERS(RULE(adapters, has_adapters))                                       \
+    MTT_IF_EIGHT(RULE(eight, has_eight))                                                \
+    EMIT(adjoints, has_backward)                                                        \
+    MTT_IF_EIGHT(RULE(absorb, has_eight))                                               \
+    RULE(gradients, has_backward)                                                       \
+    RULE(fusions, always)                                                               \
+    MTT__EXTRA_PASSES(EMIT, RULE)                                                       \
+    EMIT(step, has_step)                                                                \
+    MTT_IF_EIGHT(EMIT(scales, has_eight))                                               \
+    MTT_IF_RANKS(RULE(exchange, has_ranks))
+
+#define MTT__EMIT_DECLARED(name, applies)                                               \
+    static mtt__pass_writer mtt__emit_##name;                                           \
+    static mtt__condition mtt__##applies;
+#define MTT__RULE_DECLARED(name, applies)                                               \
+    static mtt__rule mtt__rule_##name;                                                  \
+    static mtt__condition mtt__##applies;
+MTT__PASS_LIST(MTT__EMIT_DECLARED, MTT__RULE_DECLARED)
+#define MTT__EMIT_ROW(name, applies) {#name, mtt__emit_##name, NULL, mtt__##applies},
+#define MTT__RULE_ROW(name, applies) {#name, NULL, mtt__rule_##name, mtt__##applies},
 static const struct {
     const char *name;
-    void (*write)(mtt__builder *b);
+    mtt__pass_writer *write;
     mtt__rule *rule;
-    int (*applies)(const mtt__builder *b);
-} mtt__passes[] = {
-    {"forward", mtt__emit_forward, NULL, mtt__always},
-    {"adapters", NULL, mtt__rule_adapters, mtt__has_adapters},
-#ifndef MTT_NO_FP8
-    {"eight", NULL, mtt__rule_eight, mtt__has_eight},
-#endif /* MTT_NO_FP8 */
-    {"adjoints", mtt__emit_backward, NULL, mtt__has_backward},
-#ifndef MTT_NO_FP8
-    {"absorb", NULL, mtt__rule_absorb, mtt__has_eight},
-#endif /* MTT_NO_FP8 */
-    {"gradients", NULL, mtt__rule_gradients, mtt__has_backward},
-    {"fusions", mtt__count_reads, mtt__rule_fusions, mtt__always},
-    {"step", mtt__emit_step, NULL, mtt__has_step},
-};
+    mtt__condition *applies;
+} mtt__passes[] = {MTT__PASS_LIST(MTT__EMIT_ROW, MTT__RULE_ROW)};
 enum { MTT__PASSES = MTT__LENGTH(mtt__passes) };
 
 /* Writes a program by the first `passes` of the passes. */
@@ -6066,10 +5611,12 @@ static mtt_status mtt__build_program(mtt_schedule *s, int which, int passes)
     b.policy = &s->policy;
     b.program = p;
     b.trains = which == MTT__TRAIN && !s->chunk;
-    b.at = s->model.layers;
+    b.sums = s->policy.accumulate > 1 || s->policy.ranks > 1;
     if (s->chunk) mtt__set_shape(&p->shape, s, 1, which == MTT__CHUNK ? s->chunk : s->batch);
     else mtt__set_shape(&p->shape, s, which == MTT__NEXT ? 1 : s->batch, s->seq_len);
     if (!b.trains) p->shape.dropout = 0;
+    b.one_row = which == (s->chunk ? (int)MTT__CHUNK : (int)MTT__NEXT);
+    b.logits = s->chunk || which == MTT__NEXT;
     b.head_rows = s->chunk ? s->batch : which == MTT__NEXT ? 1 : p->shape.rows;
     p->parameters = (mtt__parameter *)mtt__take(&b, kinds * sizeof(*p->parameters));
     b.parameters = (mtt__parameter **)mtt__pool_take(s->env, &b.pool, kinds * sizeof(*b.parameters));
@@ -6310,35 +5857,38 @@ static void mtt__promote(mtt__packer *p, int *order)
    tries each; of four known models under all policies none has more than 0.9 % of the peak, 1.2 after nine. A
    plan of more than 5,000 tensors (100 layers) gets fewer tries: 6 with 1,024 layers, in 0.15 s instead of
    0.7. Of three such plans one takes 16 KiB more. */
-static void mtt__pack_tensors(mtt__packer *p, mtt__program *program, size_t state, size_t peak)
+static void mtt__pack_tensors(mtt__packer *p, size_t *arena_bytes, size_t state, size_t peak)
 {
     int tries = (int)mtt__min(15 * MTT__RULES, MTT__RULES + 240000 / p->count), i, k;
     mtt__tree_build(p);
-    program->arena_bytes = SIZE_MAX;
-    for (i = 0; i < tries && program->arena_bytes > peak; i++) {
+    *arena_bytes = SIZE_MAX;
+    for (i = 0; i < tries && *arena_bytes > peak; i++) {
         int rule = i % MTT__RULES;
         if (i == rule) mtt__order_by_rule(p, rule);
         if (!p->status) mtt__place_all(p, p->order[rule], state);
         if (!p->status) mtt__promote(p, p->order[rule]);
         if (p->status) return;
-        if (p->arena >= program->arena_bytes) continue;
-        program->arena_bytes = p->arena;
+        if (p->arena >= *arena_bytes) continue;
+        *arena_bytes = p->arena;
         for (k = 0; k < p->count; k++) p->waiting[k].best = p->waiting[k].offset;
     }
 }
 
-/* State comes first, in order. A plan whose peak exceeds `limit` is not packed, because packing is most of a
-   plan's time; arena_bytes is then the peak. */
-static mtt_status mtt__pack(mtt_env *env, mtt__program *program, size_t limit)
+/* Packs the arena of a place. State comes first, in order. A plan whose peak exceeds `limit` is not packed,
+   because packing is most of a plan's time; the arena's bytes are then the peak. */
+static mtt_status mtt__pack(mtt_env *env, mtt__program *program, mtt_place place, size_t limit)
 {
     size_t state = 0, peak = 0, n = (size_t)program->tensor_count, ops = (size_t)program->op_count;
+    size_t *arena_bytes = place == MTT_CARD ? &program->arena_bytes : &program->host_bytes;
     mtt__pool pool = {NULL};
     mtt__packer p;
     int *ints, i;
-    for (i = 0; i < program->op_count; i++)
-        if (program->ops[i].live_bytes > peak) peak = program->ops[i].live_bytes;
-    program->arena_bytes = peak;
-    if (peak > limit) return MTT_OK;
+    for (i = 0; i < program->op_count; i++) {
+        size_t live = place == MTT_CARD ? program->ops[i].live_bytes : program->ops[i].host_bytes;
+        if (live > peak) peak = live;
+    }
+    *arena_bytes = peak;
+    if (!peak || peak > limit) return MTT_OK;
     memset(&p, 0, sizeof(p));
     p.env = env;
     p.ops = program->op_count;
@@ -6349,6 +5899,7 @@ static mtt_status mtt__pack(mtt_env *env, mtt__program *program, size_t limit)
     if (!p.waiting || !p.boxes || !ints) p.status = MTT_E_MEMORY;
     for (i = 0; i < program->tensor_count && !p.status; i++) {
         mtt_tensor *t = program->tensors[i];
+        if (t->place != place) continue;
         t->offset = state;
         if (t->persistent) {
             state = mtt__add(state, mtt__slot_bytes(t));
@@ -6363,10 +5914,11 @@ static mtt_status mtt__pack(mtt_env *env, mtt__program *program, size_t limit)
         for (i = 0; i < MTT__RULES; i++) p.order[i] = ints + (size_t)(1 + i) * n;
         p.free_end = ints + (1 + MTT__RULES) * n;
         p.free_begin = p.free_end + ops;
-        mtt__pack_tensors(&p, program, state, peak);
+        mtt__pack_tensors(&p, arena_bytes, state, peak);
     }
     for (i = p.count = 0; i < program->tensor_count && !p.status; i++)
-        if (!program->tensors[i]->persistent) program->tensors[i]->offset = p.waiting[p.count++].best;
+        if (program->tensors[i]->place == place && !program->tensors[i]->persistent)
+            program->tensors[i]->offset = p.waiting[p.count++].best;
     mtt__pool_free(env, &pool);
     mtt__free(env, p.placed.at);
     return p.status;
@@ -6377,7 +5929,10 @@ static mtt_status mtt__pack(mtt_env *env, mtt__program *program, size_t limit)
 /* Elements as a number that cannot overflow, however large the tensor. */
 static double mtt__count(const mtt_tensor *t)
 {
-    return (double)t->bytes / (double)mtt__dtype_bytes[t->dtype];
+    double product = 1;
+    int i;
+    for (i = 0; i < t->dims; i++) product *= (double)t->shape[i];
+    return product;
 }
 
 static double mtt__columns(const mtt_tensor *t)
@@ -6389,7 +5944,7 @@ static double mtt__tensor_traffic(const mtt_tensor *t, int written, int copies)
 {
     int twice = t->category == MTT_OPTIMIZER ||
                 (written && t->category == MTT_WEIGHTS && t->persistent && !copies);
-    return (double)t->bytes * (1 + twice);
+    return t->place == MTT_CARD ? (double)t->bytes * (1 + twice) : 0;
 }
 
 /* Bytes of the operands: once where an operation reads or writes them, twice where it does both. AdamW does
@@ -6429,47 +5984,20 @@ static double mtt__chunked_bytes(const mtt_op *op)
     return bytes;
 }
 
-/* Bytes of an element of a parameter that is gathered, or of a block of squares. */
-static int64_t mtt__gathered_bytes(const mtt_op *op, int parameter)
-{
-    if (op->kind == MTT_OP_gather_squares) return sizeof(double);
-    return (int64_t)mtt__dtype_bytes[op->sums ? MTT_F32 : op->weights[parameter]->dtype];
-}
-
-/* Elements of a rank's share that are gathered, or blocks of them; *begin is the first. */
-static int64_t mtt__gathered(const mtt_op *op, int parameter, int rank, int64_t *begin)
-{
-    const mtt_part *part = &op->parts[parameter];
-    int64_t count = mtt__share(part, rank, begin);
-    if (op->kind != MTT_OP_gather_squares) return count;
-    *begin = part->square + *begin / MTT__RANGE_BLOCK;
-    return mtt__ceil_div(count, MTT__RANGE_BLOCK);
-}
-
-/* Counts what this rank sends to the others. */
-static double mtt__wire_bytes(const mtt_op *op)
-{
-    double others = op->shape->ranks - 1, bytes = 0;
-    int64_t begin;
-    int i, peer, rank = op->shape->rank;
-    if (op->kind == MTT_OP_all_gather) return others * (double)op->operands[0]->bytes;
-    for (i = 0; i < op->parameters; i++) {
-        if (op->kind != MTT_OP_all_to_all)
-            bytes += others * (double)(mtt__gathered(op, i, rank, &begin) * mtt__gathered_bytes(op, i));
-        for (peer = 0; peer < op->shape->ranks && op->kind == MTT_OP_all_to_all; peer++)
-            if (peer != rank)
-                bytes += (double)mtt__share(&op->parts[i], peer, &begin) *
-                         (double)mtt__dtype_bytes[op->gradients[i]->dtype];
-    }
-    return bytes;
-}
-
 /* Pairs of a query and a key that it attends: T(T+1)/2 a head, or what the window leaves of it. */
 static double mtt__attention_pairs(const mtt_shape *d)
 {
     double seq = d->seq_len, window = d->window ? d->window : d->seq_len;
     return (double)d->batch * d->heads * (window * (window + 1) / 2 + (seq - window) * window);
 }
+
+/* What >>exchange adds to a plan. */
+typedef double mtt__wire_function(const mtt_op *op);
+typedef void mtt__report_function(const mtt_schedule *s, mtt_plan_report *r);
+typedef void mtt__print_function(mtt__text *text, const mtt_plan_report *r);
+typedef mtt_status mtt__policy_function(mtt_env *env, const mtt_model_desc *model, int seq_len, mtt_policy *p);
+MTT_IF_RANKS(static mtt__wire_function mtt__wire_bytes; static mtt__policy_function mtt__take_fullest_rank;)
+MTT_IF_RANKS(static mtt__report_function mtt__report_wires; static mtt__print_function mtt__print_wires;)
 
 /* Evaluates an operation's row: FLOPs and bytes moved. */
 static void mtt__op_cost(const mtt_op *op, double *flops, double *traffic)
@@ -6495,19 +6023,24 @@ static void mtt__op_cost(const mtt_op *op, double *flops, double *traffic)
 
 /* ---- memory during each operation ---- */
 
+static size_t *mtt__alive(mtt_op *op, const mtt_tensor *t)
+{
+    return t->place == MTT_CARD ? &op->bytes[t->category] : &op->host_bytes;
+}
+
 /* Lists what each operation costs, and the bytes alive during it, by category: changes at the first and after
    the last operation of each tensor, then running sums. The peak is the largest of `live_bytes`; mtt__pack
    then gives each tensor its offset, so an arena is as large as the peak, or has gaps of about 1 % at most.
    Refuses what size_t cannot hold. */
 static mtt_status mtt__measure(mtt_env *env, mtt__program *p)
 {
-    size_t all = 0, now[MTT_CATEGORY_COUNT] = {0};
+    size_t all = 0, now[MTT_CATEGORY_COUNT] = {0}, host = 0;
     int i, c;
     for (i = 0; i < p->tensor_count; i++) {
         const mtt_tensor *t = p->tensors[i];
         all = mtt__add(all, mtt__slot_bytes(t));
-        p->ops[t->first].bytes[t->category] += mtt__slot_bytes(t);
-        if (t->last + 1 < p->op_count) p->ops[t->last + 1].bytes[t->category] -= mtt__slot_bytes(t);
+        *mtt__alive(&p->ops[t->first], t) += mtt__slot_bytes(t);
+        if (t->last + 1 < p->op_count) *mtt__alive(&p->ops[t->last + 1], t) -= mtt__slot_bytes(t);
     }
     if (all > SIZE_MAX / 2)
         return mtt__fail(env, MTT_E_BUDGET,
@@ -6521,6 +6054,7 @@ static mtt_status mtt__measure(mtt_env *env, mtt__program *p)
             op->bytes[c] = now[c] += op->bytes[c]; /* a decrease wraps around, and back with the sum */
             op->live_bytes += now[c];
         }
+        op->host_bytes = host += op->host_bytes;
     }
     return MTT_OK;
 }
@@ -6560,13 +6094,20 @@ static void mtt__release_programs(mtt_schedule *s)
     for (i = 0; i < MTT__PROGRAMS; i++) mtt__release_program(s, i);
 }
 
-static size_t mtt__arena_bytes(const mtt_schedule *s)
+static size_t mtt__place_bytes(const mtt_schedule *s, mtt_place place)
 {
     size_t most = 0;
     int i;
-    for (i = 0; i < MTT__PROGRAMS; i++)
-        if (s->programs[i].arena_bytes > most) most = s->programs[i].arena_bytes;
+    for (i = 0; i < MTT__PROGRAMS; i++) {
+        size_t bytes = place == MTT_CARD ? s->programs[i].arena_bytes : s->programs[i].host_bytes;
+        if (bytes > most) most = bytes;
+    }
     return most;
+}
+
+static size_t mtt__arena_bytes(const mtt_schedule *s)
+{
+    return mtt__place_bytes(s, MTT_CARD);
 }
 
 /* Builds the programs, with so many layers recomputed whole and in part. Only the training step depends on
@@ -6583,7 +6124,9 @@ static mtt_status mtt__build(mtt_schedule *s, int whole, int partial, size_t lim
         if (i == MTT__TRAIN || !s->programs[i].op_count) {
             status = mtt__build_program(s, i, MTT__PASSES);
             if (!status) status = mtt__measure(s->env, &s->programs[i]);
-            if (!status) status = mtt__pack(s->env, &s->programs[i], i == MTT__TRAIN ? limit : SIZE_MAX);
+            if (!status)
+                status = mtt__pack(s->env, &s->programs[i], MTT_CARD, i == MTT__TRAIN ? limit : SIZE_MAX);
+            if (!status) status = mtt__pack(s->env, &s->programs[i], MTT_HOST, SIZE_MAX);
         }
         if (status || s->programs[i].arena_bytes > limit) return status;
     }
@@ -6732,22 +6275,6 @@ static mtt_status mtt__build_policy(mtt_schedule *s)
     return status || mtt__arena_bytes(s) <= limit ? status : mtt__fit_budget(s);
 }
 
-/* Returns the rank with the largest share of a program that is built; this one if ranks divide nothing. What
-   they must decide alike goes by what that one can hold. */
-static int mtt__fullest_rank(const mtt_schedule *s)
-{
-    const mtt__program *p = &s->programs[MTT__TRAIN];
-    int64_t most = -1, begin;
-    int fullest = s->policy.rank, rank, i;
-    for (rank = 0; rank < s->policy.ranks && s->policy.shard != MTT_SHARD_NONE; rank++) {
-        int64_t share = 0;
-        for (i = 0; i < p->parameter_count; i++)
-            share += mtt__round_up(mtt__share(&p->parameters[i].part, rank, &begin), MTT__PART);
-        if (share > most) most = share, fullest = rank;
-    }
-    return fullest;
-}
-
 /* Cuts the batch into `split` micro-batches. MTT_LOSS_AUTO of `asked` goes by their rows. */
 static mtt_status mtt__build_split(mtt_schedule *s, const mtt_policy *asked, int batch, int accumulate,
                                    int split)
@@ -6765,13 +6292,11 @@ static mtt_status mtt__build_split(mtt_schedule *s, const mtt_policy *asked, int
    more of them only cost. If none fits, the error is the last one's, with the least of all. */
 static mtt_status mtt__fit_split(mtt_schedule *s, const mtt_policy *asked)
 {
-    int batch = s->batch, accumulate = s->policy.accumulate, best = 0, last = 0, me = s->policy.rank, split;
+    int batch = s->batch, accumulate = s->policy.accumulate, best = 0, last = 0, split;
     double best_cost = 0;
-    mtt_status status;
-    s->batch = 1; /* shares are those of any batch */
-    status = mtt__build(s, 0, 0, 0);
+    mtt_status status = MTT_OK;
+    MTT_IF_RANKS(status = mtt__take_fullest_rank(s->env, &s->model, s->seq_len, &s->policy);)
     if (status) return status;
-    s->policy.rank = mtt__fullest_rank(s);
     for (split = 1; split <= batch && split <= (1 << 20) / accumulate && !last; split++) {
         if (batch % split) continue;
         status = mtt__build_split(s, asked, batch, accumulate, split);
@@ -6782,8 +6307,8 @@ static mtt_status mtt__fit_split(mtt_schedule *s, const mtt_policy *asked)
         best = split;
         best_cost = mtt__plan_cost(s);
     }
-    if (!best || (best == s->split && me == s->policy.rank)) return status;
-    s->policy.rank = me;
+    if (!best || (best == s->split && asked->rank == s->policy.rank)) return status;
+    s->policy.rank = asked->rank;
     return mtt__build_split(s, asked, batch, accumulate, best);
 }
 
@@ -6826,22 +6351,26 @@ MTTDEF void mtt_schedule_destroy(mtt_schedule *s)
     mtt__free(s->env, s);
 }
 
-/* Tells whether nothing is computed while transfer `i` is under way. */
-static int mtt__is_exposed(const mtt__program *p, int i)
+/* Counts what an operation reads and writes on the host: it passes the link between host and card. */
+static void mtt__count_link(const mtt_op *op, int times, mtt_plan_report *r)
 {
-    while (++i < p->op_count && i != p->step_begin && mtt__is_transfer(&p->ops[i])) {}
-    return i == p->op_count || i == p->step_begin || mtt__needs_transfers(&p->ops[i]);
+    int i;
+    for (i = 0; i < op->inputs + op->outputs; i++) {
+        const mtt_tensor *t = op->operands[i];
+        double *sum = i < op->inputs ? &r->from_host_bytes : &r->to_host_bytes;
+        if (t && t->place == MTT_HOST) *sum += times * (double)t->bytes;
+    }
 }
 
 MTTDEF void mtt_schedule_report(const mtt_schedule *s, mtt_plan_report *r)
 {
     const mtt__program *p = &s->programs[MTT__TRAIN];
-    double wire;
     int i;
     memset(r, 0, sizeof(*r));
     for (i = 0; i < p->parameter_count; i++) r->parameters += mtt__parameter_elements(&p->parameters[i]);
     for (i = 0; i < p->tensor_count; i++)
-        if (p->tensors[i]->persistent) r->state_bytes += mtt__slot_bytes(p->tensors[i]);
+        if (p->tensors[i]->persistent && p->tensors[i]->place == MTT_CARD)
+            r->state_bytes += mtt__slot_bytes(p->tensors[i]);
     for (i = 0; i < p->op_count; i++) {
         const mtt_op *op = &p->ops[i];
         if (op->live_bytes > r->phase_peak_bytes[op->phase]) r->phase_peak_bytes[op->phase] = op->live_bytes;
@@ -6852,24 +6381,18 @@ MTTDEF void mtt_schedule_report(const mtt_schedule *s, mtt_plan_report *r)
         r->flops += op->flops;
         r->traffic_bytes += op->traffic_bytes;
         if (op->recomputed) r->recompute_flops += op->flops;
-        if (!mtt__is_transfer(op)) continue;
-        wire = mtt__wire_bytes(op) * (op->phase == MTT_STEP ? 1 : s->policy.accumulate);
-        r->wire_bytes += wire;
-        if (s->policy.device == MTT_DEVICE_CPU || mtt__is_exposed(p, i)) r->exposed_bytes += wire;
+        mtt__count_link(op, op->phase == MTT_STEP ? 1 : s->policy.accumulate, r);
     }
     for (i = 0; s->chunk && i < s->programs[MTT__TOKEN].op_count; i++)
         r->token_flops += s->programs[MTT__TOKEN].ops[i].flops;
-    if (s->policy.bandwidth > 0) {
-        r->wire_ms = r->wire_bytes / (double)s->policy.bandwidth * 1e-6;
-        r->exposed_ms = r->exposed_bytes / (double)s->policy.bandwidth * 1e-6;
-    }
     memcpy(r->bytes, p->ops[r->peak_op].bytes, sizeof(r->bytes));
     r->arena_bytes = mtt__arena_bytes(s);
+    r->host_bytes = mtt__place_bytes(s, MTT_HOST);
     r->batch = p->shape.batch * s->split;
     r->seq_len = p->shape.seq_len;
     r->micro_batches = s->split;
     r->outside_bytes = 3145728 + 524288 * (size_t)mtt__threads() + 65536 * (size_t)s->model.layers;
-    r->outside_bytes += 2048 * (size_t)(s->policy.ranks - 1) * (size_t)(s->model.layers + 4); /* transfers */
+    MTT_IF_RANKS(mtt__report_wires(s, r);)
 #ifdef MTT_CBLAS
     r->outside_bytes += 2097152 + 1310720 * (size_t)mtt__threads();
 #endif
@@ -6915,28 +6438,13 @@ MTTDEF mtt_status mtt_plan(mtt_env *env, const mtt_model_desc *model, const mtt_
     return MTT_OK;
 }
 
-/* Makes a policy that of the rank with the largest share. */
-static mtt_status mtt__take_fullest_rank(mtt_env *env, const mtt_model_desc *model, int seq_len,
-                                         mtt_policy *p)
-{
-    mtt_policy any = *p;
-    mtt_schedule s;
-    mtt_status status;
-    if (p->ranks < 2) return MTT_OK;
-    any.recompute = MTT_RECOMPUTE_NONE;
-    status = mtt__schedule_init(&s, env, model, &any, 1, seq_len);
-    if (status) return status;
-    p->rank = mtt__fullest_rank(&s);
-    mtt__release_programs(&s);
-    return MTT_OK;
-}
-
 MTTDEF mtt_status mtt_plan_max_batch(mtt_env *env, const mtt_model_desc *model, const mtt_policy *policy,
                                      int seq_len, size_t budget_bytes, int *batch)
 {
     mtt_policy p = *policy;
     int low = 0, high = 1 << 20, next = 1; /* low fits, high + 1 does not */
-    mtt_status status = mtt__take_fullest_rank(env, model, seq_len, &p);
+    mtt_status status = MTT_OK;
+    MTT_IF_RANKS(status = mtt__take_fullest_rank(env, model, seq_len, &p);)
     p.budget_bytes = budget_bytes ? budget_bytes : 1;
     p.split = 0;
     *batch = 0;
@@ -6999,7 +6507,7 @@ MTTDEF mtt_status mtt_policy_fit(mtt_env *env, const mtt_model_desc *model, cons
     mtt_status status = mtt_model_resolve(env, model, &m);
     f.budget = p.budget_bytes = budget_bytes ? budget_bytes : 1;
     if (!status) status = mtt_policy_resolve(env, &p, &m, batch, seq_len, &f.fit);
-    if (!status) status = mtt__take_fullest_rank(env, model, seq_len, &p);
+    MTT_IF_RANKS(if (!status) status = mtt__take_fullest_rank(env, model, seq_len, &p);)
     if (status) return status;
     f.least = SIZE_MAX;
     f.cost = HUGE_VAL;
@@ -7045,9 +6553,6 @@ enum {
     MTT__STRIPE = 32,      /* rows of A or columns of B that are packed together */
     MTT__DEPTH = 64,       /* terms of a product that are packed and summed at a time, before C adds them */
     MTT__SIDE = 128,       /* rows and columns of a tile of a product, at most */
-    MTT__FEW_ROWS = 32,    /* up to so many of C, B is multiplied where it lies, instead of packed */
-    MTT__FEW_QUERIES = 4,  /* up to so many of a cache, its keys are, too */
-    MTT__FEW_COLUMNS = 4096, /* of C that a thread then computes at a time, at most */
     MTT__LANES = 16,       /* partial sums of a long sum */
     MTT__MAX_WIDTH = 16384,
     MTT__MAX_HEAD = 256
@@ -7064,55 +6569,21 @@ static float *mtt__tiles(const mtt_op *op)
 
 /* ---- reading and writing ---- */
 
+/* Values of other types: a wing's. */
+typedef void mtt__load_function(const mtt_tensor *t, int64_t first, int64_t count, float *out);
+typedef void mtt__round_function(const mtt_tensor *t, int64_t count, const float *values, uint8_t *out);
+MTT_IF_EIGHT(static mtt__load_function mtt__load_eight; static mtt__round_function mtt__round_eight;)
+
 static void mtt__load(const mtt_tensor *t, int64_t first, int64_t count, float *out)
 {
     const uint16_t *half = (const uint16_t *)t->data + first;
-    const uint8_t *eight = (const uint8_t *)t->data + first;
-    float inverse = t->scale ? t->scale->inverse : 1.0f;
     int64_t i;
     switch (t->dtype) {
     case MTT_F32: memcpy(out, (const float *)t->data + first, (size_t)count * sizeof(float)); break;
     case MTT_BF16_BITS: for (i = 0; i < count; i++) out[i] = mtt__from_bf16(half[i]); break;
     case MTT_F16_BITS: for (i = 0; i < count; i++) out[i] = mtt__from_fp16(half[i]); break;
-    case MTT_F8_E4M3: for (i = 0; i < count; i++) out[i] = mtt__from_e4m3(eight[i]) * inverse; break;
-    default: for (i = 0; i < count; i++) out[i] = mtt__from_e5m2(eight[i]) * inverse;
+    default: MTT_IF_EIGHT(mtt__load_eight(t, first, count, out);) break;
     }
-}
-
-/* Notes the largest absolute value and how many are clipped. The order of threads does not matter. */
-static void mtt__record(mtt_scale *scale, const float *values, int64_t count)
-{
-    float largest = mtt__largest_magnitude(values, count), limit = 448.0f * scale->inverse;
-    uint32_t clipped = 0, bits;
-    int64_t i;
-    for (i = 0; i < count && largest > limit; i++) clipped += fabsf(values[i]) > limit;
-    bits = mtt__float_bits(largest);
-#ifdef MTT__GNU
-    {
-        uint32_t seen = __atomic_load_n(&scale->largest, __ATOMIC_RELAXED);
-        while (bits > seen && !__atomic_compare_exchange_n(&scale->largest, &seen, bits, 1, __ATOMIC_RELAXED,
-                                                           __ATOMIC_RELAXED)) {}
-        if (clipped) __atomic_fetch_add(&scale->clipped, clipped, __ATOMIC_RELAXED);
-    }
-#else /* MSVC's own, and others in one thread */
-    MTT__OMP(omp critical(mtt__record))
-    {
-        if (bits > scale->largest) scale->largest = bits;
-        scale->clipped += clipped;
-    }
-#endif
-}
-
-/* Rounds values to the 8 bits of a tensor. */
-static void mtt__round_eight(const mtt_tensor *t, int64_t count, const float *values, uint8_t *out)
-{
-    float scale = t->scale ? t->scale->scale : 1.0f;
-    int64_t i;
-    if (t->dtype == MTT_F8_E4M3)
-        for (i = 0; i < count; i++) out[i] = mtt__to_e4m3(values[i] * scale);
-    else
-        for (i = 0; i < count; i++) out[i] = mtt__to_e5m2(values[i] * scale);
-    if (t->recorded) mtt__record(t->scale, values, count);
 }
 
 static void mtt__store(const mtt_tensor *t, int64_t first, int64_t count, const float *values)
@@ -7123,7 +6594,7 @@ static void mtt__store(const mtt_tensor *t, int64_t first, int64_t count, const 
     case MTT_F32: memcpy((float *)t->data + first, values, (size_t)count * sizeof(float)); break;
     case MTT_BF16_BITS: for (i = 0; i < count; i++) half[i] = mtt__to_bf16(values[i]); break;
     case MTT_F16_BITS: for (i = 0; i < count; i++) half[i] = mtt__to_fp16(values[i]); break;
-    default: mtt__round_eight(t, count, values, (uint8_t *)t->data + first);
+    default: MTT_IF_EIGHT(mtt__round_eight(t, count, values, (uint8_t *)t->data + first);) break;
     }
 }
 
@@ -7285,6 +6756,13 @@ static void mtt__cpu_add(const mtt_op *op, const mtt_op_add *o)
     mtt__elementwise(op, NULL, o->a, o->b, o->sum, mtt__add_block);
 }
 
+/* On a CPU both places are its memory. */
+static void mtt__cpu_move(const mtt_op *op, const mtt_op_move *o)
+{
+    (void)op;
+    memcpy(o->y->data, o->x->data, o->x->bytes);
+}
+
 static void mtt__cpu_dropout_scores(const mtt_op *op, const mtt_op_dropout_scores *o)
 {
     mtt__elementwise(op, o->control, NULL, o->probs, o->dropped, NULL);
@@ -7417,7 +6895,7 @@ static void mtt__cpu_activation_backward(const mtt_op *op, const mtt_op_activati
     mtt__slope_rows(op->shape->mlp, o);
 }
 
-/* ---- matrix products ---- */
+/* ---- products of blocks ---- */
 
 /* A vector register, and the rows of C whose sums, two vectors each, fit the registers. MTT__LOW and
    MTT__HIGH: the lanes of two vectors, halves of which alternate. */
@@ -7459,58 +6937,6 @@ enum { MTT__ROWS = 4 };
 #else
 #define MTT__UNROLL_ROWS
 #endif
-
-/* An m x n matrix inside a tensor: element (i, j) is at first + i * row + j * column. One step is 1. */
-typedef struct mtt__view {
-    const mtt_tensor *t;
-    int64_t first, m, n, row, column;
-} mtt__view;
-
-static mtt__view mtt__matrix_at(const mtt_tensor *t, int64_t first, int64_t m, int64_t n, int transposed)
-{
-    mtt__view plain = {t, first, m, n, mtt__width(t), 1}, swapped = {t, first, n, m, 1, mtt__width(t)};
-    return transposed ? swapped : plain;
-}
-
-static mtt__view mtt__matrix(const mtt_tensor *t, int transposed)
-{
-    return mtt__matrix_at(t, 0, mtt__rows(t), mtt__width(t), transposed);
-}
-
-static mtt__view mtt__transposed(mtt__view v)
-{
-    mtt__view swapped = {v.t, v.first, v.n, v.m, v.column, v.row};
-    return swapped;
-}
-
-/* Rows i0 up and columns j0 up of a view, as an m x n block of floats, padded with zeros to multiples of 8
-   rows and 32 columns. Where columns are contiguous in memory, 16 of them are read, then written side by
-   side, a cache line at a time: an FP32 step is 20 % faster than by single elements. */
-static void mtt__load_block(mtt__view v, int64_t i0, int64_t m, int64_t j0, int64_t n, float *out,
-                            int64_t stride)
-{
-    enum { wide = 16 };
-    float columns[wide][MTT__MAX_HEAD];
-    int64_t i, j, l, w;
-    for (i = 0; i < m && v.column == 1; i++)
-        mtt__load(v.t, v.first + (i0 + i) * v.row + j0, n, out + i * stride);
-    for (j = 0; j < n && v.column != 1; j += wide) {
-        w = mtt__min(wide, n - j);
-        for (l = 0; l < w; l++) mtt__load(v.t, v.first + i0 + (j0 + j + l) * v.column, m, columns[l]);
-        for (i = 0; i < m; i++)
-            for (l = 0; l < w; l++) out[i * stride + j + l] = columns[l][i];
-    }
-    for (i = 0; i < mtt__round_up(m, 8); i++)
-        for (j = i < m ? n : 0; j < mtt__round_up(n, MTT__STRIPE); j++) out[i * stride + j] = 0;
-}
-
-/* Stores an m x n block of floats as rows i0 up and columns j0 up of a view. */
-static void mtt__store_block(mtt__view v, int64_t i0, int64_t m, int64_t j0, int64_t n, const float *in,
-                             int64_t stride)
-{
-    int64_t i;
-    for (i = 0; i < m; i++) mtt__store(v.t, v.first + (i0 + i) * v.row + j0, n, in + i * stride);
-}
 
 /* Keeps x and y in registers: for Zen, GCC loads them again for each row, and AVX2 makes 75 GFLOP/s instead
    of 110. */
@@ -7604,6 +7030,325 @@ MTT__PAIRS_CODE MTT__MULTIPLY(mtt__multiply_pairs, mtt__pairs_vector, 8, MTT__PA
 #define mtt__multiply_pairs mtt__multiply_block
 static int mtt__has_pairs(void) { return 0; }
 #endif
+
+/* ---- views ---- */
+
+/* An m x n matrix inside a tensor: element (i, j) is at first + i * row + j * column. One step is 1. */
+typedef struct mtt__view {
+    const mtt_tensor *t;
+    int64_t first, m, n, row, column;
+} mtt__view;
+
+static mtt__view mtt__matrix_at(const mtt_tensor *t, int64_t first, int64_t m, int64_t n, int transposed)
+{
+    mtt__view plain = {t, first, m, n, mtt__width(t), 1}, swapped = {t, first, n, m, 1, mtt__width(t)};
+    return transposed ? swapped : plain;
+}
+
+static mtt__view mtt__matrix(const mtt_tensor *t, int transposed)
+{
+    return mtt__matrix_at(t, 0, mtt__rows(t), mtt__width(t), transposed);
+}
+
+static mtt__view mtt__transposed(mtt__view v)
+{
+    mtt__view swapped = {v.t, v.first, v.n, v.m, v.column, v.row};
+    return swapped;
+}
+
+/* Rows i0 up and columns j0 up of a view, as an m x n block of floats, padded with zeros to multiples of 8
+   rows and 32 columns. Where columns are contiguous in memory, 16 of them are read, then written side by
+   side, a cache line at a time: an FP32 step is 20 % faster than by single elements. */
+static void mtt__load_block(mtt__view v, int64_t i0, int64_t m, int64_t j0, int64_t n, float *out,
+                            int64_t stride)
+{
+    enum { wide = 16 };
+    float columns[wide][MTT__MAX_HEAD];
+    int64_t i, j, l, w;
+    for (i = 0; i < m && v.column == 1; i++)
+        mtt__load(v.t, v.first + (i0 + i) * v.row + j0, n, out + i * stride);
+    for (j = 0; j < n && v.column != 1; j += wide) {
+        w = mtt__min(wide, n - j);
+        for (l = 0; l < w; l++) mtt__load(v.t, v.first + i0 + (j0 + j + l) * v.column, m, columns[l]);
+        for (i = 0; i < m; i++)
+            for (l = 0; l < w; l++) out[i * stride + j + l] = columns[l][i];
+    }
+    for (i = 0; i < mtt__round_up(m, 8); i++)
+        for (j = i < m ? n : 0; j < mtt__round_up(n, MTT__STRIPE); j++) out[i * stride + j] = 0;
+}
+
+/* Stores an m x n block of floats as rows i0 up and columns j0 up of a view. */
+static void mtt__store_block(mtt__view v, int64_t i0, int64_t m, int64_t j0, int64_t n, const float *in,
+                             int64_t stride)
+{
+    int64_t i;
+    for (i = 0; i < m; i++) mtt__store(v.t, v.first + (i0 + i) * v.row + j0, n, in + i * stride);
+}
+
+/* Matrices of a head: T x d_head columns of qkv or of the output, or the T x T square of scores. */
+enum { MTT__Q, MTT__K, MTT__V, MTT__OUT, MTT__SQUARE, MTT__TRANSPOSED = 8 };
+
+static int64_t mtt__heads(const mtt_op *op) { return (int64_t)op->shape->batch * op->shape->heads; }
+
+/* Returns the view of such a matrix. `index` counts heads through the batch, sequence after sequence. */
+static mtt__view mtt__head(const mtt_op *op, const mtt_tensor *t, int part, int64_t index)
+{
+    const mtt_shape *d = op->shape;
+    mtt_qkv qkv = mtt_qkv_of(d);
+    int head = (int)(index % d->heads), transposed = part & MTT__TRANSPOSED, which = part & ~MTT__TRANSPOSED;
+    int64_t seq = d->seq_len, dim = d->d_head, first = index / d->heads * seq * mtt__width(t);
+    if (which == MTT__SQUARE) return mtt__matrix_at(t, index * seq * seq, seq, seq, transposed);
+    first += which == MTT__OUT ? head * dim : mtt_qkv_column(&qkv, which, head);
+    return mtt__matrix_at(t, first, seq, dim, transposed);
+}
+
+/* Scores are multiplied by this. */
+static float mtt__score_scale(const mtt_op *op)
+{
+    return 1.0f / sqrtf((float)op->shape->d_head);
+}
+
+/* ---- flash attention (Dao et al. 2022) ---- */
+
+/* Scores exist only for a tile of 64 queries by 64 keys at a time, so no T x T matrix is in memory. A tile of
+   q, k, v or the output has its tokens as rows, MTT__MAX_HEAD apart, or, transposed, as columns. */
+typedef float mtt__tile[MTT__TILE * MTT__MAX_HEAD];
+typedef float mtt__score_tile[MTT__TILE * MTT__TILE];
+
+/* Finds the keys [*low, *high) of a tile that a query attends, counted from the tile's first key j0. */
+static void mtt__attended(const mtt_shape *d, int64_t query, int64_t j0, int64_t *low, int64_t *high)
+{
+    int64_t first = mtt__first_key(d->window, query) - j0;
+    *high = mtt__min(MTT__TILE, query + 1 - j0);
+    *low = mtt__min(first > 0 ? first : 0, *high);
+}
+
+/* A tile of queries, for mtt__attend. */
+typedef struct mtt__attention_tile {
+    mtt__view q, k_t, v, out;
+    int64_t i0, m, place; /* rows of q from i0 up; the first one's place among the keys */
+    int64_t keys;
+    const mtt_tensor *control; /* for dropout; NULL: none */
+    int64_t element;           /* of the first row's scores */
+    float *lse;                /* of the first row, or NULL */
+} mtt__attention_tile;
+
+/* Tiles that a thread works on: queries, keys, values, the sums of the output, and scores, [query][key]. */
+typedef struct mtt__attention_tiles {
+    mtt__tile q, k, v, o;
+    mtt__score_tile s;
+} mtt__attention_tiles;
+
+/* The two products of a tile of queries and n keys from j0 up: s = q k^T, and o += s v. */
+typedef void mtt__tile_product(const mtt__attention_tile *t, int64_t dim, int64_t j0, int64_t n,
+                               mtt__attention_tiles *a);
+static void mtt__tile_scores(const mtt__attention_tile *t, int64_t dim, int64_t j0, int64_t n,
+                             mtt__attention_tiles *a)
+{
+    mtt__load_block(t->k_t, 0, dim, j0, n, a->k, MTT__TILE);
+    mtt__multiply_block(t->m, n, dim, a->q, MTT__MAX_HEAD, 1, a->k, MTT__TILE, a->s, MTT__TILE);
+}
+
+static void mtt__tile_values(const mtt__attention_tile *t, int64_t dim, int64_t j0, int64_t n,
+                             mtt__attention_tiles *a)
+{
+    mtt__load_block(t->v, j0, n, 0, dim, a->v, MTT__MAX_HEAD);
+    mtt__multiply_block(t->m, dim, n, a->s, MTT__TILE, 1, a->v, MTT__MAX_HEAD, a->o, MTT__MAX_HEAD);
+}
+
+/* The forward pass of a tile of queries (algorithm 1 with queries in the outer loop), an online softmax. Each
+   query has a running maximum m and a running sum l. Each tile of keys, with scores S = Q K^T / sqrt(D),
+   updates both and rescales the output, so O = softmax(S) V is exact:
+     m' = max(m, rowmax S)        P = e^(S - m')
+     l' = e^(m - m') l + rowsum P
+     O' = e^(m - m') O + mask P V
+   At the end O is divided by l. Keeps lse = m + log l, from which the backward pass recomputes P. */
+static void mtt__attend(const mtt_op *op, const mtt__attention_tile *t, mtt__tile_product *scores,
+                        mtt__tile_product *values)
+{
+    enum { side = MTT__TILE, stride = MTT__MAX_HEAD };
+    mtt__attention_tiles *a = (mtt__attention_tiles *)(void *)mtt__tiles(op);
+    float row_max[side], row_sum[side], scale = mtt__score_scale(op);
+    int64_t dim = op->shape->d_head, m = t->m, rows = mtt__round_up(m, 8), j0, i, j;
+    mtt__load_block(t->q, t->i0, m, 0, dim, a->q, stride);
+    memset(a->o, 0, (size_t)(rows * stride) * sizeof(float));
+    for (i = 0; i < side; i++) row_max[i] = -3.4e38f, row_sum[i] = 0;
+    for (j0 = mtt__first_key(op->shape->window, t->place) / side * side; j0 < t->place + m; j0 += side) {
+        int64_t n = mtt__min(side, t->keys - j0), low, high;
+        memset(a->s, 0, (size_t)(rows * side) * sizeof(float));
+        scores(t, dim, j0, n, a);
+        for (i = 0; i < m; i++) {
+            float *p = a->s + i * side, *out = a->o + i * stride, most, rescale;
+            mtt__attended(op->shape, t->place + i, j0, &low, &high);
+            for (j = 0; j < side; j++) p[j] = j < low || j >= high ? 0.0f : p[j] * scale;
+            most = fmaxf(row_max[i], mtt__largest(p + low, high - low));
+            rescale = mtt__exp(row_max[i] - most);
+            for (j = low; j < high; j++) p[j] = mtt__exp(p[j] - most);
+            row_sum[i] = row_sum[i] * rescale + mtt__sum(p + low, high - low);
+            for (j = 0; j < dim; j++) out[j] *= rescale;
+            row_max[i] = most;
+            if (t->control) mtt__drop(op, t->control, t->element + i * t->keys + j0, n, p);
+        }
+        values(t, dim, j0, n, a);
+    }
+    for (i = 0; i < m; i++) {
+        for (j = 0; j < dim; j++) a->o[i * stride + j] /= row_sum[i];
+        if (t->lse) t->lse[i] = row_max[i] + (float)log((double)row_sum[i]); /* systems' logf differ */
+    }
+    mtt__store_block(t->out, t->i0, m, 0, dim, a->o, stride);
+}
+
+static void mtt__flash_tile(const mtt_op *op, const mtt_op_flash *f, int64_t head, int64_t i0)
+{
+    int64_t seq = op->shape->seq_len, row = head * seq + i0;
+    mtt__attention_tile t = {mtt__head(op, f->qkv, MTT__Q, head),
+                             mtt__head(op, f->qkv, MTT__K | MTT__TRANSPOSED, head),
+                             mtt__head(op, f->qkv, MTT__V, head), mtt__head(op, f->out, MTT__OUT, head),
+                             i0, mtt__min(MTT__TILE, seq - i0), i0, seq,
+                             f->control, row * seq, (float *)f->lse->data + row};
+    mtt__attend(op, &t, mtt__tile_scores, mtt__tile_values);
+}
+
+static void mtt__cpu_flash(const mtt_op *op, const mtt_op_flash *f)
+{
+    int64_t tiles = mtt__ceil_div(op->shape->seq_len, MTT__TILE), jobs = tiles * mtt__heads(op), i;
+    MTT__OMP(omp parallel for schedule(dynamic, 1) if (jobs * MTT__TILE * MTT__TILE > MTT__ALONE))
+    for (i = 0; i < jobs; i++) mtt__flash_tile(op, f, i / tiles, i % tiles * MTT__TILE);
+}
+
+/* For the backward pass of a head: tiles of m queries from i0 up and n keys from j0 up, their P and dS. */
+typedef struct mtt__flash_pair {
+    int64_t head, i0, m, j0, n;
+    mtt__tile q, d_out, k, k_t, v_t, dk, dv; /* dq is in dk's place */
+    mtt__score_tile p, ds;
+    float delta[MTT__TILE]; /* rowsum(dO O) */
+} mtt__flash_pair;
+
+static void mtt__load_queries(const mtt_op *op, const mtt_op_flash_backward *f, int64_t i0,
+                              mtt__flash_pair *t)
+{
+    enum { stride = MTT__MAX_HEAD };
+    int64_t dim = op->shape->d_head, m = mtt__min(MTT__TILE, op->shape->seq_len - i0), i;
+    mtt__view o = mtt__head(op, f->out, MTT__OUT, t->head);
+    float out[MTT__MAX_HEAD];
+    t->i0 = i0;
+    t->m = m;
+    mtt__load_block(mtt__head(op, f->qkv, MTT__Q, t->head), i0, m, 0, dim, t->q, stride);
+    mtt__load_block(mtt__head(op, f->d_out, MTT__OUT, t->head), i0, m, 0, dim, t->d_out, stride);
+    for (i = 0; i < m; i++) {
+        mtt__load(o.t, o.first + (i0 + i) * o.row, dim, out);
+        t->delta[i] = mtt__dot(t->d_out + i * stride, out, dim);
+    }
+}
+
+static void mtt__load_keys(const mtt_op *op, const mtt_op_flash_backward *f, int64_t j0, mtt__flash_pair *t)
+{
+    enum { side = MTT__TILE };
+    int64_t dim = op->shape->d_head, n = mtt__min(side, op->shape->seq_len - j0);
+    t->j0 = j0;
+    t->n = n;
+    mtt__load_block(mtt__head(op, f->qkv, MTT__K, t->head), j0, n, 0, dim, t->k, MTT__MAX_HEAD);
+    mtt__load_block(mtt__head(op, f->qkv, MTT__K | MTT__TRANSPOSED, t->head), 0, dim, j0, n, t->k_t, side);
+    mtt__load_block(mtt__head(op, f->qkv, MTT__V | MTT__TRANSPOSED, t->head), 0, dim, j0, n, t->v_t, side);
+}
+
+/* P = mask e^(S - lse) and dS = e^(S - lse) (mask dP - delta) / sqrt(d_head) with dP = dO V^T. With
+   lse = m + log l, e^(S - lse) is divided by its row's sum already. */
+static void mtt__flash_gradients(const mtt_op *op, const mtt_op_flash_backward *f, mtt__flash_pair *t)
+{
+    enum { side = MTT__TILE, stride = MTT__MAX_HEAD };
+    const mtt_shape *d = op->shape;
+    int64_t first = t->head * d->seq_len + t->i0, dim = d->d_head, i, j, low, high;
+    float mask[side], scale = mtt__score_scale(op), d_scale = mtt__attends_one(d) ? 0.0f : scale;
+    memset(t->p, 0, sizeof(t->p));
+    memset(t->ds, 0, sizeof(t->ds));
+    mtt__multiply_block(t->m, t->n, dim, t->q, stride, 1, t->k_t, side, t->p, side);
+    mtt__multiply_block(t->m, t->n, dim, t->d_out, stride, 1, t->v_t, side, t->ds, side);
+    for (i = 0; i < t->m; i++) {
+        float *p = t->p + i * side, *ds = t->ds + i * side, lse = ((const float *)f->lse->data)[first + i];
+        for (j = 0; j < t->n; j++) mask[j] = 1.0f;
+        mtt__drop(op, f->control, (first + i) * d->seq_len + t->j0, t->n, mask);
+        mtt__attended(d, t->i0 + i, t->j0, &low, &high);
+        for (j = 0; j < side; j++)
+            if (j < low || j >= high) p[j] = ds[j] = 0;
+        for (j = low; j < high; j++) {
+            float e = mtt__exp(p[j] * scale - lse);
+            p[j] = e * mask[j];
+            ds[j] = e * (mask[j] * ds[j] - t->delta[i]) * d_scale;
+        }
+    }
+}
+
+/* m tokens of a part of d_qkv, from a tile. Before 8 bits, they are rounded to 16. */
+static void mtt__store_gradients(const mtt_op *op, const mtt_op_flash_backward *f, int part, int64_t head,
+                                 int64_t i0, int64_t m, float *tile)
+{
+    enum { stride = MTT__MAX_HEAD };
+    int64_t dim = op->shape->d_head, i, k;
+    for (i = 0; i < m && f->d_qkv_t; i++)
+        for (k = 0; k < dim; k++) tile[i * stride + k] = mtt__from_bf16(mtt__to_bf16(tile[i * stride + k]));
+    mtt__store_block(mtt__head(op, f->d_qkv, part, head), i0, m, 0, dim, tile, stride);
+}
+
+/* Computes one tile of keys: dV = P^T dO and dK = dS^T Q, summed over the heads of queries that share it,
+   from `head` up, and their tiles of queries that attend it. */
+static void mtt__flash_backward_keys(const mtt_op *op, const mtt_op_flash_backward *f, int64_t head,
+                                     int64_t j0)
+{
+    enum { side = MTT__TILE, stride = MTT__MAX_HEAD };
+    const mtt_shape *d = op->shape;
+    int64_t end = d->window ? mtt__min(d->seq_len, j0 + side - 1 + d->window) : d->seq_len, i0;
+    mtt__flash_pair *t = (mtt__flash_pair *)(void *)mtt__tiles(op);
+    t->head = head;
+    mtt__load_keys(op, f, j0, t);
+    memset(t->dk, 0, sizeof(t->dk));
+    memset(t->dv, 0, sizeof(t->dv));
+    for (; t->head < head + d->heads / d->heads_kv; t->head++)
+        for (i0 = j0; i0 < end; i0 += side) {
+            mtt__load_queries(op, f, i0, t);
+            mtt__flash_gradients(op, f, t);
+            mtt__multiply_block(t->n, d->d_head, t->m, t->p, 1, side, t->d_out, stride, t->dv, stride);
+            mtt__multiply_block(t->n, d->d_head, t->m, t->ds, 1, side, t->q, stride, t->dk, stride);
+        }
+    mtt__store_gradients(op, f, MTT__K, head, j0, t->n, t->dk);
+    mtt__store_gradients(op, f, MTT__V, head, j0, t->n, t->dv);
+}
+
+/* Computes one tile of queries: dQ = dS K, summed over the tiles of keys. It computes S and dP again: two
+   more products besides five, instead of an FP32 accumulator for dQ. */
+static void mtt__flash_backward_queries(const mtt_op *op, const mtt_op_flash_backward *f, int64_t head,
+                                        int64_t i0)
+{
+    enum { side = MTT__TILE, stride = MTT__MAX_HEAD };
+    mtt__flash_pair *t = (mtt__flash_pair *)(void *)mtt__tiles(op);
+    float *dq = t->dk;
+    int64_t j0;
+    t->head = head;
+    mtt__load_queries(op, f, i0, t);
+    memset(dq, 0, sizeof(t->dk));
+    for (j0 = mtt__first_key(op->shape->window, i0) / side * side; j0 < i0 + t->m; j0 += side) {
+        mtt__load_keys(op, f, j0, t);
+        mtt__flash_gradients(op, f, t);
+        mtt__multiply_block(t->m, op->shape->d_head, t->n, t->ds, side, 1, t->k, stride, dq, stride);
+    }
+    mtt__store_gradients(op, f, MTT__Q, head, i0, t->m, dq);
+}
+
+/* A tile of keys gets dK and dV in a job of its own, once for the heads that share it, and a tile of queries
+   dQ: so no two threads add to a sum. */
+static void mtt__cpu_flash_backward(const mtt_op *op, const mtt_op_flash_backward *f)
+{
+    int64_t tiles = mtt__ceil_div(op->shape->seq_len, MTT__TILE), jobs = tiles * mtt__heads(op), i;
+    int group = op->shape->heads / op->shape->heads_kv;
+    MTT__OMP(omp parallel for schedule(dynamic, 1) if (jobs * MTT__TILE * MTT__TILE > MTT__ALONE))
+    for (i = 0; i < 2 * jobs; i++) {
+        int64_t head = i / 2 / tiles, first = i / 2 % tiles * MTT__TILE;
+        if (i % 2) mtt__flash_backward_queries(op, f, head, first);
+        else if (head % group == 0) mtt__flash_backward_keys(op, f, head, first);
+    }
+}
+
+/* ---- matrix products ---- */
 
 /* C = scale A B, or A B + bias, or C + A B where `add` is set. Or scale times the sum of `members` products,
    whose operands are a_next and b_next elements apart. `a` is A transposed, so both operands are k
@@ -7757,345 +7502,9 @@ static int mtt__blas_gemm(mtt__view a, mtt__view b, mtt__view c, const mtt_tenso
 #endif
 }
 
-/* ---- products of few rows ---- */
-
-/* A token of one sequence, or of each of a batch: B is read once from memory, at 28 GB/s a core, and from a
-   cache again for every MTT__ROWS rows of C. Terms are added as mtt__product_tile adds them, so the bits are
-   the same. A sum of DEPTH terms begins with 0 in `sum`; then C adds it. BF16 becomes floats in registers. No
-   generator computes in FP16.
-
-   MTT__FEW_ALONG: B's rows are side by side. Of whole rows it adds one at a time, because one long run of
-   memory is read up to twice as fast as many short ones. Of parts of rows it adds 16 at a time.
-
-   MTT__FEW_TOGETHER: the same for several rows of C, whose sums are in registers. Up to 512 columns are taken
-   at a time, and prefetched two vectors ahead: a step of 8 sequences of GPT-2 takes 1.5 times as long as of
-   one, instead of 2.7 times with 192 columns and no prefetch.
-
-   MTT__FEW_ACROSS: B's columns are contiguous. W of them and W rows are transposed in registers: log2 W
-   rounds, each of which interleaves the first half of the vectors with the second, bring the bits of the
-   columns into the rows' places. BF16 stays in pairs, words, until then. A sum waits for its last addition,
-   so the next columns are begun before these end. What comes next is prefetched: with 16 lanes the next
-   columns, 28 GB/s instead of 18; else the next terms of these, so that with AVX2 GPT-2's head takes 2.5 ms
-   in BF16 instead of 4. */
-#define MTT__FEW_ACROSS(name, vector, low, high, terms, add_terms)                                           \
-    static void name(int64_t m, int64_t n, int64_t k, const float *x, int64_t ldx, const float *b,           \
-                     int64_t ldb, float *sum)                                                                \
-    {                                                                                                        \
-        enum { wide = sizeof(vector) / sizeof(float) };                                                      \
-        typedef int32_t lanes __attribute__((vector_size(sizeof(vector)), unused));                          \
-        const int64_t next = wide == 16 ? wide * ldb : k;                                                    \
-        int64_t j, p, r;                                                                                     \
-        int i, round;                                                                                        \
-        for (p = 0; p < k; p += wide)                                                                        \
-            for (j = 0; j < n; j += wide) {                                                                  \
-                const float *at = b + j * ldb + p;                                                           \
-                vector total, t[wide], u[wide];                                                              \
-                MTT__UNROLL_VECTORS                                                                          \
-                for (i = 0; i < wide; i++, at += ldb) {                                                      \
-                    MTT__PREFETCH(at + next);                                                                \
-                    memcpy(&t[i], at, sizeof(vector));                                                       \
-                }                                                                                            \
-                MTT__UNROLL_VECTORS                                                                          \
-                for (round = 1; round < wide; round *= 2) {                                                  \
-                    MTT__UNROLL_VECTORS                                                                      \
-                    for (i = 0; i < wide / 2; i++) {                                                         \
-                        u[2 * i] = MTT__SHUFFLE(t[i], t[i + wide / 2], lanes, low);                          \
-                        u[2 * i + 1] = MTT__SHUFFLE(t[i], t[i + wide / 2], lanes, high);                     \
-                    }                                                                                        \
-                    MTT__UNROLL_VECTORS                                                                      \
-                    for (i = 0; i < wide; i++) t[i] = u[i];                                                  \
-                }                                                                                            \
-                for (r = 0; r < m; r++) {                                                                    \
-                    const float *of_row = x + r * ldx + p * terms;                                           \
-                    memcpy(&total, sum + r * n + j, sizeof(total));                                          \
-                    MTT__UNROLL_VECTORS                                                                      \
-                    for (i = 0; i < wide; i++) add_terms(total, of_row + i * terms, t[i]);                   \
-                    memcpy(sum + r * n + j, &total, sizeof(total));                                          \
-                }                                                                                            \
-            }                                                                                                \
-    }
-#define MTT__FEW_ALONG(name, element, load, value)                                                           \
-    static void name(int64_t n, int64_t k, const float *x, const element *b, int64_t ldb, float *sum)        \
-    {                                                                                                        \
-        enum { run = 16, wide = sizeof(mtt__vector) / sizeof(float) };                                       \
-        const int whole = n == ldb, even = n % wide == 0;                                                    \
-        int64_t p, j;                                                                                        \
-        mtt__vector v, row;                                                                                  \
-        int i;                                                                                               \
-        for (p = 0; p < k && whole && even; p++, b += ldb)                                                   \
-            for (j = 0; j < n; j += wide) {                                                                  \
-                memcpy(&v, sum + j, sizeof(v));                                                              \
-                load(row, b + j);                                                                            \
-                v = MTT__MULTIPLY_ADD(v, x[p], row);                                                         \
-                memcpy(sum + j, &v, sizeof(v));                                                              \
-            }                                                                                                \
-        for (; p < k && (whole || !even || k % run); p++, b += ldb) {                                        \
-            for (j = 0; j + wide <= n; j += wide) {                                                          \
-                memcpy(&v, sum + j, sizeof(v));                                                              \
-                load(row, b + j);                                                                            \
-                v = MTT__MULTIPLY_ADD(v, x[p], row);                                                         \
-                memcpy(sum + j, &v, sizeof(v));                                                              \
-            }                                                                                                \
-            for (; j < n; j++) sum[j] = MTT__ADD_PRODUCT(sum[j], x[p], value(b[j]));                         \
-        }                                                                                                    \
-        for (; p < k; p += run, b += run * ldb)                                                              \
-            for (j = 0; j < n; j += wide) {                                                                  \
-                memcpy(&v, sum + j, sizeof(v));                                                              \
-                MTT__UNROLL_VECTORS                                                                          \
-                for (i = 0; i < run; i++) {                                                                  \
-                    load(row, b + i * ldb + j);                                                              \
-                    v = MTT__MULTIPLY_ADD(v, x[p + i], row);                                                 \
-                }                                                                                            \
-                memcpy(sum + j, &v, sizeof(v));                                                              \
-            }                                                                                                \
-    }
-
-/* Up to MTT__ROWS rows: each vector of B is read once for all of them. Rows that C lacks repeat the last. */
-#define MTT__FEW_TOGETHER(name, element, load)                                                               \
-    static void name(int64_t m, int64_t n, int64_t k, const float *x, int64_t ldx, const element *b,         \
-                     int64_t ldb, float *sum)                                                                \
-    {                                                                                                        \
-        enum { wide = sizeof(mtt__vector) / sizeof(float) };                                                 \
-        mtt__vector total[MTT__ROWS], row;                                                                   \
-        const float *of_row[MTT__ROWS];                                                                      \
-        int64_t j, p;                                                                                        \
-        int r;                                                                                               \
-        for (r = 0; r < MTT__ROWS; r++) of_row[r] = x + (r < m ? r : m - 1) * ldx;                           \
-        for (j = 0; j < n; j += wide) {                                                                      \
-            memset(total, 0, sizeof(total));                                                                 \
-            for (p = 0; p < k; p++) {                                                                        \
-                MTT__PREFETCH(b + p * ldb + j + 2 * wide);                                                   \
-                load(row, b + p * ldb + j);                                                                  \
-                MTT__UNROLL_ROWS                                                                             \
-                for (r = 0; r < MTT__ROWS; r++) total[r] = MTT__MULTIPLY_ADD(total[r], of_row[r][p], row);   \
-            }                                                                                                \
-            for (r = 0; r < m; r++) memcpy(sum + r * n + j, &total[r], sizeof(total[r]));                    \
-        }                                                                                                    \
-    }
-
-#if defined(__x86_64__) && defined(__FMA__)
-#define MTT__ADD_PRODUCT(sum, x, y) fmaf(x, y, sum)
-#else
-#define MTT__ADD_PRODUCT(sum, x, y) ((sum) + (x) * (y))
-#endif
-#ifdef __clang__
-#define MTT__UNROLL_VECTORS _Pragma("clang loop unroll(full)")
-#define MTT__SHUFFLE(a, b, lanes, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
-#else
-#define MTT__UNROLL_VECTORS _Pragma("GCC unroll 16")
-#define MTT__SHUFFLE(a, b, lanes, ...) __builtin_shuffle(a, b, __extension__(lanes){__VA_ARGS__})
-#endif
-#define MTT__PREFETCH(address) __builtin_prefetch(address, 0, 2)
-
-#ifdef MTT__GNU
-enum { MTT__ACROSS = sizeof(mtt__vector) / sizeof(float) };
-typedef uint32_t mtt__words __attribute__((vector_size(sizeof(mtt__vector))));
-typedef uint16_t mtt__halves __attribute__((vector_size(sizeof(mtt__vector) / 2)));
-
-/* Elements of BF16 as floats. Of a conversion of vectors GCC makes five instructions. */
-#if defined(__x86_64__) && defined(__AVX512F__)
-#define MTT__TO_WORDS(halves) (mtt__words) _mm512_cvtepu16_epi32((__m256i)(halves))
-#elif defined(__x86_64__) && defined(__AVX2__)
-#define MTT__TO_WORDS(halves) (mtt__words) _mm256_cvtepu16_epi32((__m128i)(halves))
-#else
-#define MTT__TO_WORDS(halves) __builtin_convertvector(halves, mtt__words)
-#endif
-MTT__INLINE void mtt__load_bf16(mtt__vector *v, const uint16_t *from)
-{
-    mtt__halves halves;
-    memcpy(&halves, from, sizeof(halves));
-    *v = (mtt__vector)(MTT__TO_WORDS(halves) << 16);
-}
-
-/* The terms of the lower, then of the upper halves of words. */
-#define MTT__ADD_TWO(sum, x, y)                                                                              \
-    ((sum) = MTT__MULTIPLY_ADD(sum, (x)[0], (mtt__vector)((mtt__words)(y) << 16)),                           \
-     (sum) = MTT__MULTIPLY_ADD(sum, (x)[1], (mtt__vector)((mtt__words)(y) & 0xffff0000u)))
-#define MTT__ADD_ONE(sum, x, y) ((sum) = MTT__MULTIPLY_ADD(sum, *(x), y))
-#define MTT__LOAD(v, from) memcpy(&(v), from, sizeof(v))
-#define MTT__LOAD_BF16(v, from) mtt__load_bf16(&(v), from)
-#define MTT__FLOAT(x) (x)
-MTT__FEW_ACROSS(mtt__few_across, mtt__vector, MTT__LOW, MTT__HIGH, 1, MTT__ADD_ONE)
-MTT__FEW_ACROSS(mtt__few_across_bf16, mtt__vector, MTT__LOW, MTT__HIGH, 2, MTT__ADD_TWO)
-MTT__FEW_ALONG(mtt__few_along, float, MTT__LOAD, MTT__FLOAT)
-MTT__FEW_ALONG(mtt__few_along_bf16, uint16_t, MTT__LOAD_BF16, mtt__from_bf16)
-MTT__FEW_TOGETHER(mtt__few_together, float, MTT__LOAD)
-MTT__FEW_TOGETHER(mtt__few_together_bf16, uint16_t, MTT__LOAD_BF16)
-#else
-enum { MTT__ACROSS = 0 }; /* no vectors */
-#define mtt__few_across(m, n, k, x, ldx, b, ldb, sum) ((void)(b))
-#define mtt__few_across_bf16(m, n, k, x, ldx, b, ldb, sum) ((void)(b))
-#define mtt__few_along(n, k, x, b, ldb, sum) ((void)(b))
-#define mtt__few_along_bf16(n, k, x, b, ldb, sum) ((void)(b))
-#define mtt__few_together(m, n, k, x, ldx, b, ldb, sum) ((void)(b))
-#define mtt__few_together_bf16(m, n, k, x, ldx, b, ldb, sum) ((void)(b))
-#endif
-
-/* Of words: x has k words, B rows of BF16, of which two make words. */
-#ifdef MTT__PAIRS_CODE
-#define MTT__ADD_PAIR(sum, x, y) ((sum) = MTT__PAIRS_ADD(sum, *(x), y))
-MTT__PAIRS_CODE
-MTT__FEW_ACROSS(mtt__few_across_pairs, mtt__pairs_vector, MTT__PAIRS_WORDS(LOW), MTT__PAIRS_WORDS(HIGH), 1,
-                MTT__ADD_PAIR)
-__attribute__((always_inline)) MTT__PAIRS_CODE
-MTT__INLINE void mtt__few_along_words(int64_t n, int64_t k, const float *x, const uint16_t *b, int64_t ldb,
-                                      float *sum, int words)
-{
-    enum { wide = sizeof(mtt__pairs_vector) / 2 };
-    typedef uint16_t row __attribute__((vector_size(2 * wide)));
-    int64_t p, j;
-    row even, odd;
-    int i;
-    for (p = 0; p < k; p += words, b += 2 * words * ldb, x += words)
-        for (j = 0; j < n; j += wide) {
-            mtt__pairs_vector left, right;
-            memcpy(&left, sum + j, sizeof(left));
-            memcpy(&right, sum + j + wide / 2, sizeof(right));
-            MTT__UNROLL_ROWS
-            for (i = 0; i < words; i++) {
-                if (words == 1) MTT__PREFETCH(b + 2 * (ldb + j)), MTT__PREFETCH(b + 2 * (ldb + j) + wide);
-                memcpy(&even, b + 2 * i * ldb + j, sizeof(even));
-                memcpy(&odd, b + (2 * i + 1) * ldb + j, sizeof(odd));
-                left = MTT__PAIRS_ADD(left, x[i], MTT__SHUFFLE(even, odd, row, MTT__PAIRS_HALVES(LOW)));
-                right = MTT__PAIRS_ADD(right, x[i], MTT__SHUFFLE(even, odd, row, MTT__PAIRS_HALVES(HIGH)));
-            }
-            memcpy(sum + j, &left, sizeof(left));
-            memcpy(sum + j + wide / 2, &right, sizeof(right));
-        }
-}
-
-MTT__PAIRS_CODE
-static void mtt__few_along_pairs(int64_t n, int64_t k, const float *x, const uint16_t *b, int64_t ldb,
-                                 float *sum)
-{
-    if (n == ldb || k % 8) mtt__few_along_words(n, k, x, b, ldb, sum, 1);
-    else mtt__few_along_words(n, k, x, b, ldb, sum, 8);
-}
-
-MTT__PAIRS_CODE
-static void mtt__few_together_pairs(int64_t m, int64_t n, int64_t k, const float *x, int64_t ldx,
-                                    const uint16_t *b, int64_t ldb, float *sum)
-{
-    enum { wide = sizeof(mtt__pairs_vector) / 2, side = wide / 2 };
-    typedef uint16_t row __attribute__((vector_size(2 * wide)));
-    mtt__pairs_vector left[MTT__ROWS], right[MTT__ROWS];
-    const float *of_row[MTT__ROWS];
-    int64_t j, p;
-    row even, odd, low, high;
-    int r;
-    for (r = 0; r < MTT__ROWS; r++) of_row[r] = x + (r < m ? r : m - 1) * ldx;
-    for (j = 0; j < n; j += wide) {
-        memset(left, 0, sizeof(left));
-        memset(right, 0, sizeof(right));
-        for (p = 0; p < k; p++) {
-            MTT__PREFETCH(b + 2 * p * ldb + j + 2 * wide);
-            MTT__PREFETCH(b + (2 * p + 1) * ldb + j + 2 * wide);
-            memcpy(&even, b + 2 * p * ldb + j, sizeof(even));
-            memcpy(&odd, b + (2 * p + 1) * ldb + j, sizeof(odd));
-            low = MTT__SHUFFLE(even, odd, row, MTT__PAIRS_HALVES(LOW));
-            high = MTT__SHUFFLE(even, odd, row, MTT__PAIRS_HALVES(HIGH));
-            MTT__UNROLL_ROWS
-            for (r = 0; r < MTT__ROWS; r++) {
-                left[r] = MTT__PAIRS_ADD(left[r], of_row[r][p], low);
-                right[r] = MTT__PAIRS_ADD(right[r], of_row[r][p], high);
-            }
-        }
-        for (r = 0; r < m; r++) {
-            memcpy(sum + r * n + j, &left[r], sizeof(left[r]));
-            memcpy(sum + r * n + j + side, &right[r], sizeof(right[r]));
-        }
-    }
-}
-#else
-#define mtt__few_across_pairs(m, n, k, x, ldx, b, ldb, sum) ((void)(b))
-#define mtt__few_along_pairs(n, k, x, b, ldb, sum) ((void)(b))
-#define mtt__few_together_pairs(m, n, k, x, ldx, b, ldb, sum) ((void)(b))
-#endif
-
-/* Adds up to DEPTH terms, from p up, for n columns, from j0 up, of C's rows i to i + m - 1. */
-static void mtt__few_terms(const mtt__product *g, int64_t i, int64_t m, int64_t p, int64_t j0, int64_t n,
-                           float *sum)
-{
-    int64_t k = mtt__min(MTT__DEPTH, g->a.m - p), at = g->b.first + p * g->b.row + j0 * g->b.column;
-    int64_t ldb = g->b.row * g->b.column, first = g->a.first + i * g->a.column + p, ldx = g->a.column, r;
-    int across = g->b.column != 1, half = g->b.t->dtype == MTT_BF16_BITS;
-    int floats = g->pairs || g->a.t->dtype == MTT_F32;
-    float terms[(int)MTT__ROWS * MTT__DEPTH];
-    const float *x = floats ? (const float *)g->a.t->data + first : terms;
-    const float *b = (const float *)g->b.t->data + at;
-    const uint16_t *halves = (const uint16_t *)g->b.t->data + at;
-    const float *words = (const float *)(const void *)halves;
-    for (r = 0; r < m && !floats; r++) mtt__load(g->a.t, first + r * ldx, k, terms + r * MTT__DEPTH);
-    if (!floats) ldx = MTT__DEPTH;
-    memset(sum, 0, (size_t)(m * n) * sizeof(float));
-    if (g->pairs && across) mtt__few_across_pairs(m, n, k, x, ldx, b, ldb, sum);
-    else if (g->pairs && m > 1) mtt__few_together_pairs(m, n, k, x, ldx, halves + p * ldb, ldb, sum);
-    else if (g->pairs) mtt__few_along_pairs(n, k, x, halves + p * ldb, ldb, sum);
-    else if (half && across) mtt__few_across_bf16(m, n, k / 2, x, ldx, words, ldb / 2, sum);
-    else if (half && m > 1) mtt__few_together_bf16(m, n, k, x, ldx, halves, ldb, sum);
-    else if (half) mtt__few_along_bf16(n, k, x, halves, ldb, sum);
-    else if (across) mtt__few_across(m, n, k, x, ldx, b, ldb, sum);
-    else if (m > 1) mtt__few_together(m, n, k, x, ldx, b, ldb, sum);
-    else mtt__few_along(n, k, x, b, ldb, sum);
-}
-
-/* n columns of C, from j0 up. */
-static void mtt__few_columns(const mtt__product *g, int64_t j0, int64_t n)
-{
-    int64_t p, i, j, m;
-    float *sum = mtt__tiles(g->op), *c = sum + MTT__ROWS * n;
-    memset(c, 0, (size_t)(g->c.m * n) * sizeof(float));
-    for (i = 0; i < g->c.m && g->bias; i++) mtt__load(g->bias, j0, n, c + i * n);
-    for (p = 0; p < g->a.m; p += MTT__DEPTH)
-        for (i = 0; i < g->c.m; i += m) {
-            m = mtt__min(MTT__ROWS, g->c.m - i);
-            mtt__few_terms(g, i, m, p, j0, n, sum);
-            for (j = 0; j < m * n; j++) c[i * n + j] += sum[j];
-        }
-    for (i = 0; i < g->c.m; i++) mtt__store(g->c.t, g->c.first + i * g->c.row + j0, n, c + i * n);
-}
-
-/* Computes C's only row. Threads share B's rows, DEPTH at a time, so each reads long runs of memory: up to
-   twice as fast as if they shared its columns. 0 = B has too few rows for all threads, or there are too many
-   sums. */
-static int mtt__few_panels(const mtt__product *g)
-{
-    enum { depth = MTT__DEPTH, space = 65536 };
-    float *sums = mtt__tiles(g->op), *c = sums + space - g->c.n;
-    int64_t n = g->c.n, threads = mtt__threads(), panels = mtt__ceil_div(g->a.m, depth), p, j;
-    if (threads == 1 || panels < threads || (panels + 1) * n > space || n * g->a.m <= MTT__ALONE) return 0;
-    MTT__OMP(omp parallel for schedule(dynamic, 1))
-    for (p = 0; p < panels; p++) mtt__few_terms(g, 0, 1, p * depth, 0, n, sums + p * n);
-    memset(c, 0, (size_t)n * sizeof(float));
-    if (g->bias) mtt__load(g->bias, 0, n, c);
-    for (p = 0; p < panels; p++)
-        for (j = 0; j < n; j++) c[j] += sums[p * n + j];
-    mtt__store(g->c.t, g->c.first, n, c);
-    return 1;
-}
-
-/* 1 = done, 0 = C has too many rows, or the operands are of other types or widths. */
-static int mtt__few_rows(const mtt__product *g)
-{
-    int across = g->b.column != 1, half = !g->pairs && g->b.t->dtype == MTT_BF16_BITS;
-    int wide = g->pairs ? 16 : MTT__ACROSS;
-    int64_t n = g->c.n, share = mtt__ceil_div(n, mtt__threads()), j0;
-    int64_t columns = !across ? 192 : wide == 16 ? 16 : 64;
-    if (!across && g->c.m == 1 && share > columns)
-        columns = mtt__min(MTT__FEW_COLUMNS, mtt__round_up(share, 32));
-    if (!across && g->c.m > 1) columns = mtt__round_up(mtt__ceil_div(share, mtt__ceil_div(share, 512)), 32);
-    if (g->c.m > MTT__FEW_ROWS || g->add || g->scale != 1 || g->a.column == 1 || MTT__ACROSS == 0) return 0;
-    if (g->b.t->dtype != MTT_F32 && g->b.t->dtype != MTT_BF16_BITS) return 0;
-    if (across && (g->a.m % (half ? 2 * wide : wide) || n % wide)) return 0;
-    if (across && half && (g->b.first | g->b.column) % 2) return 0;
-    if (!across && g->pairs && n % 32) return 0;
-    if (!across && g->c.m > 1 && n % wide) return 0;
-    if (!across && g->c.m == 1 && mtt__few_panels(g)) return 1;
-    MTT__OMP(omp parallel for schedule(dynamic, across ? share / (4 * columns) + 1 : 1)
-                 if (n * g->a.m > MTT__ALONE))
-    for (j0 = 0; j0 < n; j0 += columns) mtt__few_columns(g, j0, mtt__min(columns, n - j0));
-    return 1;
-}
+/* Computes a product in another way; 0: it does not take this one. */
+typedef int mtt__product_function(const mtt__product *g);
+MTT_IF_GENERATOR(static mtt__product_function mtt__few_rows;)
 
 /* C = A B + bias, or C += A B where `add` is set, or C = scale A B: one parallel region, in which a late
    thread holds up no other. */
@@ -8108,7 +7517,7 @@ static void mtt__gemm(const mtt_op *op, mtt__view a, mtt__view b, mtt__view c, c
     g.bias = bias;
     g.add = add;
     g.scale = scale;
-    if (mtt__few_rows(&g) || mtt__blas_gemm(a, b, c, bias, add, scale)) return;
+    if (MTT_IF_GENERATOR(mtt__few_rows(&g) ||) mtt__blas_gemm(a, b, c, bias, add, scale)) return;
     MTT__OMP(omp parallel for schedule(dynamic, 1) if (c.m * c.n * a.n > 32 * MTT__ALONE))
     for (tile = 0; tile < g.tiles; tile++) mtt__product_tile(&g, tile);
 }
@@ -8186,20 +7595,6 @@ static void mtt__cpu_pick_row(const mtt_op *op, const mtt_op_pick_row *o)
     memcpy(o->row->data, (const char *)o->x->data + (size_t)mtt__control(o->control)->row * bytes, bytes);
 }
 
-/* y[i] = x[index[i]], or 0 */
-static void mtt__cpu_gather(const mtt_op *op, const mtt_op_gather *o)
-{
-    const int32_t *index = (const int32_t *)o->index->data;
-    size_t bytes = o->y->bytes / (size_t)o->y->shape[0];
-    int64_t i;
-    (void)op;
-    for (i = 0; i < o->y->shape[0]; i++)
-        if (index[i] < 0) memset((char *)o->y->data + (size_t)i * bytes, 0, bytes);
-        else
-            memcpy((char *)o->y->data + (size_t)i * bytes,
-                   (const char *)o->x->data + (size_t)index[i] * bytes, bytes);
-}
-
 /* ---- norms ---- */
 
 /* y = (x - mean) rstd gain + shift with rstd = 1 / sqrt(variance + eps). The variance is the biased one and
@@ -8270,14 +7665,6 @@ static void mtt__cpu_linear(const mtt_op *op, const mtt_op_linear *o)
 {
     mtt__gemm(op, mtt__matrix(o->x, 0), mtt__matrix(o->weight, op->transposed), mtt__matrix(o->y, 0),
               o->bias, 0, mtt__op_scale(op));
-}
-
-/* y = x W + b, rounded; y += xa B */
-static void mtt__cpu_linear_adapted(const mtt_op *op, const mtt_op_linear_adapted *o)
-{
-    mtt_op_linear linear = {o->x, o->weight, o->bias, o->y};
-    mtt__cpu_linear(op, &linear);
-    mtt__gemm(op, mtt__matrix(o->xa, 0), mtt__matrix(o->lora_b, 0), mtt__matrix(o->y, 0), NULL, 1, 1);
 }
 
 /* dx = scale dy W^T */
@@ -8423,29 +7810,6 @@ static void mtt__cpu_rotary_backward(const mtt_op *op, const mtt_op_rotary_backw
 
 /* ---- plain attention ---- */
 
-/* Matrices of a head: T x d_head columns of qkv or of the output, or the T x T square of scores. */
-enum { MTT__Q, MTT__K, MTT__V, MTT__OUT, MTT__SQUARE, MTT__TRANSPOSED = 8 };
-
-static int64_t mtt__heads(const mtt_op *op) { return (int64_t)op->shape->batch * op->shape->heads; }
-
-/* Returns the view of such a matrix. `index` counts heads through the batch, sequence after sequence. */
-static mtt__view mtt__head(const mtt_op *op, const mtt_tensor *t, int part, int64_t index)
-{
-    const mtt_shape *d = op->shape;
-    mtt_qkv qkv = mtt_qkv_of(d);
-    int head = (int)(index % d->heads), transposed = part & MTT__TRANSPOSED, which = part & ~MTT__TRANSPOSED;
-    int64_t seq = d->seq_len, dim = d->d_head, first = index / d->heads * seq * mtt__width(t);
-    if (which == MTT__SQUARE) return mtt__matrix_at(t, index * seq * seq, seq, seq, transposed);
-    first += which == MTT__OUT ? head * dim : mtt_qkv_column(&qkv, which, head);
-    return mtt__matrix_at(t, first, seq, dim, transposed);
-}
-
-/* Scores are multiplied by this. */
-static float mtt__score_scale(const mtt_op *op)
-{
-    return 1.0f / sqrtf((float)op->shape->d_head);
-}
-
 /* C = scale A B for every head; the sum over the query heads that share it for a head of K or V */
 static void mtt__heads_gemm(const mtt_op *op, float scale, const mtt_tensor *a, int a_part,
                             const mtt_tensor *b, int b_part, const mtt_tensor *c, int c_part)
@@ -8532,390 +7896,6 @@ static void mtt__cpu_attention_scores_backward(const mtt_op *op, const mtt_op_at
     float scale = mtt__score_scale(op);
     mtt__heads_gemm(op, scale, o->d_scores, MTT__SQUARE, o->qkv, MTT__K, o->d_qkv, MTT__Q);
     mtt__heads_gemm(op, scale, o->d_scores, MTT__SQUARE | MTT__TRANSPOSED, o->qkv, MTT__Q, o->d_qkv, MTT__K);
-}
-
-/* ---- flash attention (Dao et al. 2022) ---- */
-
-/* Scores exist only for a tile of 64 queries by 64 keys at a time, so no T x T matrix is in memory. A tile of
-   q, k, v or the output has its tokens as rows, MTT__MAX_HEAD apart, or, transposed, as columns. */
-typedef float mtt__tile[MTT__TILE * MTT__MAX_HEAD];
-typedef float mtt__score_tile[MTT__TILE * MTT__TILE];
-
-/* Finds the keys [*low, *high) of a tile that a query attends, counted from the tile's first key j0. */
-static void mtt__attended(const mtt_shape *d, int64_t query, int64_t j0, int64_t *low, int64_t *high)
-{
-    int64_t first = mtt__first_key(d->window, query) - j0;
-    *high = mtt__min(MTT__TILE, query + 1 - j0);
-    *low = mtt__min(first > 0 ? first : 0, *high);
-}
-
-/* A tile of queries, for mtt__attend. */
-typedef struct mtt__attention_tile {
-    mtt__view q, k_t, v, out;
-    int64_t i0, m, place; /* rows of q from i0 up; the first one's place among the keys */
-    int64_t keys;
-    const mtt_tensor *control; /* for dropout; NULL: none */
-    int64_t element;           /* of the first row's scores */
-    float *lse;                /* of the first row, or NULL */
-} mtt__attention_tile;
-
-/* The forward pass of a tile of queries (algorithm 1 with queries in the outer loop), an online softmax. Each
-   query has a running maximum m and a running sum l. Each tile of keys, with scores S = Q K^T / sqrt(D),
-   updates both and rescales the output, so O = softmax(S) V is exact:
-     m' = max(m, rowmax S)        P = e^(S - m')
-     l' = e^(m - m') l + rowsum P
-     O' = e^(m - m') O + mask P V
-   At the end O is divided by l. Keeps lse = m + log l, from which the backward pass recomputes P.
-
-   Few queries of a cache, whose keys are contiguous, are multiplied as few rows, with the same bits. That
-   takes half the time: keys are not transposed, and no rows of zeros are multiplied. */
-static void mtt__attend(const mtt_op *op, const mtt__attention_tile *t)
-{
-    enum { side = MTT__TILE, stride = MTT__MAX_HEAD };
-    mtt__tile *tiles = (mtt__tile *)mtt__tiles(op);
-    float *q = tiles[0], *k = tiles[1], *v = tiles[2], *o = tiles[3], *s = tiles[4];
-    float row_max[side], row_sum[side], sum[stride], scale = mtt__score_scale(op);
-    int64_t dim = op->shape->d_head, m = t->m, rows = mtt__round_up(m, 8), across = MTT__ACROSS, j0, i, j;
-    int few = m <= MTT__FEW_QUERIES && across && dim % across == 0 && t->v.row == dim;
-    mtt__load_block(t->q, t->i0, m, 0, dim, q, stride);
-    memset(o, 0, (size_t)(rows * stride) * sizeof(float));
-    for (i = 0; i < side; i++) row_max[i] = -3.4e38f, row_sum[i] = 0;
-    for (j0 = mtt__first_key(op->shape->window, t->place) / side * side; j0 < t->place + m; j0 += side) {
-        int64_t n = mtt__min(side, t->keys - j0), low, high;
-        memset(s, 0, (size_t)(rows * side) * sizeof(float));
-        if (few) {
-            mtt__load(t->k_t.t, t->k_t.first + j0 * dim, n * dim, k);
-            mtt__load(t->v.t, t->v.first + j0 * dim, n * dim, v);
-            for (i = 0; i < m; i++)
-                mtt__few_across(1, mtt__round_up(n, across), dim, q + i * stride, 0, k, dim, s + i * side);
-        } else {
-            mtt__load_block(t->k_t, 0, dim, j0, n, k, side);
-            mtt__load_block(t->v, j0, n, 0, dim, v, stride);
-            mtt__multiply_block(m, n, dim, q, stride, 1, k, side, s, side);
-        }
-        for (i = 0; i < m; i++) {
-            float *p = s + i * side, *out = o + i * stride, most, rescale;
-            mtt__attended(op->shape, t->place + i, j0, &low, &high);
-            for (j = 0; j < side; j++) p[j] = j < low || j >= high ? 0.0f : p[j] * scale;
-            most = fmaxf(row_max[i], mtt__largest(p + low, high - low));
-            rescale = mtt__exp(row_max[i] - most);
-            for (j = low; j < high; j++) p[j] = mtt__exp(p[j] - most);
-            row_sum[i] = row_sum[i] * rescale + mtt__sum(p + low, high - low);
-            for (j = 0; j < dim; j++) out[j] *= rescale;
-            row_max[i] = most;
-            if (t->control) mtt__drop(op, t->control, t->element + i * t->keys + j0, n, p);
-            memset(sum, 0, sizeof(sum));
-            if (few) mtt__few_along(dim, n, p, v, dim, sum);
-            for (j = 0; j < dim && few; j++) out[j] += sum[j];
-        }
-        if (!few) mtt__multiply_block(m, dim, n, s, side, 1, v, stride, o, stride);
-    }
-    for (i = 0; i < m; i++) {
-        for (j = 0; j < dim; j++) o[i * stride + j] /= row_sum[i];
-        if (t->lse) t->lse[i] = row_max[i] + (float)log((double)row_sum[i]); /* systems' logf differ */
-    }
-    mtt__store_block(t->out, t->i0, m, 0, dim, o, stride);
-}
-
-static void mtt__flash_tile(const mtt_op *op, const mtt_op_flash *f, int64_t head, int64_t i0)
-{
-    int64_t seq = op->shape->seq_len, row = head * seq + i0;
-    mtt__attention_tile t = {mtt__head(op, f->qkv, MTT__Q, head),
-                             mtt__head(op, f->qkv, MTT__K | MTT__TRANSPOSED, head),
-                             mtt__head(op, f->qkv, MTT__V, head), mtt__head(op, f->out, MTT__OUT, head),
-                             i0, mtt__min(MTT__TILE, seq - i0), i0, seq,
-                             f->control, row * seq, (float *)f->lse->data + row};
-    mtt__attend(op, &t);
-}
-
-static void mtt__cpu_flash(const mtt_op *op, const mtt_op_flash *f)
-{
-    int64_t tiles = mtt__ceil_div(op->shape->seq_len, MTT__TILE), jobs = tiles * mtt__heads(op), i;
-    MTT__OMP(omp parallel for schedule(dynamic, 1) if (jobs * MTT__TILE * MTT__TILE > MTT__ALONE))
-    for (i = 0; i < jobs; i++) mtt__flash_tile(op, f, i / tiles, i % tiles * MTT__TILE);
-}
-
-/* For the backward pass of a head: tiles of m queries from i0 up and n keys from j0 up, their P and dS. */
-typedef struct mtt__flash_pair {
-    int64_t head, i0, m, j0, n;
-    mtt__tile q, d_out, k, k_t, v_t, dk, dv; /* dq is in dk's place */
-    mtt__score_tile p, ds;
-    float delta[MTT__TILE]; /* rowsum(dO O) */
-} mtt__flash_pair;
-
-static void mtt__load_queries(const mtt_op *op, const mtt_op_flash_backward *f, int64_t i0,
-                              mtt__flash_pair *t)
-{
-    enum { stride = MTT__MAX_HEAD };
-    int64_t dim = op->shape->d_head, m = mtt__min(MTT__TILE, op->shape->seq_len - i0), i;
-    mtt__view o = mtt__head(op, f->out, MTT__OUT, t->head);
-    float out[MTT__MAX_HEAD];
-    t->i0 = i0;
-    t->m = m;
-    mtt__load_block(mtt__head(op, f->qkv, MTT__Q, t->head), i0, m, 0, dim, t->q, stride);
-    mtt__load_block(mtt__head(op, f->d_out, MTT__OUT, t->head), i0, m, 0, dim, t->d_out, stride);
-    for (i = 0; i < m; i++) {
-        mtt__load(o.t, o.first + (i0 + i) * o.row, dim, out);
-        t->delta[i] = mtt__dot(t->d_out + i * stride, out, dim);
-    }
-}
-
-static void mtt__load_keys(const mtt_op *op, const mtt_op_flash_backward *f, int64_t j0, mtt__flash_pair *t)
-{
-    enum { side = MTT__TILE };
-    int64_t dim = op->shape->d_head, n = mtt__min(side, op->shape->seq_len - j0);
-    t->j0 = j0;
-    t->n = n;
-    mtt__load_block(mtt__head(op, f->qkv, MTT__K, t->head), j0, n, 0, dim, t->k, MTT__MAX_HEAD);
-    mtt__load_block(mtt__head(op, f->qkv, MTT__K | MTT__TRANSPOSED, t->head), 0, dim, j0, n, t->k_t, side);
-    mtt__load_block(mtt__head(op, f->qkv, MTT__V | MTT__TRANSPOSED, t->head), 0, dim, j0, n, t->v_t, side);
-}
-
-/* P = mask e^(S - lse) and dS = e^(S - lse) (mask dP - delta) / sqrt(d_head) with dP = dO V^T. With
-   lse = m + log l, e^(S - lse) is divided by its row's sum already. */
-static void mtt__flash_gradients(const mtt_op *op, const mtt_op_flash_backward *f, mtt__flash_pair *t)
-{
-    enum { side = MTT__TILE, stride = MTT__MAX_HEAD };
-    const mtt_shape *d = op->shape;
-    int64_t first = t->head * d->seq_len + t->i0, dim = d->d_head, i, j, low, high;
-    float mask[side], scale = mtt__score_scale(op), d_scale = mtt__attends_one(d) ? 0.0f : scale;
-    memset(t->p, 0, sizeof(t->p));
-    memset(t->ds, 0, sizeof(t->ds));
-    mtt__multiply_block(t->m, t->n, dim, t->q, stride, 1, t->k_t, side, t->p, side);
-    mtt__multiply_block(t->m, t->n, dim, t->d_out, stride, 1, t->v_t, side, t->ds, side);
-    for (i = 0; i < t->m; i++) {
-        float *p = t->p + i * side, *ds = t->ds + i * side, lse = ((const float *)f->lse->data)[first + i];
-        for (j = 0; j < t->n; j++) mask[j] = 1.0f;
-        mtt__drop(op, f->control, (first + i) * d->seq_len + t->j0, t->n, mask);
-        mtt__attended(d, t->i0 + i, t->j0, &low, &high);
-        for (j = 0; j < side; j++)
-            if (j < low || j >= high) p[j] = ds[j] = 0;
-        for (j = low; j < high; j++) {
-            float e = mtt__exp(p[j] * scale - lse);
-            p[j] = e * mask[j];
-            ds[j] = e * (mask[j] * ds[j] - t->delta[i]) * d_scale;
-        }
-    }
-}
-
-/* m tokens of a part of d_qkv, from a tile. Before 8 bits, they are rounded to 16. */
-static void mtt__store_gradients(const mtt_op *op, const mtt_op_flash_backward *f, int part, int64_t head,
-                                 int64_t i0, int64_t m, float *tile)
-{
-    enum { stride = MTT__MAX_HEAD };
-    int64_t dim = op->shape->d_head, i, k;
-    for (i = 0; i < m && f->d_qkv_t; i++)
-        for (k = 0; k < dim; k++) tile[i * stride + k] = mtt__from_bf16(mtt__to_bf16(tile[i * stride + k]));
-    mtt__store_block(mtt__head(op, f->d_qkv, part, head), i0, m, 0, dim, tile, stride);
-}
-
-/* Computes one tile of keys: dV = P^T dO and dK = dS^T Q, summed over the heads of queries that share it,
-   from `head` up, and their tiles of queries that attend it. */
-static void mtt__flash_backward_keys(const mtt_op *op, const mtt_op_flash_backward *f, int64_t head,
-                                     int64_t j0)
-{
-    enum { side = MTT__TILE, stride = MTT__MAX_HEAD };
-    const mtt_shape *d = op->shape;
-    int64_t end = d->window ? mtt__min(d->seq_len, j0 + side - 1 + d->window) : d->seq_len, i0;
-    mtt__flash_pair *t = (mtt__flash_pair *)(void *)mtt__tiles(op);
-    t->head = head;
-    mtt__load_keys(op, f, j0, t);
-    memset(t->dk, 0, sizeof(t->dk));
-    memset(t->dv, 0, sizeof(t->dv));
-    for (; t->head < head + d->heads / d->heads_kv; t->head++)
-        for (i0 = j0; i0 < end; i0 += side) {
-            mtt__load_queries(op, f, i0, t);
-            mtt__flash_gradients(op, f, t);
-            mtt__multiply_block(t->n, d->d_head, t->m, t->p, 1, side, t->d_out, stride, t->dv, stride);
-            mtt__multiply_block(t->n, d->d_head, t->m, t->ds, 1, side, t->q, stride, t->dk, stride);
-        }
-    mtt__store_gradients(op, f, MTT__K, head, j0, t->n, t->dk);
-    mtt__store_gradients(op, f, MTT__V, head, j0, t->n, t->dv);
-}
-
-/* Computes one tile of queries: dQ = dS K, summed over the tiles of keys. It computes S and dP again: two
-   more products besides five, instead of an FP32 accumulator for dQ. */
-static void mtt__flash_backward_queries(const mtt_op *op, const mtt_op_flash_backward *f, int64_t head,
-                                        int64_t i0)
-{
-    enum { side = MTT__TILE, stride = MTT__MAX_HEAD };
-    mtt__flash_pair *t = (mtt__flash_pair *)(void *)mtt__tiles(op);
-    float *dq = t->dk;
-    int64_t j0;
-    t->head = head;
-    mtt__load_queries(op, f, i0, t);
-    memset(dq, 0, sizeof(t->dk));
-    for (j0 = mtt__first_key(op->shape->window, i0) / side * side; j0 < i0 + t->m; j0 += side) {
-        mtt__load_keys(op, f, j0, t);
-        mtt__flash_gradients(op, f, t);
-        mtt__multiply_block(t->m, op->shape->d_head, t->n, t->ds, side, 1, t->k, stride, dq, stride);
-    }
-    mtt__store_gradients(op, f, MTT__Q, head, i0, t->m, dq);
-}
-
-/* A tile of keys gets dK and dV in a job of its own, once for the heads that share it, and a tile of queries
-   dQ: so no two threads add to a sum. */
-static void mtt__cpu_flash_backward(const mtt_op *op, const mtt_op_flash_backward *f)
-{
-    int64_t tiles = mtt__ceil_div(op->shape->seq_len, MTT__TILE), jobs = tiles * mtt__heads(op), i;
-    int group = op->shape->heads / op->shape->heads_kv;
-    MTT__OMP(omp parallel for schedule(dynamic, 1) if (jobs * MTT__TILE * MTT__TILE > MTT__ALONE))
-    for (i = 0; i < 2 * jobs; i++) {
-        int64_t head = i / 2 / tiles, first = i / 2 % tiles * MTT__TILE;
-        if (i % 2) mtt__flash_backward_queries(op, f, head, first);
-        else if (head % group == 0) mtt__flash_backward_keys(op, f, head, first);
-    }
-}
-
-/* ---- attention to a cache ---- */
-
-/* Counts the rows of a tile from row i up: neighbours in their sequence, up to a place that tiles of keys
-   divide. So a row's bits do not depend on which rows are computed with it. 0 = row i is within a tile, or no
-   token. */
-static int64_t mtt__tile_rows(const mtt_op *op, const int32_t *sequences, const int32_t *places, int64_t i)
-{
-    int64_t n = 1;
-    if (places[i] < 0) return 0;
-    if (i && places[i] % MTT__TILE && sequences[i - 1] == sequences[i] && places[i - 1] == places[i] - 1)
-        return 0;
-    while (i + n < op->shape->rows && (places[i] + n) % MTT__TILE && sequences[i + n] == sequences[i] &&
-           places[i + n] == places[i] + n)
-        n++;
-    return n;
-}
-
-/* k and v of each row into the cache; then flash attention with the keys and values there */
-static void mtt__cpu_cached_attention(const mtt_op *op, const mtt_op_cached_attention *o)
-{
-    const mtt_shape *d = op->shape;
-    const int32_t *sequences = (const int32_t *)o->sequences->data;
-    const int32_t *places = (const int32_t *)o->places->data;
-    mtt_qkv qkv = mtt_qkv_of(d);
-    int64_t dim = d->d_head, context = o->keys->shape[1], groups = d->heads_kv, i, job;
-    size_t size = mtt__dtype_bytes[o->qkv->dtype], row = size * (size_t)qkv.row;
-    for (i = 0; i < d->rows; i++) {
-        const char *from = (const char *)o->qkv->data + (size_t)i * row;
-        int head;
-        if (places[i] < 0) memset((char *)o->out->data + size * (size_t)(i * d->heads * dim), 0,
-                                  size * (size_t)(d->heads * dim));
-        for (head = 0; head < groups && places[i] >= 0; head++) {
-            size_t at = size * (size_t)(((sequences[i] * groups + head) * context + places[i]) * dim);
-            int query = head * (d->heads / d->heads_kv);
-            memcpy((char *)o->keys->data + at,
-                   from + size * (size_t)mtt_qkv_column(&qkv, MTT__K, query), size * (size_t)dim);
-            memcpy((char *)o->values->data + at,
-                   from + size * (size_t)mtt_qkv_column(&qkv, MTT__V, query), size * (size_t)dim);
-        }
-    }
-    MTT__OMP(omp parallel for schedule(dynamic, 1) if (d->rows * d->heads * dim * (*places + 1) > MTT__ALONE))
-    for (job = 0; job < d->rows * d->heads; job++) {
-        int64_t at = job / d->heads, head = job % d->heads, m = mtt__tile_rows(op, sequences, places, at);
-        int64_t kv = sequences[at] * groups + head / (d->heads / groups);
-        mtt__attention_tile t = {mtt__head(op, o->qkv, MTT__Q, head),
-                                 mtt__matrix_at(o->keys, kv * context * dim, context, dim, 1),
-                                 mtt__matrix_at(o->values, kv * context * dim, context, dim, 0),
-                                 mtt__head(op, o->out, MTT__OUT, head), at, m, places[at], places[at] + m,
-                                 NULL, 0, NULL};
-        if (m) mtt__attend(op, &t);
-    }
-}
-
-/* ---- the choice of an id ---- */
-
-/* Returns the weight of a row's first `count` ids, or without a scale their number, of those whose logits are
-   not before `least` in order. */
-static uint64_t mtt__choice_mass(const mtt_tensor *logits, int64_t first, int64_t count, uint32_t least,
-                                 float most, float scale)
-{
-    float buffer[MTT__BLOCK];
-    uint64_t mass = 0;
-    int64_t at, n, k;
-    MTT__BLOCKS(at, n, first, first + count) {
-        const float *x = mtt__read(logits, at, n, buffer);
-        if (scale > 0)
-            for (k = 0; k < n; k++)
-                mass += mtt__order(x[k]) >= least ? mtt__choice_weight(most, x[k], scale) : 0;
-        else
-            for (k = 0; k < n; k++) mass += mtt__order(x[k]) >= least;
-    }
-    return mass;
-}
-
-/* Finds the last place in order, from `least` up, that leaves a mass of `wanted`. Bisection needs no
-   memory. */
-static uint32_t mtt__choice_least(const mtt_tensor *logits, int64_t first, int64_t count, uint32_t least,
-                                  float most, float scale, double wanted)
-{
-    uint32_t end = mtt__order(most) + 1;
-    while (end - least > 1) {
-        uint32_t middle = least + (end - least) / 2;
-        double mass = (double)mtt__choice_mass(logits, first, count, middle, most, scale);
-        if (mass < wanted) end = middle;
-        else least = middle;
-        if (mass >= wanted && mass <= wanted) break;
-    }
-    return least;
-}
-
-/* Takes an id from the row of logits that begins at element `first`. */
-static mtt_chosen mtt__choose_in_row(const mtt_tensor *logits, int64_t first, const mtt_choice *c)
-{
-    mtt_chosen chosen = {-1, 0};
-    float buffer[MTT__BLOCK], most;
-    uint32_t top = 0, least = 1, floor_order;
-    uint64_t mass, target;
-    int64_t end = first + c->count, at, n, k;
-    if (c->count < 1) return chosen;
-    MTT__BLOCKS(at, n, first, end) {
-        const float *x = mtt__read(logits, at, n, buffer);
-        for (k = 0; k < n; k++) top = mtt__order(x[k]) > top ? mtt__order(x[k]) : top;
-    }
-    mtt__load(logits, first, 1, &most);
-    if (!mtt__order(most)) top = 0; /* a NaN is taken if it comes first, and so noticed */
-    MTT__BLOCKS(at, n, first, end) {
-        const float *x = mtt__read(logits, at, n, buffer);
-        for (k = 0; k < n && mtt__order(x[k]) != top; k++) {}
-        if (k < n) break;
-    }
-    most = chosen.logit = mtt__read(logits, at, n, buffer)[k];
-    chosen.id = (int32_t)(at + k - first);
-    if (!(c->scale > 0) || !mtt__finite((double)most)) return chosen;
-    if (c->top_k > 0 && c->top_k < c->count)
-        least = mtt__choice_least(logits, first, c->count, least, most, 0, c->top_k);
-    mass = mtt__choice_mass(logits, first, c->count, least, most, c->scale);
-    if (c->top_p > 0 && c->top_p < 1) {
-        least = mtt__choice_least(logits, first, c->count, least, most, c->scale,
-                                  (double)c->top_p * (double)mass);
-        mass = mtt__choice_mass(logits, first, c->count, least, most, c->scale);
-    }
-    floor_order = mtt__order(most - c->below);
-    if (floor_order > least) {
-        least = floor_order;
-        mass = mtt__choice_mass(logits, first, c->count, least, most, c->scale);
-    }
-    target = (uint64_t)((double)mass * c->place);
-    if (target >= mass) target = mass - 1; /* the product was rounded up */
-    MTT__BLOCKS(at, n, first, end) {
-        const float *x = mtt__read(logits, at, n, buffer);
-        for (k = 0; k < n; k++) {
-            uint32_t weight = mtt__order(x[k]) < least ? 0 : mtt__choice_weight(most, x[k], c->scale);
-            chosen.id = (int32_t)(at + k - first);
-            chosen.logit = x[k];
-            if (target < weight) return chosen;
-            target -= weight;
-        }
-    }
-    return chosen;
-}
-
-static void mtt__cpu_choose_id(const mtt_op *op, const mtt_op_choose_id *o)
-{
-    int64_t rows = mtt__rows(o->logits), width = mtt__width(o->logits), row;
-    (void)op;
-    MTT__THREADS(rows * width)
-    for (row = 0; row < rows; row++)
-        ((mtt_chosen *)o->chosen->data)[row] =
-            mtt__choose_in_row(o->logits, row * width, (const mtt_choice *)o->choices->data + row);
 }
 
 /* ---- loss ---- */
@@ -9038,56 +8018,24 @@ static void mtt__cpu_sum_loss(const mtt_op *op, const mtt_op_sum_loss *o)
     counters->targets = mtt__control(o->control)->targets;
 }
 
-static void mtt__cpu_add_counts(const mtt_op *op, const mtt_op_add_counts *o)
-{
-    const mtt_count *counts = (const mtt_count *)o->counts->data;
-    int rank;
-    for (rank = 0; rank < op->shape->ranks; rank++) {
-        const mtt_count *count = rank == op->shape->rank ? (const mtt_count *)o->count->data : &counts[rank];
-        mtt__add_count(mtt__counters(o->counters), count, !op->later && rank == 0);
-    }
-}
-
 /* ---- step ---- */
-
-/* Adds the gradients of all ranks, in their order, to up to MTT__BLOCK elements of a sum from `at` up. Those
-   of others are in `received`, a row for each, of which this parameter's begin `offset` bytes into a row. */
-static void mtt__add_gradients(const mtt_op *op, const mtt_tensor *received, int parameter, int64_t offset,
-                               int64_t at, int64_t n)
-{
-    mtt_tensor gradient = *op->gradients[parameter];
-    void *own = gradient.data;
-    float *sum = (float *)op->sums[parameter]->data + at - op->parts[parameter].base;
-    float buffer[MTT__BLOCK], total[MTT__BLOCK];
-    int rank, me = received ? op->shape->rank : 0, ranks = received ? op->shape->ranks : 1;
-    if (op->later) memcpy(total, sum, (size_t)n * sizeof(float));
-    for (rank = 0; rank < ranks; rank++) {
-        const float *from;
-        int64_t begin = 0;
-        gradient.data = own;
-        if (rank != me) {
-            mtt__share(&op->parts[parameter], me, &begin);
-            gradient.data = (char *)received->data + (rank - (rank > me)) * received->shape[1] + offset;
-        }
-        from = mtt__read(&gradient, at - begin, n, buffer);
-        if (rank || op->later) mtt__add_block(from, total, n);
-        else memcpy(total, from, (size_t)n * sizeof(float));
-    }
-    memcpy(sum, total, (size_t)n * sizeof(float));
-}
 
 /* sum (+)= gradients; the first micro-batch starts the sum. */
 static void mtt__cpu_sum_gradients(const mtt_op *op, const mtt_op_sum_gradients *o)
 {
-    int64_t offset = 0, i;
+    int64_t i;
     int p;
+    (void)o;
     for (p = 0; p < op->parameters; p++) {
-        int64_t begin = 0, count = op->parts[p].elements;
-        if (o->received) count = mtt__share(&op->parts[p], op->shape->rank, &begin);
-        MTT__THREADS(count)
-        for (i = 0; i < count; i += MTT__BLOCK)
-            mtt__add_gradients(op, o->received, p, offset, begin + i, mtt__min(MTT__BLOCK, count - i));
-        offset += count * (int64_t)mtt__dtype_bytes[op->gradients[p]->dtype];
+        float *sum = (float *)op->sums[p]->data;
+        MTT__THREADS(op->parts[p].elements)
+        for (i = 0; i < op->parts[p].elements; i += MTT__BLOCK) {
+            int64_t n = mtt__min(MTT__BLOCK, op->parts[p].elements - i);
+            if (op->later) {
+                float buffer[MTT__BLOCK];
+                mtt__add_block(mtt__read(op->gradients[p], i, n, buffer), sum + i, n);
+            } else mtt__load(op->gradients[p], i, n, sum + i);
+        }
     }
 }
 
@@ -9111,28 +8059,13 @@ static int mtt__block_squares(const mtt_op *op, int parameter, int64_t first, do
     return count;
 }
 
-static void mtt__cpu_sum_squares(const mtt_op *op, const mtt_op_sum_squares *o)
-{
-    double *squares = (double *)o->squares->data;
-    int p;
-    for (p = 0; p < op->parameters; p++) {
-        const mtt_part *part = &op->parts[p];
-        int64_t at = part->square + part->begin / MTT__RANGE_BLOCK, first;
-        int count = MTT__SQUARES;
-        for (first = 0; count == MTT__SQUARES; first += count)
-            count = mtt__block_squares(op, p, first, squares + at + first);
-    }
-}
-
 /* Adds up all blocks in their order. */
 static void mtt__cpu_grad_norm(const mtt_op *op, const mtt_op_grad_norm *o)
 {
-    const double *squares = o->squares ? (const double *)o->squares->data : NULL;
     double sum = 0, sums[MTT__SQUARES];
-    int64_t first, i;
-    int p, count;
-    for (i = 0; squares && i < o->squares->shape[0]; i++) sum += squares[i];
-    for (p = 0; p < op->parameters && !squares; p++)
+    int64_t first;
+    int p, count, i;
+    for (p = 0; p < op->parameters; p++)
         for (first = 0, count = MTT__SQUARES; count == MTT__SQUARES; first += count) {
             count = mtt__block_squares(op, p, first, sums);
             for (i = 0; i < count; i++) sum += sums[i];
@@ -9199,9 +8132,1784 @@ static void mtt__cpu_adamw(const mtt_op *op, const mtt_op_adamw *o)
     }
 }
 
-/* ---- 8 bits: what FP8 adds to operations ---- */
+/* ---- backend ---- */
+
+/* A CPU needs a source of memory, and tiles for its threads: 0.5 MB each. */
+typedef struct mtt__cpu {
+    mtt_tensor tiles; /* in the block; its shape is a row, for one thread. It comes first: an operation, whose
+                         workspace it is, finds this struct by it */
+    mtt_env *env;
+    mtt_backend backend;
+    mtt_status status; /* of the operations so far */
+    void *block;
+} mtt__cpu;
+
+/* More threads than any machine has are a mistake, which would take tiles of GB. */
+enum { MTT__THREADS_MOST = 4096 };
+
+/* Makes a row of tiles for each thread that OpenMP may start now. Rows begin with cache lines. */
+static mtt_status mtt__cpu_tiles(mtt__cpu *c)
+{
+    const size_t line = 64, row = (sizeof(mtt__flash_pair) + line - 1) / line * line;
+    const int threads = mtt__threads();
+    const size_t bytes = (size_t)threads * row;
+    if (threads > MTT__THREADS_MOST)
+        return mtt__fail(c->env, MTT_E_ARGUMENT, "OpenMP would start %d threads or more, but %d is the most: "
+                         "set OMP_NUM_THREADS to the number of cores", threads, MTT__THREADS_MOST);
+    if (bytes <= c->tiles.bytes) return MTT_OK;
+    mtt__free(c->env, c->block);
+    c->block = mtt__alloc_raw(c->env, bytes + line);
+    c->tiles.bytes = 0;
+    if (!c->block)
+        return mtt__fail(c->env, MTT_E_MEMORY, "out of host memory: cannot allocate %zu bytes for %d "
+                         "threads: lower OMP_NUM_THREADS", bytes, threads);
+    c->tiles.bytes = bytes;
+    c->tiles.data = (char *)c->block + (line - (uintptr_t)c->block % line) % line;
+    c->tiles.dims = 1;
+    c->tiles.shape[0] = (int64_t)(row / sizeof(float));
+    return MTT_OK;
+}
+
+static void mtt__cpu_close(void *context)
+{
+    mtt__cpu *c = (mtt__cpu *)context;
+    mtt__free(c->env, c->block);
+    mtt__free(c->env, c);
+}
+
+static mtt_status mtt__cpu_open(mtt_env *env, const mtt_backend *backend, const mtt_policy *policy,
+                                void **context)
+{
+    volatile float least = 1.17549435e-38f, half = least * 0.5f; /* half is subnormal */
+    mtt_status status;
+    mtt__cpu *c;
+    *context = NULL;
+    if (half == 0 && policy->precision >= MTT_FP16)
+        return mtt__fail(env, MTT_E_DEVICE, "this thread takes subnormal numbers for 0, and FP16 and FP8 "
+                         "need them: link without -ffast-math, -Ofast and -funsafe-math-optimizations");
+    c = (mtt__cpu *)mtt__alloc(env, 1, sizeof(*c));
+    if (!c) return MTT_E_MEMORY;
+    c->env = env;
+    c->backend = *backend;
+    status = mtt__cpu_tiles(c);
+    if (!status) *context = c;
+    else mtt__cpu_close(c);
+    return status;
+}
+
+static mtt_status mtt__cpu_alloc(void *context, mtt_place place, size_t bytes, void **block)
+{
+    (void)place;
+    *block = mtt__alloc_raw(((mtt__cpu *)context)->env, bytes);
+    if (*block) mtt__os_huge_pages(*block, bytes);
+    return *block ? MTT_OK : MTT_E_MEMORY;
+}
+
+static void mtt__cpu_release(void *context, mtt_place place, void *block)
+{
+    (void)place;
+    mtt__free(((mtt__cpu *)context)->env, block);
+}
+
+/* Unknown: hosts overcommit. */
+static mtt_status mtt__cpu_memory(void *context, size_t *free_bytes, size_t *all_bytes)
+{
+    (void)context;
+    *free_bytes = *all_bytes = 0;
+    return MTT_OK;
+}
+
+static mtt_status mtt__cpu_copy(void *context, void *to, const void *from, size_t bytes)
+{
+    (void)context;
+    memcpy(to, from, bytes);
+    return MTT_OK;
+}
+
+/* Functions of wings. */
+#define MTT__CPU_DECLARED(name, inputs, operands, flops, bytes, scratch)                \
+    static void mtt__cpu_##name(const mtt_op *op, const mtt_op_##name *o);
+MTT_WING_OPS(MTT__CPU_DECLARED)
+
+/* Runs an operation that a wing has changed; 0: none has. */
+static int mtt__cpu_wing(const mtt_op *op)
+{
+    mtt__wing_of *const *wing = mtt__wings;
+    for (; *wing; wing++)
+        if ((*wing)()->run && (*wing)()->run(op)) return 1;
+    return 0;
+}
+
+static mtt_status mtt__cpu_run(void *context, const mtt_op *ops, int count)
+{
+    mtt__cpu *c = (mtt__cpu *)context;
+    int i;
+    c->status = mtt__cpu_tiles(c);
+    for (i = 0; i < count && !c->status; i++) {
+        mtt_op with_tiles = ops[i], *op = &with_tiles;
+        op->workspace = &c->tiles;
+        if (mtt__cpu_wing(op)) continue;
+        switch (op->kind) {
+#define MTT__CPU_RUN(name, inputs, operands, flops, bytes, scratch)                     \
+        case MTT_OP_##name: mtt__cpu_##name(op, MTT_OPERANDS_OF(name, op)); break;
+            MTT_OPS(MTT__CPU_RUN)
+        case MTT_OP_KIND_COUNT: break;
+        }
+    }
+    return c->status;
+}
+
+static const mtt_backend mtt__cpu_table = {
+    "cpu", MTT_DEVICE_CPU, 0,
+    mtt__cpu_open, mtt__cpu_close,
+    mtt__cpu_alloc, mtt__cpu_release, mtt__cpu_memory,
+    mtt__cpu_copy /* upload */, mtt__cpu_copy /* download */,
+    mtt__cpu_run,
+    NULL, NULL, NULL, NULL, NULL, /* a caller's stream, allocator and note, for CUDA only */
+    NULL, NULL, NULL              /* ranks */
+};
+
+MTTDEF const mtt_backend *mtt_cpu_backend(void)
+{
+    return &mtt__cpu_table;
+}
+
+#ifndef MTT_CUDA
+MTTDEF mtt_status mtt_cuda_backend(mtt_env *env, int device, mtt_backend *backend)
+{
+    memset(backend, 0, sizeof(*backend));
+    return mtt__fail(env, MTT_E_DEVICE, "CUDA device %d cannot be used: this build has no CUDA; compile with "
+                     "-DMTT_CUDA and mtt_kernels.cu", device);
+}
+#endif
+
+/* -----------------------------------------------------------------------------------------------------------
+   >>trainer
+   -------------------------------------------------------------------------------------------------------- */
+
+/* A trainer is a schedule, its arena on a backend, and the number of steps taken. mtt_trainer_create plans,
+   allocates and fills the state. A step uploads tokens, targets and mtt_control for each micro-batch and lets
+   the backend run the program's lists: forward and backward once a micro-batch, then the update. The CPU runs
+   a list at once; CUDA queues it on a stream, from its second run on as one graph, with transfers between
+   ranks on a stream beside it. The host reads only mtt_counters. Parameters, gradients and moments pass
+   between host and device in pieces, as floats in every precision. */
+
+/* Elements that pass at a time: whole groups of the compact state. */
+enum { MTT__STAGING = 65536 };
+
+struct mtt_trainer {
+    mtt_env *env;
+    mtt_backend backend;
+    void *context;
+    mtt_schedule *schedule;
+    mtt_optim_desc optim;
+    mtt_rate rates[2 * MTT_MOST_GROUPS + 2];
+    uint64_t groups;    /* a hash of the optimizer's; 0 = none */
+    float lr;           /* the caller's; negative: the schedule's */
+    void *arenas[MTT_PLACE_COUNT];
+    float *staging;     /* MTT__STAGING floats: a piece in the device's types */
+    float *values;      /* as many floats: a piece of initial values */
+    int64_t step, micro_batch;
+    int opened;         /* 1 = the backend's context exists */
+    int measured;       /* 1 = scales of 8-bit tensors are those of a step */
+    int positions;      /* that the model it began as was made for; 0 = random weights */
+    size_t free_before; /* the device's free bytes before the arena was taken */
+    char *note;         /* the caller's, as a pair of a checkpoint's metadata in JSON; NULL: none */
+};
+
+/* ---- agreements: >>ranks and >>exchange make them for a trainer that has others beside it ---- */
+
+typedef struct mtt__agreements {
+    void (*join)(mtt_trainer *t, mtt_policy *p); /* sets their number, and what the backend calls */
+    mtt_status (*start)(mtt_trainer *t);         /* refuses others that would train different models */
+    mtt_status (*bind)(mtt_trainer *t);          /* lists transfers, once tensors have addresses */
+    mtt_status (*move)(mtt_trainer *t, int way, const mtt__parameter *q, int kind, int64_t at, int64_t count,
+                       float *values);
+    mtt_status (*agree)(mtt_trainer *t, mtt_status status, int64_t *number);
+    mtt_status (*spread)(mtt_trainer *t, int from, void *values, size_t bytes);
+    mtt_status (*same)(mtt_ranks *ranks, const char *what, uint64_t value);
+    mtt_status (*busy)(mtt_ranks *ranks);
+    void (*fail)(mtt_ranks *ranks, const char *reason);
+} mtt__agreements;
+
+/* The backend's handle begins with their address. NULL: this process is alone. */
+static const mtt__agreements *mtt__others(const mtt_trainer *t)
+{
+    return t->backend.ranks ? *(const mtt__agreements *const *)(const void *)t->backend.ranks : NULL;
+}
+
+/* Takes the number of the others, and of this one, from the backend. */
+static mtt_status mtt__join_others(mtt_trainer *t, mtt_policy *p)
+{
+    int given = p->ranks;
+    p->ranks = 1, p->rank = 0;
+    if (mtt__others(t)) mtt__others(t)->join(t, p);
+    if (given < 2 || given == p->ranks) return MTT_OK;
+    return mtt__fail(t->env, MTT_E_ARGUMENT, "the policy has %d ranks, the backend %d: set its `ranks` to "
+                     "what mtt_ranks_fork or mtt_ranks_connect gives", given, p->ranks);
+}
+
+/* Passes on the outcome of a call of the backend. A failure is this process's alone, and the others would
+   wait for it: they are told why. */
+static mtt_status mtt__told(mtt_trainer *t, mtt_status status)
+{
+    if (status && mtt__others(t))
+        mtt__others(t)->fail(t->backend.ranks, t->env ? t->env->error : mtt_status_string(status));
+    return status;
+}
+
+/* All go on, or none: where one has failed, the others fail with its words. *number, if there is one, becomes
+   the sum of all. */
+static mtt_status mtt__all_agree(mtt_trainer *t, mtt_status status, int64_t *number)
+{
+    return mtt__others(t) ? mtt__others(t)->agree(t, status, number) : status;
+}
+
+/* Fails everywhere if a value is not the same everywhere. */
+static mtt_status mtt__all_same(mtt_trainer *t, const char *what, uint64_t value)
+{
+    return mtt__others(t) ? mtt__others(t)->same(t->backend.ranks, what, value) : MTT_OK;
+}
+
+/* Sends values to all others, or receives them from the one that has them. */
+static mtt_status mtt__spread(mtt_trainer *t, int from, void *values, size_t bytes)
+{
+    return mtt__others(t) ? mtt__others(t)->spread(t, from, values, bytes) : MTT_OK;
+}
+
+/* Says that this process does something long, such as writing a file. */
+static mtt_status mtt__stay_busy(mtt_trainer *t)
+{
+    return mtt__others(t) ? mtt__others(t)->busy(t->backend.ranks) : MTT_OK;
+}
+
+/* ---- values in and out ---- */
+
+enum { MTT__GET, MTT__PUT };
+
+static mtt_status mtt__copy(mtt_trainer *t, int way, void *device, void *host, size_t bytes)
+{
+    if (way == MTT__PUT) return mtt__told(t, t->backend.upload(t->context, device, host, bytes));
+    return mtt__told(t, t->backend.download(t->context, host, device, bytes));
+}
+
+/* The counters are state, so all programs share them. */
+static mtt_status mtt__move_counters(mtt_trainer *t, int way, mtt_counters *counters)
+{
+    return mtt__copy(t, way, t->schedule->programs[MTT__TRAIN].counters->data, counters, sizeof(*counters));
+}
+
+/* Moves elements of a tensor from or to floats, rounded to its precision. */
+static mtt_status mtt__move(mtt_trainer *t, int way, const mtt_tensor *tensor, int64_t first, int64_t count,
+                            float *values)
+{
+    mtt_tensor piece = *tensor;
+    mtt_status status = MTT_OK;
+    int64_t i, n;
+    piece.data = t->staging;
+    for (i = 0; i < count && !status; i += n) {
+        char *device = (char *)tensor->data + mtt__bytes_of(tensor->dtype, (size_t)(first + i));
+        n = mtt__min(MTT__STAGING, count - i);
+        if (way == MTT__PUT) mtt__store(&piece, 0, n, values + i);
+        status = mtt__copy(t, way, device, t->staging, mtt__bytes_of(tensor->dtype, (size_t)n));
+        if (way == MTT__GET) mtt__load(&piece, 0, n, values + i);
+    }
+    return status;
+}
+
+/* Does the same for the compact state, which has two parts: a master has the lower bits and the 16-bit weight
+   in use, moments have codes and a scale for each group. */
+static mtt_status mtt__move_compact(mtt_trainer *t, int way, const mtt__parameter *q, int kind, int64_t at,
+                                    int64_t count, int mine, float *values)
+{
+    const mtt_tensor *kept = t->schedule->programs[MTT__TRAIN].optim[kind];
+    int master = kind == MTT__MASTER, second = kind == MTT__SECOND, fp16 = q->weight->dtype == MTT_F16_BITS;
+    uint16_t *halves = (uint16_t *)(void *)t->staging;
+    uint8_t *bytes = (uint8_t *)(halves + MTT__STAGING);
+    mtt_status status = MTT_OK;
+    int64_t i, n;
+    for (i = 0; i < count && !status; i += n) {
+        int64_t first = q->part.first + at + i - q->part.begin;
+        void *device = master ? (void *)((uint16_t *)q->weight->data + at + i)
+                              : (void *)mtt__group_scales(kept, mine ? first : 0);
+        size_t half_bytes;
+        n = mtt__min(MTT__STAGING, count - i);
+        half_bytes = sizeof(uint16_t) * (size_t)(master ? n : mtt__ceil_div(n, MTT__GROUP));
+        if (way == MTT__PUT && master) mtt__split_weights(values + i, n, fp16, NULL, halves, bytes);
+        if (way == MTT__PUT && !master) mtt__pack_moments(values + i, n, second, NULL, bytes, halves);
+        if (mine) status = mtt__copy(t, way, mtt__codes(kept, first), bytes, (size_t)n);
+        if (!status) status = mtt__copy(t, way, device, halves, half_bytes);
+        if (way == MTT__GET && master) mtt__join_weights(halves, bytes, n, fp16, values + i);
+        if (way == MTT__GET && !master) mtt__unpack_moments(bytes, halves, n, second, values + i);
+    }
+    return status;
+}
+
+/* Moves FP32 values that the optimizer keeps of a parameter, from element `at` up, which is a multiple of
+   MTT__GROUP. Without a master the weight itself is kept; with an FP32 master it is the master rounded. The
+   rest is here (`mine`), or elsewhere. */
+static mtt_status mtt__move_mine(mtt_trainer *t, int way, const mtt__parameter *q, int kind, int64_t at,
+                                 int64_t count, int mine, float *values)
+{
+    const mtt_tensor *kept = t->schedule->programs[MTT__TRAIN].optim[kind];
+    mtt_status status = MTT_OK;
+    if ((!kept || q->frozen) && kind == MTT__MASTER) return mtt__move(t, way, q->weight, at, count, values);
+    if (!kept || q->frozen || (!mine && kind != MTT__MASTER)) return MTT_OK;
+    if (kept->dtype == MTT_U8) return mtt__move_compact(t, way, q, kind, at, count, mine, values);
+    if (mine) status = mtt__move(t, way, kept, q->part.first + at - q->part.begin, count, values);
+    if (status || way == MTT__GET || kind != MTT__MASTER) return status;
+    return mtt__move(t, way, q->weight, at, count, values);
+}
+
+/* Does the same wherever they are. */
+static mtt_status mtt__move_optim(mtt_trainer *t, int way, const mtt__parameter *q, int kind, int64_t at,
+                                 int64_t count, float *values)
+{
+    if (mtt__others(t)) return mtt__others(t)->move(t, way, q, kind, at, count, values);
+    return mtt__move_mine(t, way, q, kind, at, count, 1, values);
+}
+
+/* ---- initial state ---- */
+
+/* Draws the initial values of GPT-2: N(0, 0.02), divided by sqrt(2 layers) for projections into the residual
+   stream. */
+static mtt_status mtt__fill_parameter(mtt_trainer *t, int index)
+{
+    const mtt__parameter *q = &t->schedule->programs[MTT__TRAIN].parameters[index];
+    int init = mtt__parameter_row[q->kind].init;
+    uint64_t stream = mtt__stream(MTT__SITE_INIT, 0, (uint64_t)index);
+    float mean = init == MTT__ONES ? 1.0f : 0.0f, deviation = init >= MTT__NORMAL ? 0.02f : 0.0f;
+    float bound = 1.0f / sqrtf((float)q->shape[0]);
+    int64_t count = mtt__parameter_elements(q), at, n, i;
+    mtt_status status = MTT_OK;
+    if (init == MTT__NORMAL_RESIDUAL) deviation /= sqrtf(2.0f * (float)t->schedule->model.layers);
+    for (at = 0; at < count && !status; at += n) {
+        n = mtt__min(MTT__STAGING, count - at);
+        MTT__THREADS(n)
+        for (i = 0; i < n; i++)
+            t->values[i] = init == MTT__UNIFORM
+                               ? bound * (float)(2 * mtt__random_uniform(t->optim.seed, stream,
+                                                                         (uint64_t)(at + i)) - 1)
+                               : mean + deviation * mtt__random_normal(t->optim.seed, stream, at + i);
+        status = mtt__move_optim(t, MTT__PUT, q, MTT__MASTER, at, n, t->values);
+    }
+    return status;
+}
+
+MTTDEF double mtt_rotary_step(const mtt_model_desc *m, int pair)
+{
+    double step = pow((double)m->rotary_theta, -(double)(2 * pair) / (double)m->d_head), share;
+    double turns = (double)m->rotary_original * step / 6.28318530717958647692, low = (double)m->rotary_low;
+    double slow = step / (double)m->rotary_factor, high = (double)m->rotary_high;
+    if (m->rotary_factor == 1 || turns > high) return step;
+    share = (turns - low) / (high - low);
+    return turns < low ? slow : (1 - share) * slow + share * step;
+}
+
+/* Fills a table of positions: for each pair i of columns of position t, 0.02 times sine and cosine of t /
+   10000^(2i / width). Vaswani et al. (2017) scale the embedding up to the sines; this scales the sines down
+   to the embedding. Without the factor, positions drown the words: a small model stays at a perplexity of
+   1100 instead of reaching 363. Or, for rotary positions, cosine and sine of t times mtt_rotary_step. Rounded
+   from double: at 2^20 positions a float's angle would be wrong by 0.06. */
+static mtt_status mtt__fill_positions(mtt_trainer *t, const mtt_tensor *table, int rotary)
+{
+    int64_t width = table->shape[1], row, i;
+    mtt_status status = MTT_OK;
+    for (row = 0; row < table->shape[0] && !status; row++) {
+        for (i = 0; i < width; i++) {
+            double step = rotary ? mtt_rotary_step(&t->schedule->model, (int)(i / 2))
+                                 : pow(10000.0, -(double)(i / 2 * 2) / (double)width);
+            int sine = i % 2 == rotary;
+            double wave = sine ? sin((double)row * step) : cos((double)row * step);
+            t->values[i] = (float)(rotary ? wave : 0.02 * wave);
+        }
+        status = mtt__move(t, MTT__PUT, table, row * width, width, t->values);
+    }
+    return status;
+}
+
+/* Fills the fields that are the same in all ranges of a parameter. */
+static mtt_range mtt__whole_range(const mtt__program *p, int index)
+{
+    const mtt__parameter *q = &p->parameters[index];
+    const mtt_part *part = &q->part;
+    mtt_range r;
+    memset(&r, 0, sizeof(r));
+    r.mine = part->mine, r.end = part->end;
+    r.made = q->gradient ? q->gradient->data : NULL;
+    r.gradient = q->sum ? (float *)q->sum->data - part->base : (void *)r.made;
+    r.received = q->received ? (char *)q->received->data + q->received_at : NULL;
+    r.weight = q->weight->data;
+    r.first = part->first - part->begin;
+    r.parameter = index;
+    r.group = (uint8_t)part->group;
+    r.made_dtype = (uint8_t)(q->gradient ? q->gradient->dtype : MTT_F32);
+    r.gradient_dtype = q->sum ? (uint8_t)MTT_F32 : r.made_dtype;
+    return r;
+}
+
+/* Makes the device's work list: see mtt_range. */
+static void mtt__list_ranges(const mtt__program *p, mtt_range *r)
+{
+    int32_t block = 0;
+    int i;
+    for (i = 0; i < p->parameter_count; i++) {
+        int64_t count = p->parameters[i].part.elements, begin;
+        for (begin = 0; begin < count; begin += MTT__RANGE, r++) {
+            *r = mtt__whole_range(p, i);
+            r->begin = begin;
+            r->count = (int32_t)mtt__min(MTT__RANGE, count - begin);
+            r->block = block;
+            block += (int32_t)mtt__ceil_div(r->count, MTT__RANGE_BLOCK);
+        }
+    }
+}
+
+static mtt_status mtt__fill_ranges(mtt_trainer *t)
+{
+    const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
+    mtt_range *all = (mtt_range *)mtt__alloc(t->env, p->ranges->bytes, 1);
+    mtt_status status = all ? MTT_OK : MTT_E_MEMORY;
+    if (all) mtt__list_ranges(p, all);
+    if (all) status = t->backend.upload(t->context, p->ranges->data, all, p->ranges->bytes);
+    mtt__free(t->env, all);
+    return status;
+}
+
+static mtt_status mtt__fill_zeros(mtt_trainer *t, const mtt_tensor *tensor)
+{
+    size_t at, n, most = MTT__STAGING * sizeof(float);
+    mtt_status status = MTT_OK;
+    memset(t->staging, 0, most);
+    for (at = 0; at < tensor->bytes && !status; at += n) {
+        n = tensor->bytes - at < most ? tensor->bytes - at : most;
+        status = t->backend.upload(t->context, (char *)tensor->data + at, t->staging, n);
+    }
+    return status;
+}
+
+/* Gradients of a mean over n tokens are in proportion to 1 / n. Where gradients have 8 bits, which reach less
+   far below 1 than a half, the scale grows with n. */
+static float mtt__first_loss_scale(const mtt_trainer *t)
+{
+    const mtt_schedule *s = t->schedule;
+    double tokens = (double)s->programs[MTT__TRAIN].shape.rows * s->policy.accumulate * s->policy.ranks;
+    if (!mtt__precisions[s->policy.precision].scaled) return 1.0f;
+    if (mtt__precisions[s->policy.precision].scaled == 1) return t->optim.loss_scale;
+    return mtt__power_of_two(t->optim.loss_scale * (float)(tokens / 16384));
+}
+
+/* Fills the state that training and generation have in common: tables of positions, and zeros elsewhere. */
+static mtt_status mtt__fill_tables(mtt_trainer *t)
+{
+    const mtt__program *p = &t->schedule->programs[0];
+    mtt_status status = MTT_OK;
+    int i;
+    for (i = 0; i < p->tensor_count && !status; i++)
+        if (p->tensors[i]->persistent && p->tensors[i] != p->workspace)
+            status = mtt__fill_zeros(t, p->tensors[i]);
+    if (!status && t->schedule->model.positions == MTT_POSITIONS_SINUSOIDAL)
+        status = mtt__fill_positions(t, p->positions, 0);
+    if (!status && p->angles) status = mtt__fill_positions(t, p->angles, 1);
+    return status;
+}
+
+/* With `zero_weights`, which are loaded next, only adapters are drawn. */
+static mtt_status mtt__fill_state(mtt_trainer *t, int zero_weights)
+{
+    const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
+    mtt_status status = mtt__fill_tables(t);
+    mtt_counters counters;
+    int i;
+    for (i = 0; i < p->parameter_count && !status; i++)
+        if (!zero_weights || mtt__is_added(p->parameters[i].kind)) status = mtt__fill_parameter(t, i);
+    if (!status && p->ranges) status = mtt__fill_ranges(t);
+    memset(&counters, 0, sizeof(counters));
+    counters.loss_scale = mtt__first_loss_scale(t);
+    counters.step_scale = counters.loss_scale;
+    return status ? status : mtt__move_counters(t, MTT__PUT, &counters);
+}
+
+/* ---- memory ---- */
+
+#ifdef MTT_SEPARATE_ALLOCS
+enum { MTT__SEPARATE = 1 };
+#else
+enum { MTT__SEPARATE = 0 };
+#endif
+
+/* Gives every tensor an address: its offset in the arena of its place, or a block of its own, where a
+   sanitizer sees overruns. All programs share the state. */
+static mtt_status mtt__bind(mtt_trainer *t)
+{
+    mtt__program *first = t->schedule->programs, *p;
+    mtt_status status = MTT_OK;
+    int i;
+    for (i = 0; i < MTT_PLACE_COUNT && !MTT__SEPARATE && !status; i++) {
+        size_t bytes = mtt__place_bytes(t->schedule, (mtt_place)i);
+        if (bytes) status = t->backend.alloc(t->context, (mtt_place)i, bytes, &t->arenas[i]);
+    }
+    for (p = first; p < first + MTT__PROGRAMS; p++)
+        for (i = 0; i < p->tensor_count && !status; i++) {
+            mtt_tensor *tensor = p->tensors[i];
+            size_t bytes = tensor->bytes ? tensor->bytes : 1;
+            if (!MTT__SEPARATE) tensor->data = (char *)t->arenas[tensor->place] + tensor->offset;
+            else if (tensor->persistent && p > first) tensor->data = first->tensors[i]->data;
+            else status = t->backend.alloc(t->context, tensor->place, bytes, &tensor->data);
+            if (tensor->entry >= 0) tensor->scale = (mtt_scale *)first->scales->data + tensor->entry;
+        }
+    if (!status && mtt__others(t)) status = mtt__others(t)->bind(t);
+    return status;
+}
+
+static void mtt__unbind(mtt_trainer *t)
+{
+    mtt__program *first = t->schedule->programs, *p;
+    int i;
+    for (i = 0; i < MTT_PLACE_COUNT; i++)
+        if (t->arenas[i]) t->backend.release(t->context, (mtt_place)i, t->arenas[i]);
+    for (p = first; MTT__SEPARATE && p < first + MTT__PROGRAMS; p++)
+        for (i = 0; i < p->tensor_count; i++)
+            if (p->tensors[i]->data && (p == first || !p->tensors[i]->persistent))
+                t->backend.release(t->context, p->tensors[i]->place, p->tensors[i]->data);
+}
+
+/* Names the largest tensors of an arena that does not fit, and the batch that would fit. */
+static mtt_status mtt__refuse_memory(mtt_trainer *t, const mtt_policy *policy)
+{
+    const mtt_schedule *s = t->schedule;
+    const mtt__program *p = &s->programs[MTT__TRAIN];
+    const mtt_tensor *most[3] = {NULL, NULL, NULL}, *tensor;
+    char reason[512];
+    mtt__text text;
+    int i, k, batch = 0;
+    mtt__text_init(&text, reason, sizeof(reason));
+    mtt__print(&text, "%.300s; the largest tensors:", t->env ? t->env->error : "");
+    for (i = 0; i < p->tensor_count; i++)
+        for (k = 0, tensor = p->tensors[i]; k < 3 && tensor && tensor->place == MTT_CARD; k++)
+            if (!most[k] || tensor->bytes > most[k]->bytes) {
+                const mtt_tensor *smaller = most[k];
+                most[k] = tensor;
+                tensor = smaller;
+            }
+    for (k = 0; k < 3 && most[k]; k++)
+        mtt__print(&text, "%s %s (%s) %.1f MiB", k ? "," : "", most[k]->name,
+                   mtt_category_name(most[k]->category), (double)most[k]->bytes / 1048576);
+    if (policy->recompute == MTT_RECOMPUTE_BUDGET && policy->budget_bytes > t->free_before)
+        return mtt__fail(t->env, MTT_E_BUDGET, "%s; lower budget_bytes from %zu to %zu, which the device has "
+                         "free", reason, policy->budget_bytes, t->free_before);
+    mtt_plan_max_batch(t->env, &s->model, policy, s->seq_len, t->free_before, &batch);
+    return mtt__fail(t->env, MTT_E_BUDGET,
+                     "%s; the largest batch that fits is %d of sequences of %d tokens: lower batch or "
+                     "seq_len, recompute more, or use the chunked loss", reason, batch, s->seq_len);
+}
+
+/* Closing may fail, too, if other ranks have. env->error stays that of the failure before, which says why. */
+MTTDEF void mtt_trainer_destroy(mtt_trainer *t)
+{
+    char error[sizeof(t->env->error)];
+    if (!t) return;
+    if (t->env) memcpy(error, t->env->error, sizeof(error));
+    if (t->opened) {
+        mtt__unbind(t);
+        t->backend.close(t->context);
+    }
+    if (t->env) memcpy(t->env->error, error, sizeof(error));
+    mtt_schedule_destroy(t->schedule);
+    mtt__free(t->env, t->staging);
+    mtt__free(t->env, t->note);
+    mtt__free(t->env, t);
+}
+
+/* Gives each parameter the rates of its group. */
+static void mtt__assign_groups(mtt_trainer *t)
+{
+    mtt__program *p = &t->schedule->programs[MTT__TRAIN];
+    mtt_optim_desc *o = &t->optim;
+    int i, k;
+    for (i = 0; i < 2 * o->group_count + 2; i++) {
+        const mtt_group *g = i > 1 ? &o->groups[i / 2 - 1] : NULL;
+        float scale = g ? g->lr_scale : 0, decay = g ? g->weight_decay : 0;
+        t->rates[i].lr = scale < 0 ? 0 : scale > 0 ? scale : 1;
+        t->rates[i].decay = decay < 0 ? 0 : decay > 0 ? decay : i % 2 ? 0 : o->weight_decay;
+        if (!g || i % 2) continue;
+        t->groups = mtt__hash(t->groups, g->names, strlen(g->names) + 1);
+        t->groups = mtt__hash(t->groups, (const char *)&t->rates[i].lr, sizeof(float));
+        t->groups = mtt__hash(t->groups, (const char *)&g->weight_decay, sizeof(float));
+    }
+    for (i = 0; i < p->parameter_count; i++) {
+        mtt__parameter *q = &p->parameters[i];
+        for (k = 0; k < o->group_count && !mtt__matches(o->groups[k].names, q->weight->name);) k++;
+        if (k < o->group_count) q->part.group += 2 * (k + 1);
+    }
+    for (i = 0; i < p->op_count; i++)
+        for (k = 0; k < p->ops[i].parameters; k++)
+            p->ops[i].parts[k].group = p->parameters[p->ops[i].parts[k].number].part.group;
+    o->groups = NULL; /* the caller's */
+}
+
+static mtt_status mtt__check_backend(mtt_env *env, const mtt_backend *b)
+{
+    const mtt__member members[] = {MTT__IS_SET(b, open), MTT__IS_SET(b, close), MTT__IS_SET(b, alloc),
+                                   MTT__IS_SET(b, release), MTT__IS_SET(b, memory), MTT__IS_SET(b, upload),
+                                   MTT__IS_SET(b, download), MTT__IS_SET(b, run)};
+    if (!b->device_alloc != !b->device_free)
+        return mtt__fail(env, MTT_E_ARGUMENT, "the backend has device_alloc or device_free alone: set both "
+                         "or neither");
+    return mtt__require_members(env, "the backend", members, MTT__LENGTH(members));
+}
+
+MTTDEF mtt_status mtt_trainer_create(mtt_env *env, const mtt_model_desc *model, const mtt_policy *policy,
+                                     const mtt_optim_desc *optim, const mtt_backend *backend, int batch,
+                                     int seq_len, mtt_trainer **out)
+{
+    mtt_trainer *t = (mtt_trainer *)mtt__alloc(env, 1, sizeof(*t));
+    mtt_policy p = *policy;
+    size_t all_bytes;
+    mtt_status status;
+    *out = NULL;
+    if (!t) return MTT_E_MEMORY;
+    t->env = env;
+    t->lr = -1;
+    t->backend = *backend;
+    p.device = backend->device;
+    status = mtt__check_backend(env, backend);
+    if (!status) status = mtt__join_others(t, &p);
+    if (!status) status = mtt_optim_resolve(env, optim, &t->optim);
+    if (!status && policy->early_update && t->optim.clip > 0)
+        status = mtt__fail(env, MTT_E_ARGUMENT, "early_update is 1, but to clip at %g needs the norm of all "
+                           "gradients first: set clip to -1", (double)t->optim.clip);
+    if (!status) status = mtt_schedule_create(env, model, &p, batch, seq_len, &t->schedule);
+    if (!status && !(t->staging = (float *)mtt__alloc(env, 2 * MTT__STAGING, sizeof(float))))
+        status = MTT_E_MEMORY;
+    if (!status) t->values = t->staging + MTT__STAGING;
+    if (!status) mtt__assign_groups(t);
+    if (!status && mtt__others(t)) status = mtt__others(t)->start(t);
+    if (!status) status = mtt__told(t, backend->open(env, &t->backend, &t->schedule->policy, &t->context));
+    t->opened = !status;
+    if (!status) status = backend->memory(t->context, &t->free_before, &all_bytes);
+    if (!status) status = mtt__bind(t);
+    if (status == MTT_E_BUDGET && t->opened) status = mtt__refuse_memory(t, &p);
+    if (!status) status = mtt__fill_state(t, t->optim.zero_weights);
+    if (t->opened) status = mtt__all_agree(t, status, NULL);
+    if (!status) *out = t;
+    else mtt_trainer_destroy(t);
+    return status;
+}
+
+/* ---- steps ---- */
+
+/* Refuses ids outside the vocabulary, which would read and write outside the embedding. */
+static mtt_status mtt__check_ids(const mtt_trainer *t, const int32_t *ids, int64_t count, int32_t low,
+                                 const char *what)
+{
+    int64_t i;
+    for (i = 0; i < count; i++)
+        if (ids[i] < low || ids[i] >= t->schedule->model.vocab)
+            return mtt__fail(t->env, MTT_E_ARGUMENT,
+                             "%s %lld is %lld, but the vocabulary has ids 0 to %d%s: was the text encoded "
+                             "with another tokenizer?",
+                             what, (long long)i, (long long)ids[i], t->schedule->model.vocab - 1,
+                             low < 0 ? ", or -1 for none" : "");
+    return MTT_OK;
+}
+
+/* Refuses the trainer of a generator, which has no gradients, targets and moments. */
+static mtt_status mtt__must_train(const mtt_trainer *t)
+{
+    if (!t->schedule->chunk) return MTT_OK;
+    return mtt__fail(t->env, MTT_E_ARGUMENT, "a generator's trainer has weights alone: make one that trains "
+                     "by mtt_trainer_create");
+}
+
+static float mtt__lr(const mtt_trainer *t)
+{
+    return t->lr >= 0 ? t->lr : mtt_learning_rate(&t->optim, t->step);
+}
+
+/* Uploads tokens, targets, which may be NULL, and mtt_control. `counted` is the number of targets of the
+   whole step. */
+static mtt_status mtt__send(mtt_trainer *t, const mtt__program *p, const int32_t *tokens,
+                            const int32_t *targets, int64_t counted, int row)
+{
+    const mtt_optim_desc *o = &t->optim;
+    size_t bytes = (size_t)p->shape.rows * sizeof(int32_t);
+    int scaling = mtt__precisions[t->schedule->policy.precision].scaled > 0;
+    uint64_t micro_batch = (uint64_t)(t->micro_batch + t->schedule->policy.rank);
+    mtt_control control = {o->seed, micro_batch, mtt__lr(t), o->beta1, o->beta2, o->eps, o->clip, counted,
+                           scaling, row, {{0, 0}}};
+    mtt_status status;
+    memcpy(control.rates, t->rates, sizeof(control.rates));
+    status = t->backend.upload(t->context, p->tokens->data, tokens, bytes);
+    if (!status && targets) status = t->backend.upload(t->context, p->targets->data, targets, bytes);
+    if (!status) status = t->backend.upload(t->context, p->control->data, &control, sizeof(control));
+    return mtt__told(t, status);
+}
+
+/* Runs a program's forward and backward pass over micro-batches. */
+static mtt_status mtt__run_micro_batches(mtt_trainer *t, const mtt__program *p, const int32_t *tokens,
+                                         const int32_t *targets, int micro_batches, int training)
+{
+    int64_t rows = p->shape.rows, counted = 0, k;
+    mtt__wing_of *const *wing = mtt__wings;
+    mtt_status status = mtt__must_train(t);
+    int i;
+    if (!status) status = mtt__check_ids(t, tokens, rows * micro_batches, 0, "token");
+    if (!status) status = mtt__check_ids(t, targets, rows * micro_batches, -1, "target");
+    for (k = 0; k < rows * micro_batches && !status; k++) counted += targets[k] >= 0;
+    if (training) status = mtt__all_agree(t, status, &counted);
+    for (; *wing && training && !status; wing++)
+        if ((*wing)()->begin) status = (*wing)()->begin(t, tokens, targets, counted);
+    for (i = 0; i < micro_batches && !status; i++) {
+        status = mtt__send(t, p, tokens + i * rows, targets + i * rows, counted, 0);
+        if (!status)
+            status = mtt__told(t, t->backend.run(t->context, i ? p->later_ops : p->ops, p->step_begin));
+        if (!status && training) t->micro_batch += t->schedule->policy.ranks;
+    }
+    return status;
+}
+
+/* Waits for the device and reads the counters into `info`. The device's count of steps is the true one: it
+   stops at a failure, which the host may learn some steps later. */
+static mtt_status mtt__receive(mtt_trainer *t, mtt_counters *counters, mtt_step_info *info)
+{
+    mtt_status status = mtt__move_counters(t, MTT__GET, counters);
+    if (status) return status;
+    memset(info, 0, sizeof(*info));
+    info->step = t->step = counters->steps;
+    info->targets = counters->targets;
+    info->hits = counters->hits;
+    info->loss = counters->targets ? counters->loss / (double)counters->targets : 0.0;
+    info->arena_bytes = mtt__arena_bytes(t->schedule);
+    return MTT_OK;
+}
+
+/* Reports a loss or gradient that is not finite, which has stopped the device's updates, and lets them go on.
+   */
+static mtt_status mtt__numbers_failed(mtt_trainer *t, mtt_counters *counters, double loss)
+{
+    mtt_status status;
+    counters->steps -= counters->skipped == 1; /* FP16 took it for an overflow; no smaller scale helps */
+    counters->skipped = 0;
+    t->step = counters->steps;
+    status = mtt__move_counters(t, MTT__PUT, counters);
+    if (status) return status;
+    return mtt__fail(t->env, MTT_E_NUMBERS,
+                     "after step %lld the loss is %g and the gradient's norm %g; the weights are as "
+                     "before: lower lr, lengthen the warmup, or check the data",
+                     (long long)t->step, loss, counters->grad_norm);
+}
+
+/* Without `info` nothing waits for the device; a failure is then reported with the next one. */
+MTTDEF mtt_status mtt_train_step(mtt_trainer *t, const int32_t *tokens, const int32_t *targets,
+                                 mtt_step_info *info)
+{
+    const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
+    double start = mtt__now_ms();
+    mtt_counters counters;
+    float lr;
+    mtt_status status = mtt__run_micro_batches(t, p, tokens, targets, t->schedule->policy.accumulate, 1);
+    int begin = p->step_begin;
+    if (!status) status = mtt__told(t, t->backend.run(t->context, p->ops + begin, p->op_count - begin));
+    if (status) return status;
+    lr = mtt__lr(t);
+    t->step++;
+    if (!info) return MTT_OK;
+    status = mtt__receive(t, &counters, info);
+    if (status) return status;
+    info->lr = lr;
+    info->loss_scale = counters.step_scale;
+    info->grad_norm = (float)counters.grad_norm;
+    info->skipped = counters.skipped != 0;
+    info->clipped = counters.clipped;
+    info->ms = mtt__now_ms() - start;
+    if (counters.skipped == 2 || !mtt__finite(info->loss) || fabs(info->loss) >= 1e30)
+        return mtt__numbers_failed(t, &counters, info->loss);
+    return MTT_OK;
+}
+
+MTTDEF mtt_status mtt_evaluate(mtt_trainer *t, const int32_t *tokens, const int32_t *targets,
+                               mtt_step_info *info)
+{
+    const mtt__program *p = &t->schedule->programs[MTT__EVALUATE];
+    double start = mtt__now_ms();
+    mtt_counters counters;
+    mtt_step_info discarded;
+    mtt_status status = mtt__run_micro_batches(t, p, tokens, targets, t->schedule->split, 0);
+    if (!info) info = &discarded;
+    if (!status) status = mtt__receive(t, &counters, info);
+    if (status) return status;
+    info->loss_scale = counters.loss_scale;
+    info->ms = mtt__now_ms() - start;
+    return MTT_OK;
+}
+
+MTTDEF mtt_status mtt_next_logits(mtt_trainer *t, const int32_t *tokens, int count, float *logits)
+{
+    const mtt__program *p = &t->schedule->programs[MTT__NEXT];
+    int seen = (int)mtt__min(count, p->shape.seq_len);
+    int32_t *padded;
+    mtt_status status = mtt__must_train(t);
+    if (!status && count < 1)
+        return mtt__fail(t->env, MTT_E_ARGUMENT, "count is %d: the next token needs at least one before it",
+                         count);
+    if (!status) status = mtt__check_ids(t, tokens, count, 0, "token");
+    if (status) return status;
+    padded = (int32_t *)mtt__alloc(t->env, (size_t)p->shape.seq_len, sizeof(*padded));
+    if (!padded) return MTT_E_MEMORY;
+    memcpy(padded, tokens + count - seen, (size_t)seen * sizeof(*padded));
+    status = mtt__send(t, p, padded, NULL, 0, seen - 1);
+    mtt__free(t->env, padded);
+    if (!status) status = mtt__told(t, t->backend.run(t->context, p->ops, p->op_count));
+    if (!status) status = mtt__move(t, MTT__GET, p->output, 0, t->schedule->model.vocab, logits);
+    return status;
+}
+
+/* ---- properties and parameters ---- */
+
+MTTDEF int64_t mtt_trainer_step(const mtt_trainer *t)
+{
+    return t->step;
+}
+
+MTTDEF mtt_status mtt_trainer_set_lr(mtt_trainer *t, float lr)
+{
+    if (lr <= 100) t->lr = lr;
+    else return mtt__fail(t->env, MTT_E_ARGUMENT, "lr is %g, it must be at most 100", (double)lr);
+    return MTT_OK;
+}
+
+MTTDEF size_t mtt_trainer_device_bytes(const mtt_trainer *t)
+{
+    size_t free_bytes, all_bytes;
+    if (t->backend.memory(t->context, &free_bytes, &all_bytes) || !all_bytes)
+        return mtt__arena_bytes(t->schedule);
+    return t->free_before > free_bytes ? t->free_before - free_bytes : 0;
+}
+
+MTTDEF const mtt_schedule *mtt_trainer_schedule(const mtt_trainer *t)
+{
+    return t->schedule;
+}
+
+MTTDEF const char *mtt_parameter(const mtt_trainer *t, int index, int64_t shape[2])
+{
+    const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
+    int known = index >= 0 && index < p->parameter_count, k;
+    for (k = 0; k < 2 && shape; k++) shape[k] = known ? p->parameters[index].shape[k] : 0;
+    return known ? p->parameters[index].weight->name : NULL;
+}
+
+MTTDEF int mtt_parameter_find(const mtt_trainer *t, const char *name)
+{
+    const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
+    int i = p->parameter_count;
+    while (i-- && strcmp(p->parameters[i].weight->name, name)) {}
+    return i;
+}
+
+/* NULL with the error recorded if there is no such parameter. */
+static const mtt__parameter *mtt__parameter_at(const mtt_trainer *t, int index)
+{
+    const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
+    if (index >= 0 && index < p->parameter_count) return &p->parameters[index];
+    mtt__fail(t->env, MTT_E_ARGUMENT, "there is no parameter %d: take 0 to %d", index,
+              p->parameter_count - 1);
+    return NULL;
+}
+
+static mtt_status mtt__move_parameter(mtt_trainer *t, int way, int index, float *values)
+{
+    const mtt__parameter *q = mtt__parameter_at(t, index);
+    if (!q) return MTT_E_ARGUMENT;
+    return mtt__move_optim(t, way, q, MTT__MASTER, 0, mtt__parameter_elements(q), values);
+}
+
+MTTDEF mtt_status mtt_parameter_get(mtt_trainer *t, int index, float *values)
+{
+    return mtt__move_parameter(t, MTT__GET, index, values);
+}
+
+MTTDEF mtt_status mtt_parameter_set(mtt_trainer *t, int index, const float *values)
+{
+    return mtt__move_parameter(t, MTT__PUT, index, (float *)values);
+}
+
+MTTDEF mtt_status mtt_gradient_get(mtt_trainer *t, int index, float *values)
+{
+    const mtt__parameter *q = mtt__parameter_at(t, index);
+    const mtt_tensor *kept;
+    mtt_counters counters;
+    int64_t i, count;
+    mtt_status status;
+    if (!q) return MTT_E_ARGUMENT;
+    if (q->frozen)
+        return mtt__fail(t->env, MTT_E_ARGUMENT, "%s is frozen and has no gradient", q->weight->name);
+    kept = q->sum ? q->sum : q->gradient;
+    if (!kept || !kept->persistent || mtt__elements(kept) != mtt__elements(q->weight))
+        return mtt__fail(t->env, MTT_E_ARGUMENT,
+                         "gradients share their memory with activations: set keep_gradients to 1, and no "
+                         "shard of gradients");
+    count = mtt__parameter_elements(q);
+    status = mtt__move_counters(t, MTT__GET, &counters);
+    if (!status) status = mtt__move(t, MTT__GET, kept, 0, count, values);
+    for (i = 0; i < count && !status; i++) values[i] /= counters.step_scale;
+    return status;
+}
+
+/* The operations before it have just run, so its operands are as in a step. An operand that it changes in
+   place is put back, because the speed of a product depends on its numbers: on the operands that a whole step
+   leaves behind, products of the backward pass take more than a third longer. A download waits for the
+   device. */
+MTTDEF mtt_status mtt_profile(mtt_trainer *t, int index, int times, double *ms)
+{
+    const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
+    const mtt_tensor *both = NULL;
+    const mtt_op *op;
+    mtt_counters counters;
+    void *before = NULL;
+    double start;
+    mtt_status status = MTT_OK;
+    int i, k;
+    if (index < 0 || index >= p->op_count || times < 1)
+        return mtt__fail(t->env, MTT_E_ARGUMENT, "operation %d, %d times: take 0 to %d, at least once", index,
+                         times, p->op_count - 1);
+    op = &p->ops[index];
+    for (i = 0; i < op->inputs; i++)
+        for (k = op->inputs; k < op->inputs + op->outputs; k++)
+            if (op->operands[i] && op->operands[i] == op->operands[k]) both = op->operands[i];
+    if (both && !(before = mtt__alloc_raw(t->env, both->bytes))) return MTT_E_MEMORY;
+    if (both) status = mtt__copy(t, MTT__GET, both->data, before, both->bytes);
+    if (!status) status = t->backend.run(t->context, op, 1);
+    if (!status) status = mtt__move_counters(t, MTT__GET, &counters);
+    start = mtt__now_ms();
+    for (i = 0; i < times && !status; i++) status = t->backend.run(t->context, op, 1);
+    if (!status) status = mtt__move_counters(t, MTT__GET, &counters);
+    *ms = (mtt__now_ms() - start) / times;
+    if (!status && both) status = mtt__copy(t, MTT__PUT, both->data, before, both->bytes);
+    if (!status && both) status = t->backend.run(t->context, op, 1);
+    mtt__free(t->env, before);
+    return status;
+}
+
+/* -----------------------------------------------------------------------------------------------------------
+   >>report
+   -------------------------------------------------------------------------------------------------------- */
+
+/* A schedule as a listing, one line an operation, and a plan as a table. Both also as JSON, for programs. */
+
+/* Names of operands, except for the small state that most operations read. */
+static void mtt__print_operands(mtt__text *text, mtt_tensor *const *tensors, int count)
+{
+    int i, shown = 0;
+    for (i = 0; i < count; i++) {
+        const char *name = tensors[i] ? tensors[i]->name : "control";
+        if (!strcmp(name, "control") || !strcmp(name, "counters") || !strcmp(name, "ranges")) continue;
+        mtt__print(text, "%s%s%s", shown++ ? " " : "", name,
+                   tensors[i] && tensors[i]->place == MTT_HOST ? "@host" : "");
+    }
+}
+
+static int mtt__frees(const mtt_tensor *t, int op)
+{
+    return t && !t->persistent && t->last == op;
+}
+
+static void mtt__print_freed(mtt__text *text, const mtt_op *op, int index)
+{
+    const char *before = "  frees ";
+    int i, gradients = 0;
+    for (i = 0; i < op->inputs + op->outputs; i++) {
+        if (!mtt__frees(op->operands[i], index)) continue;
+        mtt__print(text, "%s%s", before, op->operands[i]->name);
+        before = " ";
+    }
+    for (i = 0; i < op->parameters && op->gradients; i++) gradients += mtt__frees(op->gradients[i], index);
+    if (gradients) mtt__print(text, "%s%d gradients", before, gradients);
+}
+
+/* What an operation reads -> writes. */
+static void mtt__print_flow(mtt__text *text, const mtt_op *op)
+{
+    mtt__print_operands(text, op->operands, op->inputs);
+    if (op->gradients) mtt__print(text, "%s%d gradients", op->inputs ? " " : "", op->parameters);
+    mtt__print(text, " -> ");
+    mtt__print_operands(text, op->operands + op->inputs, op->outputs);
+    if (op->sums) mtt__print(text, "%d sums", op->parameters);
+    if (op->weights) mtt__print(text, " %d weights", op->parameters);
+}
+
+MTTDEF void mtt_schedule_print(const mtt_schedule *s, mtt_write_fn write, void *user)
+{
+    const mtt__program *p = &s->programs[MTT__TRAIN];
+    char line[1024];
+    int i;
+    for (i = 0; i < p->op_count; i++) {
+        const mtt_op *op = &p->ops[i];
+        mtt__text text;
+        mtt__text_init(&text, line, sizeof(line) - 1);
+        mtt__print(&text, "%4d %-9s%-6s %9.2f MiB  %-25s ", i, mtt_phase_name(op->phase),
+                   op->recomputed ? "again" : "", (double)op->live_bytes / 1048576, mtt_op_name(op->kind));
+        mtt__print_flow(&text, op);
+        mtt__print_freed(&text, op, i);
+        if (op->host_bytes) mtt__print(&text, "  host %.2f MiB", (double)op->host_bytes / 1048576);
+        line[text.size] = '\n';
+        write(user, line, text.size + 1);
+    }
+}
+
+MTTDEF const char *mtt_schedule_pass(int number)
+{
+    return number >= 0 && number < MTT__PASSES ? mtt__passes[number].name : NULL;
+}
+
+MTTDEF mtt_status mtt_schedule_print_passes(const mtt_schedule *schedule, int passes, mtt_write_fn write,
+                                            void *user)
+{
+    mtt_schedule s = *schedule;
+    mtt__program *p = &s.programs[MTT__TRAIN];
+    mtt_status status;
+    char line[1024];
+    int i;
+    if (passes < 0 || passes > MTT__PASSES)
+        return mtt__fail(s.env, MTT_E_ARGUMENT, "%d passes, they are 0 to %d", passes, MTT__PASSES);
+    memset(p, 0, sizeof(*p));
+    status = mtt__build_program(&s, MTT__TRAIN, passes);
+    for (i = 0; i < p->op_count && !status; i++) {
+        const mtt_op *op = &p->ops[i];
+        mtt__text text;
+        mtt__text_init(&text, line, sizeof(line) - 1);
+        mtt__print(&text, "%-9s%s%s ", mtt_phase_name(op->phase), mtt_op_name(op->kind),
+                   op->recomputed ? " again:" : ":");
+        mtt__print_flow(&text, op);
+        line[text.size] = '\n';
+        write(user, line, text.size + 1);
+    }
+    mtt__release_program(&s, MTT__TRAIN);
+    return status;
+}
+
+static void mtt__print_categories(mtt__text *text, const size_t *bytes)
+{
+    int i;
+    for (i = 0; i < MTT_CATEGORY_COUNT; i++)
+        mtt__print(text, "%s\"%s\": %zu", i ? ", " : "{", mtt__category_text[i], bytes[i]);
+    mtt__print(text, "}");
+}
+
+/* A member of a plan's JSON, by its type. */
+#define MTT__JSON_VALUE(name, form, value)                                              \
+    mtt__print(&text, "%s\"" #name "\": " form, text.size ? ", " : "{", value)
+#define MTT__JSON_int(name) MTT__JSON_VALUE(name, "%d", r->name)
+#define MTT__JSON_int64_t(name) MTT__JSON_VALUE(name, "%lld", (long long)r->name)
+#define MTT__JSON_size_t(name) MTT__JSON_VALUE(name, "%zu", r->name)
+#define MTT__JSON_double(name) MTT__JSON_VALUE(name, "%.0f", r->name)
+#define MTT__JSON_mtt_ms(name) MTT__JSON_VALUE(name, "%.4g", r->name)
+#define MTT__JSON_mtt_category_bytes(name)                                              \
+    MTT__JSON_VALUE(name, "%s", ""), mtt__print_categories(&text, r->name)
+#define MTT__JSON_mtt_phase_bytes(name)                                                 \
+    for (i = 0; i < MTT_PHASE_COUNT; i++)                                               \
+        mtt__print(&text, ", \"peak_%s_bytes\": %zu", mtt__phase_text[i], r->name[i])
+
+MTTDEF size_t mtt_plan_json(const mtt_plan_report *r, char *at, size_t capacity)
+{
+    mtt__text text;
+    int i;
+    mtt__text_init(&text, at, capacity);
+#define MTT__PLAN_JSON(type, name, in_json) if (in_json) MTT__JSON_##type(name);
+    MTT_PLAN_FIELDS(MTT__PLAN_JSON)
+    mtt__print(&text, "}");
+    return text.size;
+}
+
+MTTDEF void mtt_plan_print(const mtt_plan_report *r, mtt_write_fn write, void *user)
+{
+    char at[2048];
+    mtt__text text;
+    int i;
+    mtt__text_init(&text, at, sizeof(at));
+    mtt__print(&text, "parameters %lld, arena %zu bytes = %.2f MiB for %d sequence%s%s%d token%s\n",
+               (long long)r->parameters, r->arena_bytes, (double)r->arena_bytes / 1048576, r->batch,
+               r->batch == 1 ? "" : "s", r->token_flops > 0 ? ", in chunks of " : " of ", r->seq_len,
+               r->seq_len == 1 ? "" : "s");
+    mtt__print(&text, "peak  ");
+    for (i = 0; i < MTT_PHASE_COUNT; i++)
+        mtt__print(&text, "%s %.2f MiB%s", mtt__phase_text[i], (double)r->phase_peak_bytes[i] / 1048576,
+                   i < 2 ? ", " : "\n");
+    for (i = 0; i < MTT_CATEGORY_COUNT; i++)
+        if (r->bytes[i])
+            mtt__print(&text, "  %-12s %10.2f MiB\n", mtt__category_text[i], (double)r->bytes[i] / 1048576);
+    if (r->host_bytes)
+        mtt__print(&text, "host, pinned: %zu bytes = %.2f MiB; a step sends %.2f MiB there and %.2f back\n",
+                   r->host_bytes, (double)r->host_bytes / 1048576, r->to_host_bytes / 1048576,
+                   r->from_host_bytes / 1048576);
+    mtt__print(&text, "outside the arena: at most %.1f MiB with %d threads%s\n",
+               (double)r->outside_bytes / 1048576, mtt__threads(),
+               MTT_IF_RANKS(r->wire_bytes > 0 ? ", and NCCL's" :) "");
+    if (r->token_flops > 0)
+        mtt__print(&text, "%.4f GFLOP a chunk of prompts, %.4f a token of each sequence\n", r->flops * 1e-9,
+                   r->token_flops * 1e-9);
+    else
+        mtt__print(&text, "%.2f GFLOP a step, %.1f %% of them recomputed\n", r->flops * 1e-9,
+                   100 * r->recompute_flops / r->flops);
+    MTT_IF_RANKS(mtt__print_wires(&text, r);)
+    write(user, at, text.size);
+}
+
+MTTDEF void mtt_schedule_json(const mtt_schedule *s, mtt_write_fn write, void *user)
+{
+    const mtt__program *p = &s->programs[MTT__TRAIN];
+    mtt_plan_report plan;
+    char at[2048];
+    mtt__text text;
+    int i;
+    mtt_schedule_report(s, &plan);
+    write(user, "{\"plan\": ", 9);
+    write(user, at, mtt_plan_json(&plan, at, sizeof(at)));
+    for (i = 0; i < p->op_count; i++) {
+        const mtt_op *op = &p->ops[i];
+        mtt__text_init(&text, at, sizeof(at));
+        mtt__print(&text, "%s\n{\"op\": \"%s\", \"phase\": \"%s\", \"layer\": %d, \"recomputed\": %d",
+                   i ? "," : ",\n\"timeline\": [", mtt_op_name(op->kind), mtt_phase_name(op->phase),
+                   op->layer, op->recomputed);
+        mtt__print(&text, ", \"live_bytes\": %zu, \"flops\": %.0f, \"traffic_bytes\": %.0f, \"bytes\": ",
+                   op->live_bytes, op->flops, op->traffic_bytes);
+        mtt__print_categories(&text, op->bytes);
+        if (op->host_bytes) mtt__print(&text, ", \"host_bytes\": %zu", op->host_bytes);
+        mtt__print(&text, "}");
+        write(user, at, text.size);
+    }
+    write(user, "\n]}\n", 4);
+}
+
+#ifndef MTT_NO_ADAPTERS
+/* -----------------------------------------------------------------------------------------------------------
+   >>adapters
+   -------------------------------------------------------------------------------------------------------- */
+
+/* LoRA (Hu et al. 2021, arXiv 2106.09685): a linear layer's weight W stays, and W + (alpha / rank) A B takes
+   its place, of which A and B are trained. */
+
+static int mtt__has_adapters(const mtt__builder *b)
+{
+    return b->policy->lora_rank > 0;
+}
+
+static void mtt__resolve_adapters(mtt_policy *p)
+{
+    if (p->lora_rank && p->lora_alpha == 0) p->lora_alpha = (float)p->lora_rank;
+    if (p->lora_rank && !p->lora_targets) p->lora_targets = "attn.c_attn";
+}
+
+static void mtt__check_adapters(mtt__faults *faults, const mtt_model_desc *model, const mtt_policy *p)
+{
+    (void)model;
+    mtt__require(faults, p->lora_rank % 8 == 0, "lora_rank is %d, it must be a multiple of 8", p->lora_rank);
+}
+
+/* 1 = a linear layer has an adapter, which `name` is a part of, as h.0.attn.c_attn.lora_A. */
+static int mtt__is_target(const char *targets, const char *name)
+{
+    size_t size = strlen(name) - strlen(".lora_A");
+    char layer[40] = "";
+    memcpy(layer, name, size);
+    return mtt__matches(targets, layer) || mtt__matches(targets, strchr(layer + 2, '.') + 1);
+}
+
+/* Adapters alone are trained, those of the targets. */
+static void mtt__adapts(const mtt_policy *policy, int kind, const char *name, int *fate)
+{
+    if (policy->lora_rank && !mtt__is_added(kind)) *fate = MTT__FROZEN;
+    if (mtt__is_added(kind) && !mtt__is_target(policy->lora_targets, name)) *fate = MTT__LEFT_OUT;
+}
+
+static int mtt__is_adapted(const mtt__parameter *q, const char *pattern)
+{
+    return mtt__is_added(q->kind) && mtt__is_target(pattern, q->weight->name);
+}
+
+static void mtt__check_targets(mtt__builder *b)
+{
+    if (mtt__has_adapters(b))
+        mtt__check_patterns(b, b->policy->lora_targets, "lora_targets", mtt__is_adapted,
+                            "none of attn.c_attn, attn.c_proj, mlp.c_fc and mlp.c_proj is");
+}
+
+/* An adapter's part in a product: alpha / rank. */
+static float mtt__lora_scale(const mtt_policy *policy)
+{
+    return policy->lora_alpha / (float)policy->lora_rank;
+}
+
+/* y = x W + b becomes xa = scale x A, y = x W + b + xa B. */
+static int mtt__rule_adapters(mtt__builder *b, mtt_op *op, const mtt_op *end)
+{
+    int which = op == end ? -1 : mtt__linear_number(b, op), kind = MTT__QKV_A + 2 * which;
+    mtt_tensor *lora_a = which < 0 ? NULL : mtt__weight(b, kind, op->layer), *xa;
+    const mtt_op_linear *f;
+    if (!lora_a) return 0;
+    f = MTT_OPERANDS_OF(linear, op);
+    xa = mtt__make(b, MTT__A_QKV_XA + which, op->layer);
+    MTT__EMIT(b, op->layer, 0, linear, f->x, lora_a, NULL, xa);
+    b->op->scale = mtt__lora_scale(b->policy);
+    MTT__EMIT(b, op->layer, 0, linear_adapted, f->x, f->weight, f->bias, xa,
+              mtt__weight(b, kind + 1, op->layer), f->y);
+    return 1;
+}
+
+/* The gradients of B and of x A, then those of the layer itself. */
+static void mtt__adjoint_linear_adapted(mtt__builder *b, const mtt_op *op)
+{
+    const mtt_op_linear_adapted *f = MTT_OPERANDS_OF(linear_adapted, op);
+    mtt_op_linear linear = {f->x, f->weight, f->bias, f->y};
+    mtt_tensor *dy = *mtt__gradient(b, f->y), *d_b = mtt__parameter_gradient(b, f->lora_b);
+    mtt_op base = *op;
+    if (d_b) {
+        mtt_tensor *xa = mtt__need(b, f->xa);
+        MTT__EMIT(b, op->layer, 0, linear_backward_weight, xa, dy, d_b, NULL);
+    }
+    if (mtt__trains(b, f->xa)) {
+        MTT__EMIT(b, op->layer, 0, linear_backward_input, dy, f->lora_b, mtt__make_gradient(b, f->xa));
+        b->op->scale = mtt__lora_scale(b->policy);
+    }
+    base.operands = (mtt_tensor **)(void *)&linear;
+    mtt__adjoint_linear(b, &base);
+}
+
+/* y = x W + b, rounded; y += xa B */
+static void mtt__cpu_linear_adapted(const mtt_op *op, const mtt_op_linear_adapted *o)
+{
+    mtt_op_linear linear = {o->x, o->weight, o->bias, o->y};
+    mtt__cpu_linear(op, &linear);
+    mtt__gemm(op, mtt__matrix(o->xa, 0), mtt__matrix(o->lora_b, 0), mtt__matrix(o->y, 0), NULL, 1, 1);
+}
+
+/* Returns the adapter of a weight, A or B; NULL: none. */
+static const mtt__parameter *mtt__adapter(const mtt_trainer *t, const mtt__parameter *q, int of_b)
+{
+    const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
+    int i, k = 0;
+    while (k < (int)MTT__LENGTH(mtt__linears) && mtt__linears[k] != q->kind) k++;
+    for (i = 0; i < p->parameter_count; i++)
+        if (p->parameters[i].layer == q->layer && p->parameters[i].kind == MTT__QKV_A + 2 * k + of_b)
+            return &p->parameters[i];
+    return NULL;
+}
+
+/* Returns all values of a parameter, in memory of the caller's; NULL after a failure. */
+static float *mtt__all_values(mtt_trainer *t, const mtt__parameter *q, mtt_status *status)
+{
+    int64_t count = mtt__parameter_elements(q);
+    float *values = *status ? NULL : (float *)mtt__alloc(t->env, (size_t)count, sizeof(float));
+    if (!values && !*status) *status = MTT_E_MEMORY;
+    if (values) *status = mtt__move_optim(t, MTT__GET, q, MTT__MASTER, 0, count, values);
+    return values;
+}
+
+/* Adds scale A B to elements of a weight. */
+static mtt_status mtt__add_adapter(mtt_trainer *t, const mtt__parameter *q, int64_t at, int64_t count,
+                                   float *values)
+{
+    const mtt__parameter *a = mtt__adapter(t, q, 0), *b = mtt__adapter(t, q, 1);
+    mtt_status status = MTT_OK;
+    float *as, *bs;
+    int64_t i, k;
+    if (!a) return MTT_OK;
+    as = mtt__all_values(t, a, &status);
+    bs = mtt__all_values(t, b, &status);
+    for (i = 0; i < count && !status; i++) {
+        int64_t row = (at + i) / q->shape[1], column = (at + i) % q->shape[1];
+        double sum = 0;
+        for (k = 0; k < a->shape[1]; k++)
+            sum += (double)as[row * a->shape[1] + k] * (double)bs[k * q->shape[1] + column];
+        values[i] += (float)((double)mtt__lora_scale(&t->schedule->policy) * sum);
+    }
+    mtt__free(t->env, as);
+    mtt__free(t->env, bs);
+    return status;
+}
+
+static const mtt__wing *mtt__wing_adapters(void)
+{
+    static const mtt__wing wing = {mtt__resolve_adapters, mtt__check_adapters, mtt__adapts,
+                                   mtt__check_targets, NULL, NULL, NULL, NULL};
+    return &wing;
+}
+#endif /* MTT_NO_ADAPTERS */
 
 #ifndef MTT_NO_FP8
+/* -----------------------------------------------------------------------------------------------------------
+   >>eight
+   -------------------------------------------------------------------------------------------------------- */
+
+/* A product of FP8 takes x and W in e4m3, each times a scale of its own, and the gradient dy in e5m2, at
+   scale 1. It sums along the rows of both, so y = x W needs W transposed, and dW = x^T dy needs both
+   transposed. So the weights of a layer are rounded twice, transposed before its forward pass and as they are
+   before its backward pass, and dy at once in both orders. x is not kept: from what was kept its transpose is
+   made again. What makes a tensor rounds it on its way where it can, `absorb`; else quantize does, an
+   operation of its own. The comment at MTT_EIGHT_OPS has the operands. */
+
+/* ---- checks ---- */
+
+static void mtt__resolve_eight(mtt_policy *p)
+{
+    if (p->precision != MTT_FP8) return;
+    if (p->fp8_products == MTT_FP8_ALL) p->loss = MTT_LOSS_CHUNKED;
+    if (p->loss_chunk_rows > 0) p->loss_chunk_rows = (int)mtt__round_up(p->loss_chunk_rows, 16);
+}
+
+static void mtt__check_eight(mtt__faults *faults, const mtt_model_desc *model, const mtt_policy *p)
+{
+    int kv = model->heads_kv * model->d_head;
+    if (p->precision != MTT_FP8) return;
+    mtt__require(faults, model->d_model % 16 == 0 && model->d_ff % 16 == 0,
+                 "precision is fp8: d_model %d and d_ff %d must be multiples of 16", model->d_model,
+                 model->d_ff);
+    mtt__require(faults, kv % 16 == 0,
+                 "precision is fp8: heads_kv * d_head is %d, it must be a multiple of 16", kv);
+    mtt__require(faults, !p->lora_rank,
+                 "precision is fp8, which has no adapters: set it to bf16, or lora_rank to 0");
+}
+
+/* ---- the forward and the backward pass ---- */
+
+/* 1 = products are in 8 bits: of the layers, of the head (`least` is MTT_FP8_ALL). Evaluations and generation
+   have theirs in 16, for the weights as they are saved. */
+static int mtt__in_eight(const mtt__builder *b, mtt_fp8_products least)
+{
+    return b->trains && b->policy->precision == MTT_FP8 && b->policy->fp8_products <= least;
+}
+
+/* Entries of the table of scales: those of each layer, in the order of its roles, then the model's. */
+enum { MTT__LAYER_SCALES = 8, MTT__SCALE_LN_F = 0, MTT__SCALE_HEAD, MTT__SCALE_LOGITS, MTT__MODEL_SCALES };
+
+/* The entry of an activation or a transposed weight in the table of scales. */
+static int mtt__scale_entry(const mtt__builder *b, int role, int layer)
+{
+    static const int roles[MTT__LAYER_SCALES] = {MTT__A_LN_1, MTT__A_ATTENDED_EIGHT, MTT__A_LN_2, MTT__A_GELU,
+                                                 MTT__A_QKV_EIGHT, MTT__A_PROJ_EIGHT, MTT__A_FC_EIGHT,
+                                                 MTT__A_MLP_EIGHT};
+    int i = 0;
+    if (role == MTT__A_LN_F) return MTT__LAYER_SCALES * b->program->shape.layers + MTT__SCALE_LN_F;
+    while (i < MTT__LAYER_SCALES - 1 && roles[i] != role) i++;
+    return MTT__LAYER_SCALES * layer + i;
+}
+
+/* Makes an activation or a transposed weight that is in 8 bits. */
+static mtt_tensor *mtt__make_eight(mtt__builder *b, int role, int layer)
+{
+    mtt_tensor *t = mtt__make(b, role, layer);
+    if (b->status) return t;
+    t->entry = mtt__scale_entry(b, role, layer);
+    t->recorded = b->phase == MTT_FORWARD;
+    return t;
+}
+
+/* An 8-bit tensor for the values of another, or their transpose, whose rows are padded to 16 elements.
+   Without an entry it is a gradient in e5m2. */
+static mtt_tensor *mtt__add_eight(mtt__builder *b, const mtt_tensor *t, int entry, int transposed)
+{
+    mtt_dtype dtype = entry < 0 ? MTT_F8_E5M2 : MTT_F8_E4M3;
+    int64_t rows, width;
+    mtt_tensor *eight;
+    if (b->status) return &b->nothing;
+    rows = mtt__rows(t), width = mtt__width(t);
+    eight = mtt__add_tensor(b, dtype, t->category, -1, t->name, transposed ? ".t8" : ".8",
+                            transposed ? width : rows, transposed ? mtt__round_up(rows, 16) : width, 0);
+    eight->entry = entry;
+    return eight;
+}
+
+/* A product's input, made again from what was kept: in 8 bits and transposed. */
+static mtt_tensor *mtt__input_again(mtt__builder *b, int layer, const mtt_tensor *x)
+{
+    mtt_op maker = mtt__maker(b, x);
+    const mtt_op_norm *n = MTT_OPERANDS_OF(norm, &maker);
+    int attention = maker.kind == MTT_OP_flash; /* its output is there in 16 bits */
+    mtt_tensor *from, *stats = NULL, *gain = NULL, *shift = NULL, *again;
+    from = mtt__need(b, maker.operands[attention ? maker.inputs : 0]);
+    if (maker.kind == MTT_OP_norm) stats = mtt__need(b, n->stats), gain = n->gain, shift = n->shift;
+    if (mtt__is_activation(maker.kind)) { /* quantize can apply a norm on its way, but no activation */
+        mtt_op_activation row = {from, mtt__add_tensor(b, mtt__dtype(b), x->category, -1, x->name, ".16",
+                                                    mtt__rows(x), mtt__width(x), 0)};
+        mtt__emit(b, maker.kind, layer, 0, &row)->recomputed = 1;
+        from = row.y;
+    }
+    again = mtt__add_eight(b, x, x->entry, 1);
+    MTT__EMIT(b, layer, 0, quantize, from, stats, gain, shift, NULL, again);
+    return again;
+}
+
+/* From now on an activation is in 8 bits: what makes it rounds it. */
+static mtt_tensor *mtt__narrow(mtt__builder *b, mtt_tensor *t)
+{
+    if (b->status) return t;
+    t->dtype = MTT_F8_E4M3;
+    t->bytes = (size_t)mtt__elements(t);
+    t->entry = mtt__scale_entry(b, t->role, t->layer);
+    t->recorded = 1;
+    return t;
+}
+
+/* Returns the 8-bit input of a product: x itself, attention's output in 8 bits, or a copy as activation
+   `role`. */
+static mtt_tensor *mtt__eight_input(mtt__builder *b, int layer, mtt_tensor *x, int role)
+{
+    mtt_tensor *y;
+    if (b->status || x->dtype == MTT_F8_E4M3) return x;
+    if (x->role == MTT__A_ATTENDED)
+        return b->activations[mtt__slot(b, MTT__A_ATTENDED_EIGHT, x->layer)].current;
+    y = mtt__narrow(b, mtt__make(b, role, layer < 0 ? b->program->shape.layers : layer));
+    MTT__EMIT(b, layer, 0, quantize, x, NULL, NULL, NULL, y, NULL);
+    return y;
+}
+
+/* The weights of a layer in 8 bits, transposed or as they are. */
+static void mtt__emit_weights(mtt__builder *b, int layer, int transposed)
+{
+    mtt_tensor *operands[8];
+    int i;
+    for (i = 0; i < 4 && !b->status; i++) {
+        mtt_tensor *w = operands[i] = mtt__weight(b, mtt__linears[i], layer);
+        int role = MTT__A_QKV_EIGHT + i;
+        operands[4 + i] = transposed ? mtt__make_eight(b, role, layer)
+                                     : mtt__add_eight(b, w, mtt__scale_entry(b, role, layer), 0);
+        operands[4 + i]->parameter = w->parameter;
+    }
+    if (!b->status) mtt__emit(b, MTT_OP_quantize_weights, layer, 0, operands)->transposed = transposed;
+}
+
+/* y = x W + b with x and W in 8 bits, and W transposed. A layer's weights are made before its first one. Only
+   what no norm has made needs a copy, the input of attention and of the MLP: as that norm's output. */
+static int mtt__eight_linear(mtt__builder *b, const mtt_op *op, int which)
+{
+    const mtt_op_linear *f = MTT_OPERANDS_OF(linear, op);
+    mtt_tensor *x = mtt__eight_input(b, op->layer, f->x, which == 0 ? MTT__A_LN_1 : MTT__A_LN_2), *w;
+    if (which == 0) mtt__emit_weights(b, op->layer, 1);
+    w = b->activations[mtt__slot(b, MTT__A_QKV_EIGHT + which, op->layer)].current;
+    MTT__EMIT(b, op->layer, 0, linear, x, w, f->bias, f->y);
+    b->op->transposed = 1;
+    return 1;
+}
+
+/* The head's products, with its weight as it is and transposed. */
+static int mtt__eight_loss(mtt__builder *b, const mtt_op *op)
+{
+    mtt_op_chunked_loss f = *MTT_OPERANDS_OF(chunked_loss, op);
+    mtt_tensor *x = mtt__eight_input(b, -1, f.x, MTT__A_LN_F), *w = f.weight;
+    int scales = MTT__LAYER_SCALES * b->program->shape.layers;
+    int64_t rows, vocab = b->program->shape.vocab_padded;
+    if (b->status) return 1;
+    if (x != f.x) { /* a copy has the gradient now */
+        *mtt__gradient(b, f.x) = NULL;
+        f.dx = mtt__make_gradient(b, x);
+    }
+    f.weight = mtt__add_eight(b, w, scales + MTT__SCALE_HEAD, 0);
+    f.weight_t = mtt__add_eight(b, w, scales + MTT__SCALE_HEAD, 1);
+    f.weight->recorded = 1;
+    MTT__EMIT(b, -1, 0, quantize, w, NULL, NULL, NULL, f.weight, f.weight_t);
+    if (f.d_weight) f.x_t = mtt__input_again(b, -1, x);
+    f.x = x;
+    if (b->status) return 1;
+    rows = f.logits->shape[0];
+    f.d_logits = mtt__add_tensor(b, MTT_F8_E5M2, MTT_LOGITS, -1, "", "d_logits.8", rows, vocab, 0);
+    f.d_logits_t = mtt__add_tensor(b, MTT_F8_E5M2, MTT_LOGITS, -1, "", "d_logits.t8", vocab,
+                                   mtt__round_up(rows, 16), 0);
+    f.d_logits->entry = f.d_logits_t->entry = scales + MTT__SCALE_LOGITS;
+    mtt__emit(b, MTT_OP_chunked_loss, -1, op->site, &f)->transposed = 1;
+    return 1;
+}
+
+/* Products of the forward pass take 8 bits. What only they read is narrowed: a norm before a branch or the
+   head, and an activation of the MLP. The backward pass reads attention's output in 16 bits, too: it gets a
+   copy. */
+static int mtt__rule_eight(mtt__builder *b, mtt_op *op, const mtt_op *end)
+{
+    int head = mtt__in_eight(b, MTT_FP8_ALL), pre = b->schedule->model.norm_place == MTT_NORM_PRE, which;
+    mtt_tensor *made, *copy;
+    if (op == end) return 0;
+    which = mtt__linear_number(b, op);
+    if (which >= 0) return mtt__eight_linear(b, op, which);
+    made = op->operands[op->inputs]; /* every operation of the forward pass makes something */
+    switch (op->kind) {
+    case MTT_OP_norm:
+        if (pre && (op->layer >= 0 || head)) mtt__narrow(b, made);
+        return 0;
+    case MTT_OP_gelu:
+    case MTT_OP_activation: mtt__narrow(b, made); return 0;
+    case MTT_OP_chunked_loss: return head && mtt__eight_loss(b, op);
+    case MTT_OP_flash:
+        ((mtt_op_flash *)(void *)op->operands)->out_8 = mtt__make_eight(b, MTT__A_ATTENDED_EIGHT, op->layer);
+        return 0;
+    case MTT_OP_attention_values:
+        mtt__append(b, op);
+        copy = mtt__make_eight(b, MTT__A_ATTENDED_EIGHT, op->layer);
+        MTT__EMIT(b, op->layer, 0, quantize, made, NULL, NULL, NULL, copy, NULL);
+        return 1;
+    default: return 0;
+    }
+}
+
+/* Makes an activation's gradient in 8 bits, as it is and transposed. */
+static void mtt__gradient_eight(mtt__builder *b, const mtt_op *op, const mtt_tensor *t, mtt_tensor *made[2])
+{
+    mtt_tensor *gradient = *mtt__gradient(b, t);
+    made[0] = mtt__add_eight(b, gradient, -1, 0);
+    made[1] = mtt__add_eight(b, gradient, -1, 1);
+    MTT__EMIT(b, op->layer, 0, quantize, gradient, NULL, NULL, NULL, made[0], made[1]);
+}
+
+/* Returns a weight's 8-bit copy for the backward pass. The first call for a layer rounds all four of its
+   weights. */
+static mtt_tensor *mtt__weight_eight(mtt__builder *b, int layer, const mtt_tensor *weight)
+{
+    const mtt_op *op = NULL;
+    int i = b->program->op_count, k = 0;
+    while (i-- > 0) {
+        op = &b->program->ops[i];
+        if (op->kind == MTT_OP_quantize_weights && !op->transposed) break; /* of this layer or one above */
+    }
+    if (i < 0 || op->layer != layer) mtt__emit_weights(b, layer, 0), i = b->program->op_count - 1;
+    if (b->status) return NULL;
+    op = &b->program->ops[i];
+    while (op->operands[k] != weight) k++;
+    return op->operands[op->inputs + k];
+}
+
+/* The gradient of x. An activation's input is made again before it, so that its backward pass can follow. */
+static void mtt__input_gradient_eight(mtt__builder *b, const mtt_op *op, mtt_tensor *dy,
+                                      const mtt_tensor *weight)
+{
+    const mtt_tensor *x = MTT_OPERANDS_OF(linear, op)->x;
+    mtt_op maker = mtt__maker(b, x);
+    mtt_tensor *eight;
+    if (mtt__is_activation(maker.kind)) mtt__need(b, maker.operands[0]);
+    eight = mtt__weight_eight(b, op->layer, weight);
+    MTT__EMIT(b, op->layer, 0, linear_backward_input, dy, eight, mtt__make_gradient(b, x));
+}
+
+/* The weight's gradient comes first, but last where x is the result of a norm or of an activation, whose
+   backward pass follows and can make x_t on its way. */
+static void mtt__adjoint_linear_eight(mtt__builder *b, const mtt_op *op)
+{
+    const mtt_op_linear *f = MTT_OPERANDS_OF(linear, op);
+    mtt_tensor *weight = b->program->parameters[f->weight->parameter].weight, *x_t;
+    mtt_tensor *d_weight = mtt__parameter_gradient(b, weight), *d_bias = mtt__parameter_gradient(b, f->bias);
+    mtt_tensor *dy[2];
+    mtt_op_kind maker = mtt__maker(b, f->x).kind;
+    int trains = mtt__trains(b, f->x);
+    int last = trains && d_weight && (maker == MTT_OP_norm || mtt__is_activation(maker));
+    mtt__gradient_eight(b, op, f->y, dy);
+    if (last) mtt__input_gradient_eight(b, op, dy[0], weight);
+    x_t = d_weight ? mtt__input_again(b, op->layer, f->x) : NULL;
+    if (d_weight || d_bias)
+        MTT__EMIT(b, op->layer, 0, linear_backward_weight, x_t, dy[1], d_weight, d_bias);
+    if (trains && !last) mtt__input_gradient_eight(b, op, dy[0], weight);
+}
+
+/* Emits it not in place, since what it makes will be rounded. */
+static void mtt__adjoint_activation_eight(mtt__builder *b, const mtt_op *op)
+{
+    const mtt_op_activation *f = MTT_OPERANDS_OF(activation, op);
+    mtt_tensor *x = mtt__need(b, f->x);
+    mtt_op_activation_backward row = {*mtt__gradient(b, f->y), x, mtt__make_gradient(b, x), NULL, NULL};
+    mtt__emit(b, op->kind == MTT_OP_gelu ? MTT_OP_gelu_backward : MTT_OP_activation_backward, op->layer, 0,
+              &row);
+}
+
+/* The gradient passes through, and joins that of another use. Weights' are made by their products, and
+   transposes need none. */
+static void mtt__adjoint_quantize(mtt__builder *b, const mtt_op *op)
+{
+    const mtt_op_quantize *f = MTT_OPERANDS_OF(quantize, op);
+    mtt_tensor *other;
+    if (f->x->role < 0 || !f->y || f->y->role < 0) return;
+    other = *mtt__gradient(b, f->x);
+    *mtt__gradient(b, f->x) = *mtt__gradient(b, f->y);
+    mtt__join_gradient(b, op->layer, f->x, other);
+}
+
+/* Emits the adjoint of an operation on 8 bits. 0 = it is on none: its usual adjoint follows. */
+static int mtt__adjoint_eight(mtt__builder *b, const mtt_op *op)
+{
+    int narrow = op->operands[mtt__is_activation(op->kind) ? op->inputs : 0]->dtype == MTT_F8_E4M3;
+    const mtt_op_flash *f = MTT_OPERANDS_OF(flash, op);
+    if (op->kind == MTT_OP_flash && f->out_8) *mtt__gradient(b, f->out) = *mtt__gradient(b, f->out_8);
+    if (op->kind == MTT_OP_linear && narrow) mtt__adjoint_linear_eight(b, op);
+    else if (mtt__is_activation(op->kind) && narrow) mtt__adjoint_activation_eight(b, op);
+    else return 0;
+    return 1;
+}
+
+/* The last operation that writes a tensor. */
+static mtt_op *mtt__writer(const mtt__builder *b, const mtt_tensor *t)
+{
+    int i = b->program->op_count, k;
+    while (i-- > 0) {
+        mtt_op *op = &b->program->ops[i];
+        for (k = op->inputs; k < op->inputs + op->outputs; k++)
+            if (op->operands[k] == t) return op;
+    }
+    return NULL;
+}
+
+/* Lets the operation that makes a gradient round it, if it can. Attention can with sequences of whole 16
+   tokens, and rotary where q and k have no norms. */
+static int mtt__absorb_gradient(mtt__builder *b, const mtt_op_quantize *q)
+{
+    mtt_op *maker = mtt__writer(b, q->x);
+    mtt_op_norm_backward *n = (mtt_op_norm_backward *)(void *)maker->operands;
+    mtt_op_activation_backward *a = (mtt_op_activation_backward *)(void *)maker->operands;
+    mtt_op_flash_backward *f = (mtt_op_flash_backward *)(void *)maker->operands;
+    mtt_op_rotary_backward *r = (mtt_op_rotary_backward *)(void *)maker->operands;
+    switch (maker->kind) {
+    case MTT_OP_norm_backward: n->dx_8 = q->y, n->dx_t = q->y_t; return 1;
+    case MTT_OP_gelu_backward:
+    case MTT_OP_activation_backward: a->dx = q->y, a->dx_t = q->y_t; return 1;
+    case MTT_OP_flash_backward:
+        if (b->program->shape.seq_len % 16) return 0;
+        f->d_qkv = q->y, f->d_qkv_t = q->y_t;
+        return 1;
+    case MTT_OP_rotary_backward:
+        if (r->q_gain) return 0;
+        r->dx = q->y, r->dx_t = q->y_t;
+        return 1;
+    default: return 0;
+    }
+}
+
+/* Matches [recomputed activation], quantize to x_t, linear_backward_weight, followed by `op`, the backward
+   pass of x's maker. `op` can make x_t itself: quantize goes, and `op` moves before the weight's gradient. */
+static int mtt__absorb_input(mtt__builder *b, mtt_op *op)
+{
+    mtt__program *p = b->program;
+    mtt_op_norm_backward *n = (mtt_op_norm_backward *)(void *)op->operands;
+    mtt_op_activation_backward *a = (mtt_op_activation_backward *)(void *)op->operands;
+    int activation = op->kind != MTT_OP_norm_backward;
+    const mtt_op_quantize *q;
+    mtt_op weight;
+    if (p->op_count < 3 || p->ops[p->op_count - 2].kind != MTT_OP_quantize) return 0;
+    weight = p->ops[p->op_count - 1];
+    q = MTT_OPERANDS_OF(quantize, &p->ops[p->op_count - 2]);
+    if (weight.kind != MTT_OP_linear_backward_weight || q->y || q->y_t != weight.operands[0]) return 0;
+    if (activation ? p->ops[p->op_count - 3].operands[0] != a->x : q->x != n->x) return 0;
+    if (activation) a->y_t = q->y_t;
+    else n->y_t = q->y_t, n->shift = q->shift;
+    p->op_count -= 2 + activation;
+    mtt__append(b, op);
+    mtt__append(b, &weight);
+    return 1;
+}
+
+/* What quantize would do in a pass of its own, the backward passes of norms, activations, attention and
+   rotary do on their way. */
+static int mtt__rule_absorb(mtt__builder *b, mtt_op *op, const mtt_op *end)
+{
+    const mtt_op_quantize *q;
+    if (op == end || op->phase != MTT_BACKWARD) return 0;
+    q = MTT_OPERANDS_OF(quantize, op);
+    switch (op->kind) {
+    case MTT_OP_quantize: return q->y && q->y_t && mtt__absorb_gradient(b, q);
+    case MTT_OP_norm_backward:
+    case MTT_OP_gelu_backward:
+    case MTT_OP_activation_backward: return mtt__absorb_input(b, op);
+    default: return 0;
+    }
+}
+
+static int mtt__has_eight(const mtt__builder *b)
+{
+    return mtt__in_eight(b, MTT_FP8_LAYERS);
+}
+
+/* ---- state ---- */
+
+static void mtt__add_scales(mtt__builder *b)
+{
+    mtt__program *p = b->program;
+    if (b->policy->precision == MTT_FP8)
+        p->scales = mtt__add_state(b, MTT_U8, MTT_DATA, "scales",
+                                   MTT__LAYER_SCALES * p->shape.layers + MTT__MODEL_SCALES,
+                                   (int64_t)sizeof(mtt_scale));
+}
+
+/* The end of a step: scales for the next one. */
+static void mtt__emit_scales(mtt__builder *b)
+{
+    b->phase = MTT_STEP;
+    MTT__EMIT(b, -1, 0, rescale, b->program->scales, b->program->counters);
+}
+
+/* ---- numbers ---- */
+
+/* e5m2 is the upper half of a half: it becomes infinite from 61440 up. */
+MTT__INLINE uint8_t mtt__to_e5m2(float x)
+{
+    uint32_t bits = mtt__float_bits(x), magnitude = bits & 0x7fffffffu;
+    uint32_t normal = (magnitude - 0x38000000u + 0xfffffu + ((magnitude >> 21) & 1u)) >> 21;
+    uint32_t subnormal = mtt__float_bits(mtt__bits_float(magnitude) + 128.0f) - 0x43000000u;
+    uint32_t code = mtt__either(magnitude < 0x38800000u, subnormal, normal);
+    code = mtt__either(magnitude >= 0x47700000u, magnitude > 0x7f800000u ? 0x7fu : 0x7cu, code);
+    return (uint8_t)(code | (bits >> 24 & 0x80u));
+}
+
+/* Rounds to one of the two nearest e5m2. Over all bytes (0..255) the mean is x, rounded to a half. */
+MTT__INLINE uint8_t mtt__to_e5m2_by(float x, uint32_t byte)
+{
+    return (uint8_t)((mtt__to_fp16(x) + byte) >> 8);
+}
+
+MTT__INLINE float mtt__from_e5m2(uint8_t code) { return mtt__from_fp16((uint16_t)(code << 8)); }
+
+static void mtt__load_eight(const mtt_tensor *t, int64_t first, int64_t count, float *out)
+{
+    const uint8_t *eight = (const uint8_t *)t->data + first;
+    float inverse = t->scale ? t->scale->inverse : 1.0f;
+    int64_t i;
+    if (t->dtype == MTT_F8_E4M3)
+        for (i = 0; i < count; i++) out[i] = mtt__from_e4m3(eight[i]) * inverse;
+    else
+        for (i = 0; i < count; i++) out[i] = mtt__from_e5m2(eight[i]) * inverse;
+}
+
+/* Notes the largest absolute value and how many are clipped. The order of threads does not matter. */
+static void mtt__record(mtt_scale *scale, const float *values, int64_t count)
+{
+    float largest = mtt__largest_magnitude(values, count), limit = 448.0f * scale->inverse;
+    uint32_t clipped = 0, bits;
+    int64_t i;
+    for (i = 0; i < count && largest > limit; i++) clipped += fabsf(values[i]) > limit;
+    bits = mtt__float_bits(largest);
+#ifdef MTT__GNU
+    {
+        uint32_t seen = __atomic_load_n(&scale->largest, __ATOMIC_RELAXED);
+        while (bits > seen && !__atomic_compare_exchange_n(&scale->largest, &seen, bits, 1, __ATOMIC_RELAXED,
+                                                           __ATOMIC_RELAXED)) {}
+        if (clipped) __atomic_fetch_add(&scale->clipped, clipped, __ATOMIC_RELAXED);
+    }
+#else /* MSVC's own, and others in one thread */
+    MTT__OMP(omp critical(mtt__record))
+    {
+        if (bits > scale->largest) scale->largest = bits;
+        scale->clipped += clipped;
+    }
+#endif
+}
+
+/* Rounds values to the 8 bits of a tensor. */
+static void mtt__round_eight(const mtt_tensor *t, int64_t count, const float *values, uint8_t *out)
+{
+    float scale = t->scale ? t->scale->scale : 1.0f;
+    int64_t i;
+    if (t->dtype == MTT_F8_E4M3)
+        for (i = 0; i < count; i++) out[i] = mtt__to_e4m3(values[i] * scale);
+    else
+        for (i = 0; i < count; i++) out[i] = mtt__to_e5m2(values[i] * scale);
+    if (t->recorded) mtt__record(t->scale, values, count);
+}
+
+/* ---- operations ---- */
+
 /* Stores a row of values as a column of a transposed tensor in 8 bits. */
 static void mtt__store_column(const mtt_tensor *t, int64_t column, int64_t count, const float *values)
 {
@@ -9378,15 +10086,6 @@ static void mtt__loss_eight(const mtt_op *op, const mtt_op_chunked_loss *o)
     mtt__loss_by_chunks(op, o, mtt__chunk_gradients_eight);
 }
 
-static void mtt__cpu_merge_records(const mtt_op *op, const mtt_op_merge_records *o)
-{
-    const mtt_scale *rows = (const mtt_scale *)o->rows->data;
-    mtt_scale *scales = (mtt_scale *)o->scales->data;
-    int64_t count = o->scales->shape[0], i;
-    for (i = 0; i < op->shape->ranks * count; i++)
-        if (i / count != op->shape->rank) mtt__merge_record(&scales[i % count], &rows[i]);
-}
-
 /* Scales of the next step, and what this one clipped */
 static void mtt__cpu_rescale(const mtt_op *op, const mtt_op_rescale *o)
 {
@@ -9453,495 +10152,8 @@ static int mtt__cpu_eight(const mtt_op *op)
     default: return 0;
     }
 }
-#else
-#define mtt__cpu_quantize(op, o) status = MTT_E_ARGUMENT /* in no schedule: see mtt__check_fp8 */
-#define mtt__cpu_quantize_weights(op, o) mtt__cpu_quantize(op, o)
-#define mtt__cpu_merge_records(op, o) mtt__cpu_quantize(op, o)
-#define mtt__cpu_rescale(op, o) mtt__cpu_quantize(op, o)
-static int mtt__cpu_eight(const mtt_op *op)
-{
-    (void)op;
-    return 0;
-}
-#endif /* MTT_NO_FP8 */
 
-/* ---- backend ---- */
-
-/* A CPU needs a source of memory, the other ranks, and tiles for its threads: 0.5 MB each. */
-typedef struct mtt__cpu {
-    mtt_env *env;
-    mtt_ranks *ranks;
-    mtt_status (*exchange)(mtt_ranks *ranks, const mtt_transfer *transfers, int count);
-    void *block;
-    mtt_tensor tiles; /* in the block; its shape is a row, for one thread */
-} mtt__cpu;
-
-/* More threads than any machine has are a mistake, which would take tiles of GB. */
-enum { MTT__THREADS_MOST = 4096 };
-
-/* Makes a row of tiles for each thread that OpenMP may start now. Rows begin with cache lines. */
-static mtt_status mtt__cpu_tiles(mtt__cpu *c)
-{
-    const size_t line = 64, row = (sizeof(mtt__flash_pair) + line - 1) / line * line;
-    const int threads = mtt__threads();
-    const size_t bytes = (size_t)threads * row;
-    if (threads > MTT__THREADS_MOST)
-        return mtt__fail(c->env, MTT_E_ARGUMENT, "OpenMP would start %d threads or more, but %d is the most: "
-                         "set OMP_NUM_THREADS to the number of cores", threads, MTT__THREADS_MOST);
-    if (bytes <= c->tiles.bytes) return MTT_OK;
-    mtt__free(c->env, c->block);
-    c->block = mtt__alloc_raw(c->env, bytes + line);
-    c->tiles.bytes = 0;
-    if (!c->block)
-        return mtt__fail(c->env, MTT_E_MEMORY, "out of host memory: cannot allocate %zu bytes for %d "
-                         "threads: lower OMP_NUM_THREADS", bytes, threads);
-    c->tiles.bytes = bytes;
-    c->tiles.data = (char *)c->block + (line - (uintptr_t)c->block % line) % line;
-    c->tiles.dims = 1;
-    c->tiles.shape[0] = (int64_t)(row / sizeof(float));
-    return MTT_OK;
-}
-
-static void mtt__cpu_close(void *context)
-{
-    mtt__cpu *c = (mtt__cpu *)context;
-    mtt__free(c->env, c->block);
-    mtt__free(c->env, c);
-}
-
-static mtt_status mtt__cpu_open(mtt_env *env, const mtt_backend *backend, const mtt_policy *policy,
-                                void **context)
-{
-    volatile float least = 1.17549435e-38f, half = least * 0.5f; /* half is subnormal */
-    mtt_status status;
-    mtt__cpu *c;
-    *context = NULL;
-    if (half == 0 && policy->precision >= MTT_FP16)
-        return mtt__fail(env, MTT_E_DEVICE, "this thread takes subnormal numbers for 0, and FP16 and FP8 "
-                         "need them: link without -ffast-math, -Ofast and -funsafe-math-optimizations");
-    c = (mtt__cpu *)mtt__alloc(env, 1, sizeof(*c));
-    if (!c) return MTT_E_MEMORY;
-    c->env = env;
-    c->ranks = backend->ranks;
-    c->exchange = backend->exchange;
-    status = mtt__cpu_tiles(c);
-    if (!status) *context = c;
-    else mtt__cpu_close(c);
-    return status;
-}
-
-static mtt_status mtt__cpu_alloc(void *context, size_t bytes, void **block)
-{
-    *block = mtt__alloc_raw(((mtt__cpu *)context)->env, bytes);
-    if (*block) mtt__os_huge_pages(*block, bytes);
-    return *block ? MTT_OK : MTT_E_MEMORY;
-}
-
-static void mtt__cpu_release(void *context, void *block)
-{
-    mtt__free(((mtt__cpu *)context)->env, block);
-}
-
-/* Unknown: hosts overcommit. */
-static mtt_status mtt__cpu_memory(void *context, size_t *free_bytes, size_t *all_bytes)
-{
-    (void)context;
-    *free_bytes = *all_bytes = 0;
-    return MTT_OK;
-}
-
-static mtt_status mtt__cpu_copy(void *context, void *to, const void *from, size_t bytes)
-{
-    (void)context;
-    memcpy(to, from, bytes);
-    return MTT_OK;
-}
-
-#define mtt__cpu_all_to_all(op, o) status = c->exchange(c->ranks, op->transfers, op->transfer_count)
-#define mtt__cpu_all_gather(op, o) mtt__cpu_all_to_all(op, o)
-#define mtt__cpu_gather_squares(op, o) mtt__cpu_all_to_all(op, o)
-#define mtt__cpu_gather_sums(op, o) mtt__cpu_all_to_all(op, o)
-#define mtt__cpu_gather_weights(op, o) mtt__cpu_all_to_all(op, o)
-
-static mtt_status mtt__cpu_run(void *context, const mtt_op *ops, int count)
-{
-    mtt__cpu *c = (mtt__cpu *)context;
-    mtt_status status = mtt__cpu_tiles(c);
-    int i;
-    for (i = 0; i < count && !status; i++) {
-        mtt_op with_tiles = ops[i], *op = &with_tiles;
-        op->workspace = &c->tiles;
-        if (mtt__cpu_eight(op)) continue;
-        switch (op->kind) {
-#define MTT__CPU_RUN(name, inputs, operands, flops, bytes, scratch)                     \
-        case MTT_OP_##name: mtt__cpu_##name(op, MTT_OPERANDS_OF(name, op)); break;
-            MTT_OPS(MTT__CPU_RUN)
-        case MTT_OP_KIND_COUNT: break;
-        }
-    }
-    return status;
-}
-
-static const mtt_backend mtt__cpu_table = {
-    "cpu", MTT_DEVICE_CPU, 0,
-    mtt__cpu_open, mtt__cpu_close,
-    mtt__cpu_alloc, mtt__cpu_release, mtt__cpu_memory,
-    mtt__cpu_copy /* upload */, mtt__cpu_copy /* download */,
-    mtt__cpu_run,
-    NULL, NULL, NULL, NULL, NULL, /* a caller's stream, allocator and note, for CUDA only */
-    NULL, NULL, NULL              /* ranks */
-};
-
-MTTDEF const mtt_backend *mtt_cpu_backend(void)
-{
-    return &mtt__cpu_table;
-}
-
-#ifndef MTT_CUDA
-MTTDEF mtt_status mtt_cuda_backend(mtt_env *env, int device, mtt_backend *backend)
-{
-    memset(backend, 0, sizeof(*backend));
-    return mtt__fail(env, MTT_E_DEVICE, "CUDA device %d cannot be used: this build has no CUDA; compile with "
-                     "-DMTT_CUDA and mtt_kernels.cu", device);
-}
-#endif
-
-/* -----------------------------------------------------------------------------------------------------------
-   >>trainer
-   -------------------------------------------------------------------------------------------------------- */
-
-/* A trainer is a schedule, its arena on a backend, and the number of steps taken. mtt_trainer_create plans,
-   allocates and fills the state. A step uploads tokens, targets and mtt_control for each micro-batch and lets
-   the backend run the program's lists: forward and backward once a micro-batch, then the update. The CPU runs
-   a list at once; CUDA queues it on a stream, from its second run on as one graph, with transfers between
-   ranks on a stream beside it. The host reads only mtt_counters. Parameters, gradients and moments pass
-   between host and device in pieces, as floats in every precision. */
-
-/* Elements that pass at a time: whole groups of the compact state. */
-enum { MTT__STAGING = 65536 };
-
-struct mtt_trainer {
-    mtt_env *env;
-    mtt_backend backend;
-    void *context;
-    mtt_schedule *schedule;
-    mtt_optim_desc optim;
-    mtt_rate rates[2 * MTT_MOST_GROUPS + 2];
-    uint64_t groups;    /* a hash of the optimizer's; 0 = none */
-    float lr;           /* the caller's; negative: the schedule's */
-    void *arena;
-    float *staging;     /* MTT__STAGING floats: a piece in the device's types */
-    float *values;      /* as many floats: a piece of initial values */
-    struct mtt__message *messages; /* of ranks to each other, */
-    mtt_transfer *transfers;       /* one with each of them, */
-    mtt_transfer *travels;         /* and those of all operations */
-    int64_t step, micro_batch;
-    int opened;         /* 1 = the backend's context exists */
-    int measured;       /* 1 = scales of 8-bit tensors are those of a step */
-    int positions;      /* that the model it began as was made for; 0 = random weights */
-    size_t free_before; /* the device's free bytes before the arena was taken */
-    char *note;         /* the caller's, as a pair of a checkpoint's metadata in JSON; NULL: none */
-};
-
-/* ---- other ranks: >>ranks does this for a trainer that has some ---- */
-
-typedef struct mtt__rank_calls {
-    mtt_status (*exchange)(mtt_ranks *ranks, const mtt_transfer *transfers, int count); /* see mtt_backend */
-    mtt_status (*watch)(mtt_ranks *ranks, int begins);
-    mtt_status (*start)(mtt_trainer *t); /* refuses ranks that would train different models */
-    mtt_status (*bind)(mtt_trainer *t);  /* lists what operations transfer, once tensors have addresses */
-    mtt_status (*agree)(mtt_trainer *t, mtt_status status, int64_t *number);
-    mtt_status (*spread)(mtt_trainer *t, int from, void *values, size_t bytes);
-    mtt_status (*same)(mtt_ranks *ranks, const char *what, uint64_t value);
-    mtt_status (*busy)(mtt_ranks *ranks);
-    void (*fail)(mtt_ranks *ranks, const char *reason);
-} mtt__rank_calls;
-
-/* A handle begins with these. NULL, one rank, needs no calls. */
-#define MTT__RANKS_HEAD                                                                 \
-    const mtt__rank_calls *calls;                                                       \
-    int rank, count
-typedef struct mtt__ranks_head {
-    MTT__RANKS_HEAD;
-} mtt__ranks_head;
-
-static const mtt__ranks_head *mtt__others(const mtt_trainer *t)
-{
-    return (const mtt__ranks_head *)(const void *)t->backend.ranks;
-}
-
-/* Passes on the outcome of a call of the backend. A failure is this rank's alone, and the others would wait
-   for it: they are told why. */
-static mtt_status mtt__told(mtt_trainer *t, mtt_status status)
-{
-    const mtt__ranks_head *r = mtt__others(t);
-    if (status && r) r->calls->fail(t->backend.ranks, t->env ? t->env->error : mtt_status_string(status));
-    return status;
-}
-
-/* All ranks go on, or none: where one has failed, the others fail with its words. *number, if there is one,
-   becomes the sum over all ranks. */
-static mtt_status mtt__all_agree(mtt_trainer *t, mtt_status status, int64_t *number)
-{
-    return mtt__others(t) ? mtt__others(t)->calls->agree(t, status, number) : status;
-}
-
-/* Fails on all ranks if a value differs between them. */
-static mtt_status mtt__all_same(mtt_trainer *t, const char *what, uint64_t value)
-{
-    return mtt__others(t) ? mtt__others(t)->calls->same(t->backend.ranks, what, value) : MTT_OK;
-}
-
-/* Sends values to all other ranks, or receives them from the rank that has them. */
-static mtt_status mtt__spread(mtt_trainer *t, int from, void *values, size_t bytes)
-{
-    return mtt__others(t) ? mtt__others(t)->calls->spread(t, from, values, bytes) : MTT_OK;
-}
-
-/* Says that this rank does something long, such as writing a file. */
-static mtt_status mtt__stay_busy(mtt_trainer *t)
-{
-    return mtt__others(t) ? mtt__others(t)->calls->busy(t->backend.ranks) : MTT_OK;
-}
-
-/* ---- values in and out ---- */
-
-enum { MTT__GET, MTT__PUT };
-
-static mtt_status mtt__copy(mtt_trainer *t, int way, void *device, void *host, size_t bytes)
-{
-    if (way == MTT__PUT) return mtt__told(t, t->backend.upload(t->context, device, host, bytes));
-    return mtt__told(t, t->backend.download(t->context, host, device, bytes));
-}
-
-/* The counters are state, so all programs share them. */
-static mtt_status mtt__move_counters(mtt_trainer *t, int way, mtt_counters *counters)
-{
-    return mtt__copy(t, way, t->schedule->programs[MTT__TRAIN].counters->data, counters, sizeof(*counters));
-}
-
-/* Moves elements of a tensor from or to floats, rounded to its precision. */
-static mtt_status mtt__move(mtt_trainer *t, int way, const mtt_tensor *tensor, int64_t first, int64_t count,
-                            float *values)
-{
-    mtt_tensor piece = *tensor;
-    size_t size = mtt__dtype_bytes[tensor->dtype];
-    mtt_status status = MTT_OK;
-    int64_t i, n;
-    piece.data = t->staging;
-    for (i = 0; i < count && !status; i += n) {
-        char *device = (char *)tensor->data + (size_t)(first + i) * size;
-        n = mtt__min(MTT__STAGING, count - i);
-        if (way == MTT__PUT) mtt__store(&piece, 0, n, values + i);
-        status = mtt__copy(t, way, device, t->staging, (size_t)n * size);
-        if (way == MTT__GET) mtt__load(&piece, 0, n, values + i);
-    }
-    return status;
-}
-
-/* Does the same for the compact state, which has two parts: a master has the lower bits and the 16-bit weight
-   in use, moments have codes and a scale for each group. */
-static mtt_status mtt__move_compact(mtt_trainer *t, int way, const mtt__parameter *q, int kind, int64_t at,
-                                    int64_t count, int mine, float *values)
-{
-    const mtt_tensor *kept = t->schedule->programs[MTT__TRAIN].optim[kind];
-    int master = kind == MTT__MASTER, second = kind == MTT__SECOND, fp16 = q->weight->dtype == MTT_F16_BITS;
-    uint16_t *halves = (uint16_t *)(void *)t->staging;
-    uint8_t *bytes = (uint8_t *)(halves + MTT__STAGING);
-    mtt_status status = MTT_OK;
-    int64_t i, n;
-    for (i = 0; i < count && !status; i += n) {
-        int64_t first = q->part.first + at + i - q->part.begin;
-        void *device = master ? (void *)((uint16_t *)q->weight->data + at + i)
-                              : (void *)mtt__group_scales(kept, mine ? first : 0);
-        size_t half_bytes;
-        n = mtt__min(MTT__STAGING, count - i);
-        half_bytes = sizeof(uint16_t) * (size_t)(master ? n : mtt__ceil_div(n, MTT__GROUP));
-        if (way == MTT__PUT && master) mtt__split_weights(values + i, n, fp16, NULL, halves, bytes);
-        if (way == MTT__PUT && !master) mtt__pack_moments(values + i, n, second, NULL, bytes, halves);
-        if (mine) status = mtt__copy(t, way, mtt__codes(kept, first), bytes, (size_t)n);
-        if (!status) status = mtt__copy(t, way, device, halves, half_bytes);
-        if (way == MTT__GET && master) mtt__join_weights(halves, bytes, n, fp16, values + i);
-        if (way == MTT__GET && !master) mtt__unpack_moments(bytes, halves, n, second, values + i);
-    }
-    return status;
-}
-
-/* Moves FP32 values that the optimizer keeps of a parameter, from element `at` up, which is a multiple of
-   MTT__GROUP. Without a master the weight itself is kept; with an FP32 master it is the master rounded. All
-   ranks have the weights, but one alone the rest (`mine`). */
-static mtt_status mtt__move_mine(mtt_trainer *t, int way, const mtt__parameter *q, int kind, int64_t at,
-                                 int64_t count, int mine, float *values)
-{
-    const mtt_tensor *kept = t->schedule->programs[MTT__TRAIN].optim[kind];
-    mtt_status status = MTT_OK;
-    if ((!kept || q->frozen) && kind == MTT__MASTER) return mtt__move(t, way, q->weight, at, count, values);
-    if (!kept || q->frozen || (!mine && kind != MTT__MASTER)) return MTT_OK;
-    if (kept->dtype == MTT_U8) return mtt__move_compact(t, way, q, kind, at, count, mine, values);
-    if (mine) status = mtt__move(t, way, kept, q->part.first + at - q->part.begin, count, values);
-    if (status || way == MTT__GET || kind != MTT__MASTER) return status;
-    return mtt__move(t, way, q->weight, at, count, values);
-}
-
-/* Does the same for values in the shares of any ranks. All ranks get them from the one that has them. */
-static mtt_status mtt__move_optim(mtt_trainer *t, int way, const mtt__parameter *q, int kind, int64_t at,
-                                 int64_t count, float *values)
-{
-    const mtt_policy *policy = &t->schedule->policy;
-    int everywhere = policy->shard == MTT_SHARD_NONE || !t->schedule->programs[MTT__TRAIN].optim[kind] ||
-                     q->frozen, rank;
-    mtt_status status = MTT_OK;
-    if (policy->ranks == 1 || everywhere) return mtt__move_mine(t, way, q, kind, at, count, 1, values);
-    for (rank = 0; rank < policy->ranks && !status; rank++) {
-        int64_t begin, end = mtt__share(&q->part, rank, &begin), mine = rank == policy->rank;
-        end = mtt__min(begin + end, at + count);
-        if (begin < at) begin = at;
-        if (begin >= end) continue;
-        if (mine || way == MTT__PUT)
-            status = mtt__move_mine(t, way, q, kind, begin, end - begin, (int)mine, values + begin - at);
-        if (!status && way == MTT__GET)
-            status = mtt__spread(t, rank, values + begin - at, (size_t)(end - begin) * sizeof(float));
-    }
-    return status;
-}
-
-/* ---- initial state ---- */
-
-/* Draws the initial values of GPT-2: N(0, 0.02), divided by sqrt(2 layers) for projections into the residual
-   stream. */
-static mtt_status mtt__fill_parameter(mtt_trainer *t, int index)
-{
-    const mtt__parameter *q = &t->schedule->programs[MTT__TRAIN].parameters[index];
-    int init = mtt__parameter_row[q->kind].init;
-    uint64_t stream = mtt__stream(MTT__SITE_INIT, 0, (uint64_t)index);
-    float mean = init == MTT__ONES ? 1.0f : 0.0f, deviation = init >= MTT__NORMAL ? 0.02f : 0.0f;
-    float bound = 1.0f / sqrtf((float)q->shape[0]);
-    int64_t count = mtt__parameter_elements(q), at, n, i;
-    mtt_status status = MTT_OK;
-    if (init == MTT__NORMAL_RESIDUAL) deviation /= sqrtf(2.0f * (float)t->schedule->model.layers);
-    for (at = 0; at < count && !status; at += n) {
-        n = mtt__min(MTT__STAGING, count - at);
-        MTT__THREADS(n)
-        for (i = 0; i < n; i++)
-            t->values[i] = init == MTT__UNIFORM
-                               ? bound * (float)(2 * mtt__random_uniform(t->optim.seed, stream,
-                                                                         (uint64_t)(at + i)) - 1)
-                               : mean + deviation * mtt__random_normal(t->optim.seed, stream, at + i);
-        status = mtt__move_optim(t, MTT__PUT, q, MTT__MASTER, at, n, t->values);
-    }
-    return status;
-}
-
-MTTDEF double mtt_rotary_step(const mtt_model_desc *m, int pair)
-{
-    double step = pow((double)m->rotary_theta, -(double)(2 * pair) / (double)m->d_head), share;
-    double turns = (double)m->rotary_original * step / 6.28318530717958647692, low = (double)m->rotary_low;
-    double slow = step / (double)m->rotary_factor, high = (double)m->rotary_high;
-    if (m->rotary_factor == 1 || turns > high) return step;
-    share = (turns - low) / (high - low);
-    return turns < low ? slow : (1 - share) * slow + share * step;
-}
-
-/* Fills a table of positions: for each pair i of columns of position t, 0.02 times sine and cosine of t /
-   10000^(2i / width). Vaswani et al. (2017) scale the embedding up to the sines; this scales the sines down
-   to the embedding. Without the factor, positions drown the words: a small model stays at a perplexity of
-   1100 instead of reaching 363. Or, for rotary positions, cosine and sine of t times mtt_rotary_step. Rounded
-   from double: at 2^20 positions a float's angle would be wrong by 0.06. */
-static mtt_status mtt__fill_positions(mtt_trainer *t, const mtt_tensor *table, int rotary)
-{
-    int64_t width = table->shape[1], row, i;
-    mtt_status status = MTT_OK;
-    for (row = 0; row < table->shape[0] && !status; row++) {
-        for (i = 0; i < width; i++) {
-            double step = rotary ? mtt_rotary_step(&t->schedule->model, (int)(i / 2))
-                                 : pow(10000.0, -(double)(i / 2 * 2) / (double)width);
-            int sine = i % 2 == rotary;
-            double wave = sine ? sin((double)row * step) : cos((double)row * step);
-            t->values[i] = (float)(rotary ? wave : 0.02 * wave);
-        }
-        status = mtt__move(t, MTT__PUT, table, row * width, width, t->values);
-    }
-    return status;
-}
-
-/* Returns the address of a tensor that begins with element `first` of a parameter, reckoned to element 0. */
-static void *mtt__element_0(const mtt_tensor *t, mtt_dtype dtype, int64_t at, int64_t first)
-{
-    return !t ? NULL : (char *)t->data + at - first * (int64_t)mtt__dtype_bytes[dtype];
-}
-
-/* Fills the fields that are the same in all ranges of a parameter. */
-static mtt_range mtt__whole_range(const mtt__program *p, int index, const mtt_policy *policy)
-{
-    const mtt__parameter *q = &p->parameters[index];
-    const mtt_part *part = &q->part;
-    mtt_dtype sent = mtt__exchanges_at_once(policy) && q->gradient ? q->gradient->dtype : MTT_F32;
-    mtt_range r;
-    memset(&r, 0, sizeof(r));
-    r.end = mtt__share(part, policy->rank, &r.mine);
-    r.end += r.mine;
-    r.made = q->gradient ? q->gradient->data : NULL;
-    r.gradient = q->sum ? mtt__element_0(q->sum, MTT_F32, 0, part->base) : (void *)r.made;
-    r.received = mtt__element_0(q->received, sent, q->received_at, r.mine);
-    r.weight = q->weight->data;
-    r.first = part->first - part->begin;
-    r.parameter = index;
-    r.group = (uint8_t)part->group;
-    r.made_dtype = (uint8_t)(q->gradient ? q->gradient->dtype : MTT_F32);
-    r.gradient_dtype = q->sum ? (uint8_t)MTT_F32 : r.made_dtype;
-    return r;
-}
-
-/* Makes the device's work list: see mtt_range. */
-static void mtt__list_ranges(const mtt__program *p, const mtt_policy *policy, mtt_range *r)
-{
-    int32_t block = 0;
-    int i;
-    for (i = 0; i < p->parameter_count; i++) {
-        int64_t count = p->parameters[i].part.elements, begin;
-        for (begin = 0; begin < count; begin += MTT__RANGE, r++) {
-            *r = mtt__whole_range(p, i, policy);
-            r->begin = begin;
-            r->count = (int32_t)mtt__min(MTT__RANGE, count - begin);
-            r->block = block;
-            block += (int32_t)mtt__ceil_div(r->count, MTT__RANGE_BLOCK);
-        }
-    }
-}
-
-static mtt_status mtt__fill_ranges(mtt_trainer *t)
-{
-    const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
-    mtt_range *all = (mtt_range *)mtt__alloc(t->env, p->ranges->bytes, 1);
-    mtt_status status = all ? MTT_OK : MTT_E_MEMORY;
-    if (all) mtt__list_ranges(p, &t->schedule->policy, all);
-    if (all) status = t->backend.upload(t->context, p->ranges->data, all, p->ranges->bytes);
-    mtt__free(t->env, all);
-    return status;
-}
-
-static mtt_status mtt__fill_zeros(mtt_trainer *t, const mtt_tensor *tensor)
-{
-    size_t at, n, most = MTT__STAGING * sizeof(float);
-    mtt_status status = MTT_OK;
-    memset(t->staging, 0, most);
-    for (at = 0; at < tensor->bytes && !status; at += n) {
-        n = tensor->bytes - at < most ? tensor->bytes - at : most;
-        status = t->backend.upload(t->context, (char *)tensor->data + at, t->staging, n);
-    }
-    return status;
-}
-
-/* Gradients of a mean over n tokens are in proportion to 1 / n. e5m2 has fewer exponents below 1 than a half,
-   so under FP8 the scale grows with n. */
-static float mtt__first_loss_scale(const mtt_trainer *t)
-{
-    const mtt_schedule *s = t->schedule;
-    double tokens = (double)s->programs[MTT__TRAIN].shape.rows * s->policy.accumulate * s->policy.ranks;
-    if (!mtt__precisions[s->policy.precision].scaled) return 1.0f;
-    if (s->policy.precision != MTT_FP8) return t->optim.loss_scale;
-    return mtt__power_of_two(t->optim.loss_scale * (float)(tokens / 16384));
-}
+/* ---- a trainer's scales ---- */
 
 /* Moves scales of 8-bit tensors, from entry `at` up, between host and device. */
 static mtt_status mtt__move_scales(mtt_trainer *t, int way, int64_t at, int64_t count, float *values)
@@ -9964,248 +10176,6 @@ static mtt_status mtt__fill_scales(mtt_trainer *t)
     int64_t count = t->schedule->programs[MTT__TRAIN].scales->shape[0], i;
     for (i = 0; i < count; i++) t->values[i] = 1.0f / 32;
     return mtt__move_scales(t, MTT__PUT, 0, count, t->values);
-}
-
-/* Fills the state that training and generation have in common: tables of positions, and zeros elsewhere. */
-static mtt_status mtt__fill_tables(mtt_trainer *t)
-{
-    const mtt__program *p = &t->schedule->programs[0];
-    mtt_status status = MTT_OK;
-    int i;
-    for (i = 0; i < p->tensor_count && !status; i++)
-        if (p->tensors[i]->persistent && p->tensors[i] != p->workspace)
-            status = mtt__fill_zeros(t, p->tensors[i]);
-    if (!status && t->schedule->model.positions == MTT_POSITIONS_SINUSOIDAL)
-        status = mtt__fill_positions(t, p->positions, 0);
-    if (!status && p->angles) status = mtt__fill_positions(t, p->angles, 1);
-    return status;
-}
-
-static mtt_status mtt__fill_state(mtt_trainer *t)
-{
-    const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
-    mtt_status status = mtt__fill_tables(t);
-    mtt_counters counters;
-    int i;
-    for (i = 0; i < p->parameter_count && !status; i++) status = mtt__fill_parameter(t, i);
-    if (!status && p->ranges) status = mtt__fill_ranges(t);
-    memset(&counters, 0, sizeof(counters));
-    counters.loss_scale = mtt__first_loss_scale(t);
-    counters.step_scale = counters.loss_scale;
-    return status ? status : mtt__move_counters(t, MTT__PUT, &counters);
-}
-
-/* ---- memory ---- */
-
-#ifdef MTT_SEPARATE_ALLOCS
-enum { MTT__SEPARATE = 1 };
-#else
-enum { MTT__SEPARATE = 0 };
-#endif
-
-/* Gives every tensor an address: its offset in the arena, or a block of its own, where a sanitizer sees
-   overruns. All programs share the state. */
-static mtt_status mtt__bind(mtt_trainer *t)
-{
-    mtt__program *first = t->schedule->programs, *p;
-    mtt_status status = MTT_OK;
-    int i;
-    if (!MTT__SEPARATE) status = t->backend.alloc(t->context, mtt__arena_bytes(t->schedule), &t->arena);
-    for (p = first; p < first + MTT__PROGRAMS; p++)
-        for (i = 0; i < p->tensor_count && !status; i++) {
-            mtt_tensor *tensor = p->tensors[i];
-            if (!MTT__SEPARATE) tensor->data = (char *)t->arena + tensor->offset;
-            else if (tensor->persistent && p > first) tensor->data = first->tensors[i]->data;
-            else status = t->backend.alloc(t->context, tensor->bytes ? tensor->bytes : 1, &tensor->data);
-            if (tensor->entry >= 0) tensor->scale = (mtt_scale *)first->scales->data + tensor->entry;
-        }
-    if (!status && mtt__others(t)) status = mtt__others(t)->calls->bind(t);
-    return status;
-}
-
-static void mtt__unbind(mtt_trainer *t)
-{
-    mtt__program *first = t->schedule->programs, *p;
-    int i;
-    if (t->arena) t->backend.release(t->context, t->arena);
-    for (p = first; MTT__SEPARATE && p < first + MTT__PROGRAMS; p++)
-        for (i = 0; i < p->tensor_count; i++)
-            if (p->tensors[i]->data && (p == first || !p->tensors[i]->persistent))
-                t->backend.release(t->context, p->tensors[i]->data);
-}
-
-/* Names the largest tensors of an arena that does not fit, and the batch that would fit. */
-static mtt_status mtt__refuse_memory(mtt_trainer *t, const mtt_policy *policy)
-{
-    const mtt_schedule *s = t->schedule;
-    const mtt__program *p = &s->programs[MTT__TRAIN];
-    const mtt_tensor *most[3] = {NULL, NULL, NULL}, *tensor;
-    char reason[512];
-    mtt__text text;
-    int i, k, batch = 0;
-    mtt__text_init(&text, reason, sizeof(reason));
-    mtt__print(&text, "%.300s; the largest tensors:", t->env ? t->env->error : "");
-    for (i = 0; i < p->tensor_count; i++)
-        for (k = 0, tensor = p->tensors[i]; k < 3 && tensor; k++)
-            if (!most[k] || tensor->bytes > most[k]->bytes) {
-                const mtt_tensor *smaller = most[k];
-                most[k] = tensor;
-                tensor = smaller;
-            }
-    for (k = 0; k < 3 && most[k]; k++)
-        mtt__print(&text, "%s %s (%s) %.1f MiB", k ? "," : "", most[k]->name,
-                   mtt_category_name(most[k]->category), (double)most[k]->bytes / 1048576);
-    if (policy->recompute == MTT_RECOMPUTE_BUDGET && policy->budget_bytes > t->free_before)
-        return mtt__fail(t->env, MTT_E_BUDGET, "%s; lower budget_bytes from %zu to %zu, which the device has "
-                         "free", reason, policy->budget_bytes, t->free_before);
-    mtt_plan_max_batch(t->env, &s->model, policy, s->seq_len, t->free_before, &batch);
-    return mtt__fail(t->env, MTT_E_BUDGET,
-                     "%s; the largest batch that fits is %d of sequences of %d tokens: lower batch or "
-                     "seq_len, recompute more, or use the chunked loss", reason, batch, s->seq_len);
-}
-
-/* Closing may fail, too, if other ranks have. env->error stays that of the failure before, which says why. */
-MTTDEF void mtt_trainer_destroy(mtt_trainer *t)
-{
-    char error[sizeof(t->env->error)];
-    if (!t) return;
-    if (t->env) memcpy(error, t->env->error, sizeof(error));
-    if (t->opened) {
-        mtt__unbind(t);
-        t->backend.close(t->context);
-    }
-    if (t->env) memcpy(t->env->error, error, sizeof(error));
-    mtt_schedule_destroy(t->schedule);
-    mtt__free(t->env, t->travels);
-    mtt__free(t->env, t->messages);
-    mtt__free(t->env, t->transfers);
-    mtt__free(t->env, t->staging);
-    mtt__free(t->env, t->note);
-    mtt__free(t->env, t);
-}
-
-/* Gives each parameter the rates of its group. */
-static void mtt__assign_groups(mtt_trainer *t)
-{
-    mtt__program *p = &t->schedule->programs[MTT__TRAIN];
-    mtt_optim_desc *o = &t->optim;
-    int i, k;
-    for (i = 0; i < 2 * o->group_count + 2; i++) {
-        const mtt_group *g = i > 1 ? &o->groups[i / 2 - 1] : NULL;
-        float scale = g ? g->lr_scale : 0, decay = g ? g->weight_decay : 0;
-        t->rates[i].lr = scale < 0 ? 0 : scale > 0 ? scale : 1;
-        t->rates[i].decay = decay < 0 ? 0 : decay > 0 ? decay : i % 2 ? 0 : o->weight_decay;
-        if (!g || i % 2) continue;
-        t->groups = mtt__hash(t->groups, g->names, strlen(g->names) + 1);
-        t->groups = mtt__hash(t->groups, (const char *)&t->rates[i].lr, sizeof(float));
-        t->groups = mtt__hash(t->groups, (const char *)&g->weight_decay, sizeof(float));
-    }
-    for (i = 0; i < p->parameter_count; i++) {
-        mtt__parameter *q = &p->parameters[i];
-        for (k = 0; k < o->group_count && !mtt__matches(o->groups[k].names, q->weight->name);) k++;
-        if (k < o->group_count) q->part.group += 2 * (k + 1);
-    }
-    for (i = 0; i < p->op_count; i++)
-        for (k = 0; k < p->ops[i].parameters; k++)
-            p->ops[i].parts[k].group = p->parameters[p->ops[i].parts[k].number].part.group;
-    o->groups = NULL; /* the caller's */
-}
-
-static mtt_status mtt__check_backend(mtt_env *env, const mtt_backend *b)
-{
-    const mtt__member members[] = {MTT__IS_SET(b, open), MTT__IS_SET(b, close), MTT__IS_SET(b, alloc),
-                                   MTT__IS_SET(b, release), MTT__IS_SET(b, memory), MTT__IS_SET(b, upload),
-                                   MTT__IS_SET(b, download), MTT__IS_SET(b, run)};
-    if (!b->device_alloc != !b->device_free)
-        return mtt__fail(env, MTT_E_ARGUMENT, "the backend has device_alloc or device_free alone: set both "
-                         "or neither");
-    return mtt__require_members(env, "the backend", members, MTT__LENGTH(members));
-}
-
-MTTDEF mtt_status mtt_trainer_create(mtt_env *env, const mtt_model_desc *model, const mtt_policy *policy,
-                                     const mtt_optim_desc *optim, const mtt_backend *backend, int batch,
-                                     int seq_len, mtt_trainer **out)
-{
-    mtt_trainer *t = (mtt_trainer *)mtt__alloc(env, 1, sizeof(*t));
-    mtt_policy p = *policy;
-    const mtt__ranks_head *others;
-    size_t all_bytes;
-    mtt_status status;
-    *out = NULL;
-    if (!t) return MTT_E_MEMORY;
-    t->env = env;
-    t->lr = -1;
-    t->backend = *backend;
-    others = mtt__others(t);
-    p.device = backend->device;
-    p.ranks = others ? others->count : 1;
-    p.rank = others ? others->rank : 0;
-    if (others) t->backend.exchange = others->calls->exchange, t->backend.watch = others->calls->watch;
-    status = mtt__check_backend(env, backend);
-    if (!status && policy->ranks > 1 && policy->ranks != p.ranks)
-        status = mtt__fail(env, MTT_E_ARGUMENT, "the policy has %d ranks, the backend %d: set its `ranks` to "
-                           "what mtt_ranks_fork or mtt_ranks_connect gives", policy->ranks, p.ranks);
-    if (!status) status = mtt_optim_resolve(env, optim, &t->optim);
-    if (!status && policy->early_update && t->optim.clip > 0)
-        status = mtt__fail(env, MTT_E_ARGUMENT, "early_update is 1, but to clip at %g needs the norm of all "
-                           "gradients first: set clip to -1", (double)t->optim.clip);
-    if (!status) status = mtt_schedule_create(env, model, &p, batch, seq_len, &t->schedule);
-    if (!status && !(t->staging = (float *)mtt__alloc(env, 2 * MTT__STAGING, sizeof(float))))
-        status = MTT_E_MEMORY;
-    if (!status) t->values = t->staging + MTT__STAGING;
-    if (!status) mtt__assign_groups(t);
-    if (!status && p.ranks > 1) status = others->calls->start(t);
-    if (!status) status = mtt__told(t, backend->open(env, &t->backend, &t->schedule->policy, &t->context));
-    t->opened = !status;
-    if (!status) status = backend->memory(t->context, &t->free_before, &all_bytes);
-    if (!status) status = mtt__bind(t);
-    if (status == MTT_E_BUDGET && t->opened) status = mtt__refuse_memory(t, &p);
-    if (!status) status = mtt__fill_state(t);
-    if (t->opened) status = mtt__all_agree(t, status, NULL);
-    if (!status) *out = t;
-    else mtt_trainer_destroy(t);
-    return status;
-}
-
-/* ---- steps ---- */
-
-/* Refuses ids outside the vocabulary, which would read and write outside the embedding. */
-static mtt_status mtt__check_ids(const mtt_trainer *t, const int32_t *ids, int64_t count, int32_t low,
-                                 const char *what)
-{
-    int64_t i;
-    for (i = 0; i < count; i++)
-        if (ids[i] < low || ids[i] >= t->schedule->model.vocab)
-            return mtt__fail(t->env, MTT_E_ARGUMENT,
-                             "%s %lld is %lld, but the vocabulary has ids 0 to %d%s: was the text encoded "
-                             "with another tokenizer?",
-                             what, (long long)i, (long long)ids[i], t->schedule->model.vocab - 1,
-                             low < 0 ? ", or -1 for none" : "");
-    return MTT_OK;
-}
-
-static float mtt__lr(const mtt_trainer *t)
-{
-    return t->lr >= 0 ? t->lr : mtt_learning_rate(&t->optim, t->step);
-}
-
-/* Uploads tokens, targets, which may be NULL, and mtt_control. `counted` is the number of targets of the
-   whole step. */
-static mtt_status mtt__send(mtt_trainer *t, const mtt__program *p, const int32_t *tokens,
-                            const int32_t *targets, int64_t counted, int row)
-{
-    const mtt_optim_desc *o = &t->optim;
-    size_t bytes = (size_t)p->shape.rows * sizeof(int32_t);
-    int scaling = mtt__precisions[t->schedule->policy.precision].scaled;
-    uint64_t micro_batch = (uint64_t)(t->micro_batch + t->schedule->policy.rank);
-    mtt_control control = {o->seed, micro_batch, mtt__lr(t), o->beta1, o->beta2, o->eps, o->clip, counted,
-                           scaling, row, {{0, 0}}};
-    mtt_status status;
-    memcpy(control.rates, t->rates, sizeof(control.rates));
-    status = t->backend.upload(t->context, p->tokens->data, tokens, bytes);
-    if (!status && targets) status = t->backend.upload(t->context, p->targets->data, targets, bytes);
-    if (!status) status = t->backend.upload(t->context, p->control->data, &control, sizeof(control));
-    return mtt__told(t, status);
 }
 
 /* Takes the scales of rank 0, whose micro-batch is the first. */
@@ -10236,434 +10206,549 @@ static mtt_status mtt__measure_scales(mtt_trainer *t, const int32_t *tokens, con
     return status;
 }
 
-/* Runs a program's forward and backward pass over micro-batches. */
-static mtt_status mtt__run_micro_batches(mtt_trainer *t, const mtt__program *p, const int32_t *tokens,
-                                         const int32_t *targets, int micro_batches, int training)
+static const mtt__wing *mtt__wing_eight(void)
 {
-    int64_t rows = p->shape.rows, counted = 0, k;
-    mtt_status status = mtt__check_ids(t, tokens, rows * micro_batches, 0, "token");
-    int i;
-    if (!status) status = mtt__check_ids(t, targets, rows * micro_batches, -1, "target");
-    for (k = 0; k < rows * micro_batches && !status; k++) counted += targets[k] >= 0;
-    if (training) status = mtt__all_agree(t, status, &counted);
-    if (training && !status) status = mtt__measure_scales(t, tokens, targets, counted);
-    for (i = 0; i < micro_batches && !status; i++) {
-        status = mtt__send(t, p, tokens + i * rows, targets + i * rows, counted, 0);
-        if (!status)
-            status = mtt__told(t, t->backend.run(t->context, i ? p->later_ops : p->ops, p->step_begin));
-        if (!status && training) t->micro_batch += t->schedule->policy.ranks;
-    }
-    return status;
+    static const mtt__wing wing = {mtt__resolve_eight, mtt__check_eight, NULL, NULL, mtt__add_scales,
+                                   mtt__adjoint_eight, mtt__cpu_eight, mtt__measure_scales};
+    return &wing;
 }
+#endif /* MTT_NO_FP8 */
 
-/* Waits for the device and reads the counters into `info`. The device's count of steps is the true one: it
-   stops at a failure, which the host may learn some steps later. */
-static mtt_status mtt__receive(mtt_trainer *t, mtt_counters *counters, mtt_step_info *info)
-{
-    mtt_status status = mtt__move_counters(t, MTT__GET, counters);
-    if (status) return status;
-    memset(info, 0, sizeof(*info));
-    info->step = t->step = counters->steps;
-    info->targets = counters->targets;
-    info->hits = counters->hits;
-    info->loss = counters->targets ? counters->loss / (double)counters->targets : 0.0;
-    info->arena_bytes = mtt__arena_bytes(t->schedule);
-    return MTT_OK;
-}
-
-/* Reports a loss or gradient that is not finite, which has stopped the device's updates, and lets them go on.
-   */
-static mtt_status mtt__numbers_failed(mtt_trainer *t, mtt_counters *counters, double loss)
-{
-    mtt_status status;
-    counters->steps -= counters->skipped == 1; /* FP16 took it for an overflow; no smaller scale helps */
-    counters->skipped = 0;
-    t->step = counters->steps;
-    status = mtt__move_counters(t, MTT__PUT, counters);
-    if (status) return status;
-    return mtt__fail(t->env, MTT_E_NUMBERS,
-                     "after step %lld the loss is %g and the gradient's norm %g; the weights are as "
-                     "before: lower lr, lengthen the warmup, or check the data",
-                     (long long)t->step, loss, counters->grad_norm);
-}
-
-/* Without `info` nothing waits for the device; a failure is then reported with the next one. */
-MTTDEF mtt_status mtt_train_step(mtt_trainer *t, const int32_t *tokens, const int32_t *targets,
-                                 mtt_step_info *info)
-{
-    const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
-    double start = mtt__now_ms();
-    mtt_counters counters;
-    float lr;
-    mtt_status status = mtt__run_micro_batches(t, p, tokens, targets, t->schedule->policy.accumulate, 1);
-    int begin = p->step_begin;
-    if (!status) status = mtt__told(t, t->backend.run(t->context, p->ops + begin, p->op_count - begin));
-    if (status) return status;
-    lr = mtt__lr(t);
-    t->step++;
-    if (!info) return MTT_OK;
-    status = mtt__receive(t, &counters, info);
-    if (status) return status;
-    info->lr = lr;
-    info->loss_scale = counters.step_scale;
-    info->grad_norm = (float)counters.grad_norm;
-    info->skipped = counters.skipped != 0;
-    info->clipped = counters.clipped;
-    info->ms = mtt__now_ms() - start;
-    if (counters.skipped == 2 || !mtt__finite(info->loss) || fabs(info->loss) >= 1e30)
-        return mtt__numbers_failed(t, &counters, info->loss);
-    return MTT_OK;
-}
-
-MTTDEF mtt_status mtt_evaluate(mtt_trainer *t, const int32_t *tokens, const int32_t *targets,
-                               mtt_step_info *info)
-{
-    const mtt__program *p = &t->schedule->programs[MTT__EVALUATE];
-    double start = mtt__now_ms();
-    mtt_counters counters;
-    mtt_step_info discarded;
-    mtt_status status = mtt__run_micro_batches(t, p, tokens, targets, t->schedule->split, 0);
-    if (!info) info = &discarded;
-    if (!status) status = mtt__receive(t, &counters, info);
-    if (status) return status;
-    info->loss_scale = counters.loss_scale;
-    info->ms = mtt__now_ms() - start;
-    return MTT_OK;
-}
-
-MTTDEF mtt_status mtt_next_logits(mtt_trainer *t, const int32_t *tokens, int count, float *logits)
-{
-    const mtt__program *p = &t->schedule->programs[MTT__NEXT];
-    int seen = (int)mtt__min(count, p->shape.seq_len);
-    int32_t *padded;
-    mtt_status status;
-    if (count < 1)
-        return mtt__fail(t->env, MTT_E_ARGUMENT, "count is %d: the next token needs at least one before it",
-                         count);
-    status = mtt__check_ids(t, tokens, count, 0, "token");
-    if (status) return status;
-    padded = (int32_t *)mtt__alloc(t->env, (size_t)p->shape.seq_len, sizeof(*padded));
-    if (!padded) return MTT_E_MEMORY;
-    memcpy(padded, tokens + count - seen, (size_t)seen * sizeof(*padded));
-    status = mtt__send(t, p, padded, NULL, 0, seen - 1);
-    mtt__free(t->env, padded);
-    if (!status) status = mtt__told(t, t->backend.run(t->context, p->ops, p->op_count));
-    if (!status) status = mtt__move(t, MTT__GET, p->output, 0, t->schedule->model.vocab, logits);
-    return status;
-}
-
-/* ---- properties and parameters ---- */
-
-MTTDEF int64_t mtt_trainer_step(const mtt_trainer *t)
-{
-    return t->step;
-}
-
-MTTDEF mtt_status mtt_trainer_set_lr(mtt_trainer *t, float lr)
-{
-    if (lr <= 100) t->lr = lr;
-    else return mtt__fail(t->env, MTT_E_ARGUMENT, "lr is %g, it must be at most 100", (double)lr);
-    return MTT_OK;
-}
-
-MTTDEF size_t mtt_trainer_device_bytes(const mtt_trainer *t)
-{
-    size_t free_bytes, all_bytes;
-    if (t->backend.memory(t->context, &free_bytes, &all_bytes) || !all_bytes)
-        return mtt__arena_bytes(t->schedule);
-    return t->free_before > free_bytes ? t->free_before - free_bytes : 0;
-}
-
-MTTDEF const mtt_schedule *mtt_trainer_schedule(const mtt_trainer *t)
-{
-    return t->schedule;
-}
-
-MTTDEF const char *mtt_parameter(const mtt_trainer *t, int index, int64_t shape[2])
-{
-    const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
-    int known = index >= 0 && index < p->parameter_count, k;
-    for (k = 0; k < 2 && shape; k++) shape[k] = known ? p->parameters[index].shape[k] : 0;
-    return known ? p->parameters[index].weight->name : NULL;
-}
-
-MTTDEF int mtt_parameter_find(const mtt_trainer *t, const char *name)
-{
-    const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
-    int i = p->parameter_count;
-    while (i-- && strcmp(p->parameters[i].weight->name, name)) {}
-    return i;
-}
-
-/* NULL with the error recorded if there is no such parameter. */
-static const mtt__parameter *mtt__parameter_at(const mtt_trainer *t, int index)
-{
-    const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
-    if (index >= 0 && index < p->parameter_count) return &p->parameters[index];
-    mtt__fail(t->env, MTT_E_ARGUMENT, "there is no parameter %d: take 0 to %d", index,
-              p->parameter_count - 1);
-    return NULL;
-}
-
-static mtt_status mtt__move_parameter(mtt_trainer *t, int way, int index, float *values)
-{
-    const mtt__parameter *q = mtt__parameter_at(t, index);
-    if (!q) return MTT_E_ARGUMENT;
-    return mtt__move_optim(t, way, q, MTT__MASTER, 0, mtt__parameter_elements(q), values);
-}
-
-MTTDEF mtt_status mtt_parameter_get(mtt_trainer *t, int index, float *values)
-{
-    return mtt__move_parameter(t, MTT__GET, index, values);
-}
-
-MTTDEF mtt_status mtt_parameter_set(mtt_trainer *t, int index, const float *values)
-{
-    return mtt__move_parameter(t, MTT__PUT, index, (float *)values);
-}
-
-MTTDEF mtt_status mtt_gradient_get(mtt_trainer *t, int index, float *values)
-{
-    const mtt__parameter *q = mtt__parameter_at(t, index);
-    const mtt_tensor *kept;
-    mtt_counters counters;
-    int64_t i, count;
-    mtt_status status;
-    if (!q) return MTT_E_ARGUMENT;
-    if (q->frozen)
-        return mtt__fail(t->env, MTT_E_ARGUMENT, "%s is frozen and has no gradient", q->weight->name);
-    kept = q->sum ? q->sum : q->gradient;
-    if (!kept || !kept->persistent || mtt__elements(kept) != mtt__elements(q->weight))
-        return mtt__fail(t->env, MTT_E_ARGUMENT,
-                         "gradients share their memory with activations: set keep_gradients to 1, and no "
-                         "shard of gradients");
-    count = mtt__parameter_elements(q);
-    status = mtt__move_counters(t, MTT__GET, &counters);
-    if (!status) status = mtt__move(t, MTT__GET, kept, 0, count, values);
-    for (i = 0; i < count && !status; i++) values[i] /= counters.step_scale;
-    return status;
-}
-
-/* The operations before it have just run, so its operands are as in a step. An operand that it changes in
-   place is put back, because the speed of a product depends on its numbers: on the operands that a whole step
-   leaves behind, products of the backward pass take more than a third longer. A download waits for the
-   device. */
-MTTDEF mtt_status mtt_profile(mtt_trainer *t, int index, int times, double *ms)
-{
-    const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
-    const mtt_tensor *both = NULL;
-    const mtt_op *op;
-    mtt_counters counters;
-    void *before = NULL;
-    double start;
-    mtt_status status = MTT_OK;
-    int i, k;
-    if (index < 0 || index >= p->op_count || times < 1)
-        return mtt__fail(t->env, MTT_E_ARGUMENT, "operation %d, %d times: take 0 to %d, at least once", index,
-                         times, p->op_count - 1);
-    op = &p->ops[index];
-    for (i = 0; i < op->inputs; i++)
-        for (k = op->inputs; k < op->inputs + op->outputs; k++)
-            if (op->operands[i] && op->operands[i] == op->operands[k]) both = op->operands[i];
-    if (both && !(before = mtt__alloc_raw(t->env, both->bytes))) return MTT_E_MEMORY;
-    if (both) status = mtt__copy(t, MTT__GET, both->data, before, both->bytes);
-    if (!status) status = t->backend.run(t->context, op, 1);
-    if (!status) status = mtt__move_counters(t, MTT__GET, &counters);
-    start = mtt__now_ms();
-    for (i = 0; i < times && !status; i++) status = t->backend.run(t->context, op, 1);
-    if (!status) status = mtt__move_counters(t, MTT__GET, &counters);
-    *ms = (mtt__now_ms() - start) / times;
-    if (!status && both) status = mtt__copy(t, MTT__PUT, both->data, before, both->bytes);
-    if (!status && both) status = t->backend.run(t->context, op, 1);
-    mtt__free(t->env, before);
-    return status;
-}
-
+#ifndef MTT_NO_RANKS
 /* -----------------------------------------------------------------------------------------------------------
-   >>report
+   >>exchange
    -------------------------------------------------------------------------------------------------------- */
 
-/* A schedule as a listing, one line an operation, and a plan as a table. Both also as JSON, for programs. */
+/* Ranks train as one rank does that has all their micro-batches. A pass writes its program again for many:
+   gradients are exchanged as they are made, and added up in the order of the ranks. With shards ("ZeRO") each
+   rank updates a share of the parameters, and sends the others the new weights. Here are the shares, the
+   pass, the bytes sent, and the operations on a CPU. >>ranks moves the bytes. */
 
-/* Names of operands, except for the small state that most operations read. */
-static void mtt__print_operands(mtt__text *text, mtt_tensor *const *tensors, int count)
+/* ---- shares ---- */
+
+/* The elements of a parameter in a rank's share. Returns their number. */
+static int64_t mtt__share(const mtt_part *part, int rank, int64_t *begin)
 {
-    int i, shown = 0;
-    for (i = 0; i < count; i++) {
-        const char *name = tensors[i] ? tensors[i]->name : "control";
-        if (!strcmp(name, "control") || !strcmp(name, "counters") || !strcmp(name, "ranges")) continue;
-        mtt__print(text, "%s%s", shown++ ? " " : "", name);
+    int64_t end = ((rank + 1) * part->share - part->block) * MTT__RANGE_BLOCK;
+    *begin = (rank * part->share - part->block) * MTT__RANGE_BLOCK;
+    if (*begin < 0) *begin = 0;
+    if (end > part->elements) end = part->elements;
+    return end > *begin ? end - *begin : 0;
+}
+
+/* Ranks exchange gradients in the backward pass, unless they do it once, or first add up those of their
+   micro-batches. */
+static int mtt__exchanges_at_once(const mtt_policy *policy)
+{
+    return policy->exchange != MTT_EXCHANGE_FLAT &&
+           (policy->accumulate == 1 || policy->shard == MTT_SHARD_GRADIENTS);
+}
+
+/* Divides the parameters: the blocks of each layer into as many runs as there are ranks. */
+static void mtt__divide(mtt__builder *b)
+{
+    const mtt_policy *policy = b->policy;
+    mtt__program *p = b->program;
+    int shares = policy->shard != MTT_SHARD_NONE, first, end, i;
+    int64_t before = 0, blocks, count;
+    if (policy->ranks == 1) return;
+    p->optim_elements = 0;
+    for (first = 0; first < p->parameter_count; first = end, before += blocks) {
+        end = mtt__layer_end(p, first);
+        for (i = first, blocks = 0; i < end; i++) {
+            mtt_part *part = &p->parameters[i].part;
+            part->block = blocks;
+            part->square = before + blocks;
+            blocks += mtt__ceil_div(part->elements, MTT__RANGE_BLOCK);
+        }
+        for (i = first; i < end; i++) {
+            mtt__parameter *q = &p->parameters[i];
+            q->part.share = mtt__ceil_div(blocks, policy->ranks);
+            count = mtt__share(&q->part, policy->rank, &q->part.mine);
+            q->part.end = q->part.mine + count;
+            if (shares) q->part.begin = q->part.mine, q->part.count = count;
+            if (shares && mtt__exchanges_at_once(policy))
+                q->part.base = q->part.mine, q->sum_shape[0] = count, q->sum_shape[1] = 0;
+            q->part.first = p->optim_elements;
+            p->optim_elements += mtt__round_up(q->part.count, MTT__PART);
+        }
+    }
+    if (!p->optim_elements) p->optim_elements = MTT__PART; /* more ranks than blocks */
+}
+
+/* ---- the pass ---- */
+
+/* What it keeps from operation to operation. */
+typedef struct mtt__under_way {
+    mtt_tensor *count, *counts; /* of the loss: this rank's, all ranks' */
+    mtt_tensor *received;       /* gradients of parameters `first` to `end` - 1, to be added; NULL: none */
+    int first, end;
+} mtt__under_way;
+
+static int mtt__has_ranks(const mtt__builder *b)
+{
+    return b->trains && b->policy->ranks > 1;
+}
+
+/* Ranks send each other their losses and hits. */
+static int mtt__exchange_counts(mtt__builder *b, mtt__under_way *w, mtt_op *op)
+{
+    w->count = mtt__add_tensor(b, MTT_U8, MTT_DATA, -1, "", "count", (int64_t)sizeof(mtt_count), 0, 0);
+    w->counts = mtt__add_tensor(b, MTT_U8, MTT_DATA, -1, "", "counts", b->policy->ranks,
+                                (int64_t)sizeof(mtt_count), 0);
+    ((mtt_op_sum_loss *)(void *)op->operands)->count = w->count;
+    mtt__append(b, op);
+    MTT__EMIT(b, -1, 0, all_gather, w->count, w->counts);
+    return 1;
+}
+
+/* Adds up the gradients of the latest exchange, if they have not been added yet. */
+static void mtt__emit_arrived(mtt__builder *b, mtt__under_way *w)
+{
+    if (!w->received) return;
+    mtt__emit_sums(b, w->first, w->end, w->received);
+    w->received = NULL;
+    if (b->policy->shard != MTT_SHARD_NONE) return;
+    MTT__EMIT(b, b->program->parameters[w->first].layer, 0, gather_sums, b->program->ranges);
+    mtt__use_parameters(b, w->first, w->end, MTT__SUMS);
+}
+
+/* Sends gradients of parameters `first` to `end` - 1, mostly a layer's, to the other ranks. Between GPUs they
+   travel while the backward pass goes on. Only after the next layer are they added up, and those of that
+   layer sent; a naive exchange adds them up at once. */
+static void mtt__emit_exchange(mtt__builder *b, mtt__under_way *w, int first, int end)
+{
+    mtt__program *p = b->program;
+    int layer = p->parameters[first].layer, i;
+    mtt_tensor *received;
+    int64_t bytes = 0;
+    for (i = first; i < end && !b->status; i++) {
+        mtt__parameter *q = &p->parameters[i];
+        mtt_dtype dtype = b->phase == MTT_STEP || q->frozen ? MTT_F32 : q->gradient->dtype;
+        q->received_at = bytes - (int64_t)mtt__bytes_of(dtype, (size_t)q->part.mine);
+        bytes += (int64_t)mtt__bytes_of(dtype, (size_t)(q->part.end - q->part.mine));
+    }
+    if (!bytes) bytes = 8; /* this rank owns no part of a small layer, whose gradients live until they are sent */
+    received = mtt__add_tensor(b, MTT_U8, MTT_GRADIENTS, layer, "", "received", b->policy->ranks - 1, bytes,
+                               0);
+    mtt__emit_arrived(b, w);
+    MTT__EMIT(b, layer, 0, all_to_all, received);
+    mtt__use_parameters(b, first, end, MTT__GRADIENTS);
+    if (b->status) return;
+    w->received = received;
+    w->first = b->op->parts[0].number;
+    w->end = b->op->parts[b->op->parameters - 1].number + 1;
+    for (i = first; i < end; i++) p->parameters[i].received = received;
+    if (b->policy->exchange == MTT_EXCHANGE_NAIVE) mtt__emit_arrived(b, w);
+}
+
+/* Before the gradient's norm: what is under way is added up, and gradients that were not exchanged at once
+   are. Ranks that update a share each exchange sums of squares. */
+static void mtt__emit_before_norm(mtt__builder *b, mtt__under_way *w, mtt_op *op)
+{
+    mtt__program *p = b->program;
+    const mtt_part *last = &p->parameters[p->parameter_count - 1].part;
+    int64_t blocks = last->square + mtt__ceil_div(last->elements, MTT__RANGE_BLOCK);
+    mtt_tensor *squares;
+    int flat = b->policy->exchange == MTT_EXCHANGE_FLAT, i, end;
+    b->phase = MTT_BACKWARD;
+    MTT__EMIT(b, -1, 0, add_counts, w->count, w->counts, p->control, p->counters);
+    mtt__emit_arrived(b, w);
+    b->phase = MTT_STEP;
+    for (i = 0; i < p->parameter_count && !mtt__exchanges_at_once(b->policy) && !b->status; i = end) {
+        end = flat ? p->parameter_count : mtt__layer_end(p, i);
+        if (mtt__ranges_of(p, i, end)) mtt__emit_exchange(b, w, i, end);
+    }
+    mtt__emit_arrived(b, w);
+    if (b->policy->shard == MTT_SHARD_NONE) return;
+    squares = mtt__add_tensor(b, MTT_U8, MTT_DATA, -1, "", "squares", blocks, 8, 0);
+    MTT__EMIT(b, -1, 0, sum_squares, p->ranges, squares);
+    mtt__use_parameters(b, 0, p->parameter_count, MTT__GRADIENTS);
+    MTT__EMIT(b, -1, 0, gather_squares, p->ranges, squares);
+    mtt__use_parameters(b, 0, p->parameter_count, 0);
+    ((mtt_op_grad_norm *)(void *)op->operands)->squares = squares;
+}
+
+/* Ranks that update a share each send the new weights of a layer while they update the next one. */
+static int mtt__update_shares(mtt__builder *b)
+{
+    mtt__program *p = b->program;
+    int i, end;
+    if (b->policy->shard == MTT_SHARD_NONE) return 0;
+    for (i = 0; i < p->parameter_count && !b->status; i = end) {
+        end = mtt__layer_end(p, i);
+        if (!mtt__ranges_of(p, i, end)) continue;
+        mtt__emit_update(b, i, end, p->parameters[i].layer);
+        MTT__EMIT(b, p->parameters[i].layer, 0, gather_weights, p->ranges);
+        mtt__use_parameters(b, i, end, MTT__WEIGHTS);
+    }
+    return 1;
+}
+
+#ifndef MTT_NO_FP8
+/* The next scales are those of what all ranks have recorded. */
+static void mtt__exchange_records(mtt__builder *b)
+{
+    mtt_tensor *scales = b->program->scales;
+    mtt_tensor *rows = mtt__add_tensor(b, MTT_U8, MTT_DATA, -1, "", "records", b->policy->ranks,
+                                       (int64_t)scales->bytes, 0);
+    MTT__EMIT(b, -1, 0, all_gather, scales, rows);
+    MTT__EMIT(b, -1, 0, merge_records, rows, scales);
+}
+#endif
+
+static int mtt__rule_exchange(mtt__builder *b, mtt_op *op, const mtt_op *end)
+{
+    mtt__under_way *w = (mtt__under_way *)mtt__own(b, sizeof(*w));
+    if (op == end || !w) return 0;
+    switch (op->kind) {
+    case MTT_OP_sum_loss: return mtt__exchange_counts(b, w, op);
+    case MTT_OP_sum_gradients:
+        if (!mtt__exchanges_at_once(b->policy)) return 0;
+        mtt__emit_exchange(b, w, op->parts[0].number, op->parts[op->parameters - 1].number + 1);
+        return 1;
+    case MTT_OP_grad_norm: mtt__emit_before_norm(b, w, op); return 0;
+    case MTT_OP_adamw: return mtt__update_shares(b);
+    MTT_IF_EIGHT(case MTT_OP_rescale: mtt__exchange_records(b); return 0;)
+    default: return 0;
     }
 }
 
-static int mtt__frees(const mtt_tensor *t, int op)
+/* ---- bytes and time ---- */
+
+/* Bytes of an element of a parameter that is gathered, or of a block of squares. */
+static int64_t mtt__gathered_bytes(const mtt_op *op, int parameter)
 {
-    return t && !t->persistent && t->last == op;
+    if (op->kind == MTT_OP_gather_squares) return sizeof(double);
+    return (int64_t)mtt__bytes_of(op->sums ? MTT_F32 : op->weights[parameter]->dtype, 1);
 }
 
-static void mtt__print_freed(mtt__text *text, const mtt_op *op, int index)
+/* Elements of a rank's share that are gathered, or blocks of them; *begin is the first. */
+static int64_t mtt__gathered(const mtt_op *op, int parameter, int rank, int64_t *begin)
 {
-    const char *before = "  frees ";
-    int i, gradients = 0;
-    for (i = 0; i < op->inputs + op->outputs; i++) {
-        if (!mtt__frees(op->operands[i], index)) continue;
-        mtt__print(text, "%s%s", before, op->operands[i]->name);
-        before = " ";
+    const mtt_part *part = &op->parts[parameter];
+    int64_t count = mtt__share(part, rank, begin);
+    if (op->kind != MTT_OP_gather_squares) return count;
+    *begin = part->square + *begin / MTT__RANGE_BLOCK;
+    return mtt__ceil_div(count, MTT__RANGE_BLOCK);
+}
+
+/* Counts what this rank sends to the others. */
+static double mtt__wire_bytes(const mtt_op *op)
+{
+    double others = op->shape->ranks - 1, bytes = 0;
+    int64_t begin;
+    int i, peer, rank = op->shape->rank;
+    if (op->kind == MTT_OP_all_gather) return others * (double)op->operands[0]->bytes;
+    for (i = 0; i < op->parameters; i++) {
+        if (op->kind != MTT_OP_all_to_all)
+            bytes += others * (double)(mtt__gathered(op, i, rank, &begin) * mtt__gathered_bytes(op, i));
+        for (peer = 0; peer < op->shape->ranks && op->kind == MTT_OP_all_to_all; peer++)
+            if (peer != rank)
+                bytes += (double)mtt__share(&op->parts[i], peer, &begin) *
+                         (double)mtt__bytes_of(op->gradients[i]->dtype, 1);
     }
-    for (i = 0; i < op->parameters && op->gradients; i++) gradients += mtt__frees(op->gradients[i], index);
-    if (gradients) mtt__print(text, "%s%d gradients", before, gradients);
+    return bytes;
 }
 
-/* What an operation reads -> writes. */
-static void mtt__print_flow(mtt__text *text, const mtt_op *op)
+/* Tells whether nothing is computed while transfer `i` is under way. */
+static int mtt__is_exposed(const mtt__program *p, int i)
 {
-    mtt__print_operands(text, op->operands, op->inputs);
-    if (op->gradients) mtt__print(text, "%s%d gradients", op->inputs ? " " : "", op->parameters);
-    mtt__print(text, " -> ");
-    mtt__print_operands(text, op->operands + op->inputs, op->outputs);
-    if (op->sums) mtt__print(text, "%d sums", op->parameters);
-    if (op->weights) mtt__print(text, " %d weights", op->parameters);
+    while (++i < p->op_count && i != p->step_begin && mtt__is_transfer(&p->ops[i])) {}
+    return i == p->op_count || i == p->step_begin || mtt__needs_transfers(&p->ops[i]);
 }
 
-MTTDEF void mtt_schedule_print(const mtt_schedule *s, mtt_write_fn write, void *user)
+/* What a step sends, and what a rank holds for that outside the arena. */
+static void mtt__report_wires(const mtt_schedule *s, mtt_plan_report *r)
 {
     const mtt__program *p = &s->programs[MTT__TRAIN];
-    char line[1024];
     int i;
     for (i = 0; i < p->op_count; i++) {
-        const mtt_op *op = &p->ops[i];
-        mtt__text text;
-        mtt__text_init(&text, line, sizeof(line) - 1);
-        mtt__print(&text, "%4d %-9s%-6s %9.2f MiB  %-25s ", i, mtt_phase_name(op->phase),
-                   op->recomputed ? "again" : "", (double)op->live_bytes / 1048576, mtt_op_name(op->kind));
-        mtt__print_flow(&text, op);
-        mtt__print_freed(&text, op, i);
-        line[text.size] = '\n';
-        write(user, line, text.size + 1);
+        double wire;
+        if (!mtt__is_transfer(&p->ops[i])) continue;
+        wire = mtt__wire_bytes(&p->ops[i]) * (p->ops[i].phase == MTT_STEP ? 1 : s->policy.accumulate);
+        r->wire_bytes += wire;
+        if (s->policy.device == MTT_DEVICE_CPU || mtt__is_exposed(p, i)) r->exposed_bytes += wire;
     }
+    if (s->policy.bandwidth > 0) {
+        r->wire_ms = r->wire_bytes / (double)s->policy.bandwidth * 1e-6;
+        r->exposed_ms = r->exposed_bytes / (double)s->policy.bandwidth * 1e-6;
+    }
+    r->outside_bytes += 2048 * (size_t)(s->policy.ranks - 1) * (size_t)(s->model.layers + 4); /* transfers */
 }
 
-MTTDEF const char *mtt_schedule_pass(int number)
+static void mtt__print_wires(mtt__text *text, const mtt_plan_report *r)
 {
-    return number >= 0 && number < MTT__PASSES ? mtt__passes[number].name : NULL;
+    if (r->wire_bytes > 0)
+        mtt__print(text, "%.2f MiB a step to other ranks, %.2f of them while nothing is computed",
+                   r->wire_bytes / 1048576, r->exposed_bytes / 1048576);
+    if (r->wire_ms > 0) mtt__print(text, ": %.2f and %.2f ms", r->wire_ms, r->exposed_ms);
+    if (r->wire_bytes > 0) mtt__print(text, "\n");
 }
 
-MTTDEF mtt_status mtt_schedule_print_passes(const mtt_schedule *schedule, int passes, mtt_write_fn write,
-                                            void *user)
+/* Makes a policy that of the rank with the largest share, if ranks divide anything. What they must decide
+   alike goes by what that one can hold. Shares are those of any batch. */
+static mtt_status mtt__take_fullest_rank(mtt_env *env, const mtt_model_desc *model, int seq_len,
+                                         mtt_policy *p)
 {
-    mtt_schedule s = *schedule;
-    mtt__program *p = &s.programs[MTT__TRAIN];
+    mtt_policy any = *p;
+    int64_t most = -1, begin;
+    mtt_schedule s;
     mtt_status status;
-    char line[1024];
-    int i;
-    if (passes < 0 || passes > MTT__PASSES)
-        return mtt__fail(s.env, MTT_E_ARGUMENT, "%d passes, they are 0 to %d", passes, MTT__PASSES);
-    memset(p, 0, sizeof(*p));
-    status = mtt__build_program(&s, MTT__TRAIN, passes);
-    for (i = 0; i < p->op_count && !status; i++) {
-        const mtt_op *op = &p->ops[i];
-        mtt__text text;
-        mtt__text_init(&text, line, sizeof(line) - 1);
-        mtt__print(&text, "%-9s%s%s ", mtt_phase_name(op->phase), mtt_op_name(op->kind),
-                   op->recomputed ? " again:" : ":");
-        mtt__print_flow(&text, op);
-        line[text.size] = '\n';
-        write(user, line, text.size + 1);
+    int rank, i;
+    if (p->ranks < 2 || p->shard == MTT_SHARD_NONE) return MTT_OK;
+    any.recompute = MTT_RECOMPUTE_NONE;
+    status = mtt__schedule_init(&s, env, model, &any, 1, seq_len);
+    for (rank = 0; rank < p->ranks && !status; rank++) {
+        const mtt__program *program = &s.programs[MTT__TRAIN];
+        int64_t share = 0;
+        for (i = 0; i < program->parameter_count; i++)
+            share += mtt__round_up(mtt__share(&program->parameters[i].part, rank, &begin), MTT__PART);
+        if (share > most) most = share, p->rank = rank;
     }
-    mtt__release_program(&s, MTT__TRAIN);
+    if (!status) mtt__release_programs(&s);
     return status;
 }
 
-static void mtt__print_categories(mtt__text *text, const size_t *bytes)
-{
-    int i;
-    for (i = 0; i < MTT_CATEGORY_COUNT; i++)
-        mtt__print(text, "%s\"%s\": %zu", i ? ", " : "{", mtt__category_text[i], bytes[i]);
-    mtt__print(text, "}");
-}
+/* ---- transfers ---- */
 
-MTTDEF size_t mtt_plan_json(const mtt_plan_report *r, char *at, size_t capacity)
+/* Lists what goes to a rank and comes from it: of each parameter its share and mine. */
+static int mtt__parameter_transfers(const mtt_op *op, int peer, mtt_transfer *t)
 {
-    mtt__text text;
-    int i;
-    mtt__text_init(&text, at, capacity);
-    mtt__print(&text, "{\"parameters\": %lld, \"arena_bytes\": %zu, \"peak_bytes\": %zu",
-               (long long)r->parameters, r->arena_bytes, r->peak_bytes);
-    for (i = 0; i < MTT_PHASE_COUNT; i++)
-        mtt__print(&text, ", \"peak_%s_bytes\": %zu", mtt__phase_text[i], r->phase_peak_bytes[i]);
-    mtt__print(&text, ", \"state_bytes\": %zu, \"bytes\": ", r->state_bytes);
-    mtt__print_categories(&text, r->bytes);
-    mtt__print(&text, ", \"peak_op\": %d, \"ops\": %d, \"tensors\": %d", r->peak_op, r->ops, r->tensors);
-    mtt__print(&text, ", \"recompute_layers\": %d, \"recompute_selective\": %d, \"micro_batches\": %d",
-               r->recompute_layers, r->recompute_selective, r->micro_batches);
-    mtt__print(&text, ", \"flops\": %.0f, \"recompute_flops\": %.0f, \"traffic_bytes\": %.0f", r->flops,
-               r->recompute_flops, r->traffic_bytes);
-    if (r->token_flops > 0) mtt__print(&text, ", \"token_flops\": %.0f", r->token_flops);
-    if (r->wire_bytes > 0)
-        mtt__print(&text, ", \"wire_bytes\": %.0f, \"exposed_bytes\": %.0f", r->wire_bytes, r->exposed_bytes);
-    if (r->wire_ms > 0)
-        mtt__print(&text, ", \"wire_ms\": %.4g, \"exposed_ms\": %.4g", r->wire_ms, r->exposed_ms);
-    mtt__print(&text, "}");
-    return text.size;
-}
-
-MTTDEF void mtt_plan_print(const mtt_plan_report *r, mtt_write_fn write, void *user)
-{
-    char at[2048];
-    mtt__text text;
-    int i;
-    mtt__text_init(&text, at, sizeof(at));
-    mtt__print(&text, "parameters %lld, arena %zu bytes = %.2f MiB for %d sequence%s%s%d token%s\n",
-               (long long)r->parameters, r->arena_bytes, (double)r->arena_bytes / 1048576, r->batch,
-               r->batch == 1 ? "" : "s", r->token_flops > 0 ? ", in chunks of " : " of ", r->seq_len,
-               r->seq_len == 1 ? "" : "s");
-    mtt__print(&text, "peak  ");
-    for (i = 0; i < MTT_PHASE_COUNT; i++)
-        mtt__print(&text, "%s %.2f MiB%s", mtt__phase_text[i], (double)r->phase_peak_bytes[i] / 1048576,
-                   i < 2 ? ", " : "\n");
-    for (i = 0; i < MTT_CATEGORY_COUNT; i++)
-        if (r->bytes[i])
-            mtt__print(&text, "  %-12s %10.2f MiB\n", mtt__category_text[i], (double)r->bytes[i] / 1048576);
-    mtt__print(&text, "outside the arena: at most %.1f MiB with %d threads%s\n",
-               (double)r->outside_bytes / 1048576, mtt__threads(), r->wire_bytes > 0 ? ", and NCCL's" : "");
-    if (r->token_flops > 0)
-        mtt__print(&text, "%.4f GFLOP a chunk of prompts, %.4f a token of each sequence\n", r->flops * 1e-9,
-                   r->token_flops * 1e-9);
-    else
-        mtt__print(&text, "%.2f GFLOP a step, %.1f %% of them recomputed\n", r->flops * 1e-9,
-                   100 * r->recompute_flops / r->flops);
-    if (r->wire_bytes > 0)
-        mtt__print(&text, "%.2f MiB a step to other ranks, %.2f of them while nothing is computed",
-                   r->wire_bytes / 1048576, r->exposed_bytes / 1048576);
-    if (r->wire_ms > 0) mtt__print(&text, ": %.2f and %.2f ms", r->wire_ms, r->exposed_ms);
-    if (r->wire_bytes > 0) mtt__print(&text, "\n");
-    write(user, at, text.size);
-}
-
-MTTDEF void mtt_schedule_json(const mtt_schedule *s, mtt_write_fn write, void *user)
-{
-    const mtt__program *p = &s->programs[MTT__TRAIN];
-    mtt_plan_report plan;
-    char at[2048];
-    mtt__text text;
-    int i;
-    mtt_schedule_report(s, &plan);
-    write(user, "{\"plan\": ", 9);
-    write(user, at, mtt_plan_json(&plan, at, sizeof(at)));
-    for (i = 0; i < p->op_count; i++) {
-        const mtt_op *op = &p->ops[i];
-        mtt__text_init(&text, at, sizeof(at));
-        mtt__print(&text, "%s\n{\"op\": \"%s\", \"phase\": \"%s\", \"layer\": %d, \"recomputed\": %d",
-                   i ? "," : ",\n\"timeline\": [", mtt_op_name(op->kind), mtt_phase_name(op->phase),
-                   op->layer, op->recomputed);
-        mtt__print(&text, ", \"live_bytes\": %zu, \"flops\": %.0f, \"traffic_bytes\": %.0f, \"bytes\": ",
-                   op->live_bytes, op->flops, op->traffic_bytes);
-        mtt__print_categories(&text, op->bytes);
-        mtt__print(&text, "}");
-        write(user, at, text.size);
+    const mtt_tensor *squares = op->kind == MTT_OP_gather_squares ? op->operands[1] : NULL;
+    int rank = op->shape->rank, p;
+    for (p = 0; p < op->parameters; p++, t++) {
+        const mtt_tensor *whole = squares ? squares : op->sums ? op->sums[p] : op->weights[p];
+        int64_t bytes = mtt__gathered_bytes(op, p), mine, theirs;
+        t->send_bytes = (size_t)(mtt__gathered(op, p, rank, &mine) * bytes);
+        t->receive_bytes = (size_t)(mtt__gathered(op, p, peer, &theirs) * bytes);
+        t->send = (char *)whole->data + mine * bytes;
+        t->receive = (char *)whole->data + theirs * bytes;
     }
-    write(user, "\n]}\n", 4);
+    return op->parameters;
 }
+
+/* Does the same for gradients: to a rank goes its share, and mine comes. */
+static int mtt__gradient_transfers(const mtt_op *op, int peer, mtt_transfer *t)
+{
+    const mtt_tensor *received = MTT_OPERANDS_OF(all_to_all, op)->received;
+    int rank = op->shape->rank, p;
+    char *row = (char *)received->data + (peer - (peer > rank)) * received->shape[1];
+    for (p = 0; p < op->parameters; p++, t++) {
+        int64_t bytes = (int64_t)mtt__bytes_of(op->gradients[p]->dtype, 1), theirs, mine;
+        t->send_bytes = (size_t)(mtt__share(&op->parts[p], peer, &theirs) * bytes);
+        t->receive_bytes = (size_t)(mtt__share(&op->parts[p], rank, &mine) * bytes);
+        t->send = (char *)op->gradients[p]->data + theirs * bytes;
+        t->receive = row;
+        row += t->receive_bytes;
+    }
+    return op->parameters;
+}
+
+/* Does the same for rows. */
+static int mtt__row_transfers(const mtt_op *op, int peer, mtt_transfer *t)
+{
+    const mtt_op_all_gather *o = MTT_OPERANDS_OF(all_gather, op);
+    t->send = o->row->data;
+    t->receive = (char *)o->rows->data + (size_t)peer * o->row->bytes;
+    t->send_bytes = t->receive_bytes = o->row->bytes;
+    return 1;
+}
+
+/* Adds a transfer to the one before it in the list, if it goes on where that ends; otherwise returns 0. The
+   peer does the same, since squares have the same places on all ranks. */
+static int mtt__extend_transfer(mtt_transfer *a, const mtt_transfer *b)
+{
+    int sends = !a->send_bytes || !b->send_bytes || (const char *)a->send + a->send_bytes == b->send;
+    int receives = !a->receive_bytes || !b->receive_bytes ||
+                   (const char *)a->receive + a->receive_bytes == b->receive;
+    if (!sends || !receives || a->peer != b->peer) return 0;
+    if (!a->send_bytes) a->send = b->send;
+    if (!a->receive_bytes) a->receive = b->receive;
+    a->send_bytes += b->send_bytes;
+    a->receive_bytes += b->receive_bytes;
+    return 1;
+}
+
+/* Lists what an operation transfers, without what is empty. Returns the end of the list. */
+static mtt_transfer *mtt__list_transfers(mtt_op *op, mtt_transfer *list)
+{
+    mtt_transfer *end = list, *t;
+    int peer, count, i;
+    for (peer = 0; peer < op->shape->ranks; peer++) {
+        if (peer == op->shape->rank) continue;
+        if (op->kind == MTT_OP_all_to_all) count = mtt__gradient_transfers(op, peer, end);
+        else if (op->kind == MTT_OP_all_gather) count = mtt__row_transfers(op, peer, end);
+        else count = mtt__parameter_transfers(op, peer, end);
+        for (i = 0, t = end; i < count; i++, t++) {
+            t->peer = peer;
+            if (op->kind == MTT_OP_gather_squares && end > list && mtt__extend_transfer(end - 1, t)) continue;
+            if (t->send_bytes || t->receive_bytes) *end++ = *t;
+        }
+    }
+    op->transfers = list;
+    op->transfer_count = (int)(end - list);
+    return end;
+}
+
+/* Lists the transfers of the training program, whose tensors have addresses now. */
+static mtt_status mtt__bind_transfers(mtt_trainer *t)
+{
+    mtt__program *p = &t->schedule->programs[MTT__TRAIN];
+    size_t others = (size_t)t->schedule->policy.ranks - 1, most = 0;
+    mtt_transfer *end;
+    int i;
+    for (i = 0; i < p->op_count; i++)
+        if (mtt__is_transfer(&p->ops[i])) most += others * (size_t)(p->ops[i].parameters + 1);
+    if (!most) return MTT_OK;
+    end = (mtt_transfer *)mtt__pool_take(t->env, &p->pool, most * sizeof(*end));
+    if (!end) return MTT_E_MEMORY;
+    for (i = 0; i < p->op_count; i++) {
+        mtt_op *op = &p->ops[i];
+        if (!mtt__is_transfer(op)) continue;
+        end = mtt__list_transfers(op, end);
+        if (!p->later_ops || i >= p->step_begin) continue;
+        p->later_ops[i].transfers = op->transfers;
+        p->later_ops[i].transfer_count = op->transfer_count;
+    }
+    return MTT_OK;
+}
+
+/* Moves what the optimizer keeps, wherever it is. All ranks get it from the one that has it. */
+static mtt_status mtt__move_shares(mtt_trainer *t, int way, const mtt__parameter *q, int kind, int64_t at,
+                                 int64_t count, float *values)
+{
+    const mtt_policy *policy = &t->schedule->policy;
+    int everywhere = policy->shard == MTT_SHARD_NONE || !t->schedule->programs[MTT__TRAIN].optim[kind] ||
+                     q->frozen, rank;
+    mtt_status status = MTT_OK;
+    if (policy->ranks == 1 || everywhere) return mtt__move_mine(t, way, q, kind, at, count, 1, values);
+    for (rank = 0; rank < policy->ranks && !status; rank++) {
+        int64_t begin, end = mtt__share(&q->part, rank, &begin), mine = rank == policy->rank;
+        end = mtt__min(begin + end, at + count);
+        if (begin < at) begin = at;
+        if (begin >= end) continue;
+        if (mine || way == MTT__PUT)
+            status = mtt__move_mine(t, way, q, kind, begin, end - begin, (int)mine, values + begin - at);
+        if (!status && way == MTT__GET)
+            status = mtt__spread(t, rank, values + begin - at, (size_t)(end - begin) * sizeof(float));
+    }
+    return status;
+}
+
+/* ---- operations on a CPU ---- */
+
+/* The functions of the rows that transfer. */
+#define MTT__TRANSFERS(X) X(all_to_all) X(all_gather) X(gather_squares) X(gather_sums) X(gather_weights)
+#define MTT__CPU_TRANSFER(name)                                                         \
+    static void mtt__cpu_##name(const mtt_op *op, const mtt_op_##name *o)               \
+    {                                                                                   \
+        mtt__cpu *c = (mtt__cpu *)(void *)op->workspace;                                \
+        (void)o;                                                                        \
+        c->status = c->backend.exchange(c->backend.ranks, op->transfers, op->transfer_count); \
+    }
+MTT__TRANSFERS(MTT__CPU_TRANSFER)
+
+static void mtt__cpu_add_counts(const mtt_op *op, const mtt_op_add_counts *o)
+{
+    const mtt_count *counts = (const mtt_count *)o->counts->data;
+    int rank;
+    for (rank = 0; rank < op->shape->ranks; rank++) {
+        const mtt_count *count = rank == op->shape->rank ? (const mtt_count *)o->count->data : &counts[rank];
+        mtt__add_count(mtt__counters(o->counters), count, !op->later && rank == 0);
+    }
+}
+
+/* Adds the gradients of all ranks, in their order, to up to MTT__BLOCK elements of a sum from `at` up. Those
+   of others are in `received`, a row for each, of which this parameter's begin `offset` bytes into a row. */
+static void mtt__add_gradients(const mtt_op *op, const mtt_tensor *received, int parameter, int64_t offset,
+                               int64_t at, int64_t n)
+{
+    const mtt_part *part = &op->parts[parameter];
+    mtt_tensor gradient = *op->gradients[parameter];
+    void *own = gradient.data;
+    float *sum = (float *)op->sums[parameter]->data + at - part->base;
+    float buffer[MTT__BLOCK], total[MTT__BLOCK];
+    int rank, me = op->shape->rank;
+    if (op->later) memcpy(total, sum, (size_t)n * sizeof(float));
+    for (rank = 0; rank < op->shape->ranks; rank++) {
+        const float *from;
+        gradient.data = rank == me ? own : (char *)received->data + (rank - (rank > me)) * received->shape[1] +
+                                           offset;
+        from = mtt__read(&gradient, rank == me ? at : at - part->mine, n, buffer);
+        if (rank || op->later) mtt__add_block(from, total, n);
+        else memcpy(total, from, (size_t)n * sizeof(float));
+    }
+    memcpy(sum, total, (size_t)n * sizeof(float));
+}
+
+static void mtt__sum_received(const mtt_op *op, const mtt_tensor *received)
+{
+    int64_t offset = 0, i;
+    int p;
+    for (p = 0; p < op->parameters; p++) {
+        int64_t begin = op->parts[p].mine, count = op->parts[p].end - begin;
+        MTT__THREADS(count)
+        for (i = 0; i < count; i += MTT__BLOCK)
+            mtt__add_gradients(op, received, p, offset, begin + i, mtt__min(MTT__BLOCK, count - i));
+        offset += (int64_t)mtt__bytes_of(op->gradients[p]->dtype, (size_t)count);
+    }
+}
+
+static void mtt__cpu_sum_squares(const mtt_op *op, const mtt_op_sum_squares *o)
+{
+    double *squares = (double *)o->squares->data;
+    int p;
+    for (p = 0; p < op->parameters; p++) {
+        const mtt_part *part = &op->parts[p];
+        int64_t at = part->square + part->begin / MTT__RANGE_BLOCK, first;
+        int count = MTT__SQUARES;
+        for (first = 0; count == MTT__SQUARES; first += count)
+            count = mtt__block_squares(op, p, first, squares + at + first);
+    }
+}
+
+/* Runs operations of the hall that have operands from other ranks. */
+static int mtt__cpu_exchanged(const mtt_op *op)
+{
+    const mtt_op_sum_gradients *s = MTT_OPERANDS_OF(sum_gradients, op);
+    const mtt_op_grad_norm *n = MTT_OPERANDS_OF(grad_norm, op);
+    double sum = 0;
+    int64_t i;
+    if (op->kind == MTT_OP_sum_gradients && s->received) return mtt__sum_received(op, s->received), 1;
+    if (op->kind != MTT_OP_grad_norm || !n->squares) return 0;
+    for (i = 0; i < n->squares->shape[0]; i++) sum += ((const double *)n->squares->data)[i];
+    mtt__scale_gradients(mtt__control(n->control), mtt__counters(n->counters), sum);
+    return 1;
+}
+
+#ifndef MTT_NO_FP8
+static void mtt__cpu_merge_records(const mtt_op *op, const mtt_op_merge_records *o)
+{
+    const mtt_scale *rows = (const mtt_scale *)o->rows->data;
+    mtt_scale *scales = (mtt_scale *)o->scales->data;
+    int64_t count = o->scales->shape[0], i;
+    for (i = 0; i < op->shape->ranks * count; i++)
+        if (i / count != op->shape->rank) mtt__merge_record(&scales[i % count], &rows[i]);
+}
+#endif
+
+static void mtt__check_ranks(mtt__faults *faults, const mtt_model_desc *model, const mtt_policy *p)
+{
+    (void)model;
+    mtt__require(faults, p->ranks < 1 || (p->rank >= 0 && p->rank < p->ranks),
+                 "rank is %d, it must be at least 0 and below ranks, %d", p->rank, p->ranks);
+    mtt__require(faults, !p->keep_gradients || p->ranks == 1 || p->shard == MTT_SHARD_NONE,
+                 "keep_gradients is 1: ranks must not divide gradients, set shard to none");
+}
+
+static const mtt__wing *mtt__wing_exchange(void)
+{
+    static const mtt__wing wing = {NULL, mtt__check_ranks, NULL, mtt__divide, NULL, NULL, mtt__cpu_exchanged,
+                                   NULL};
+    return &wing;
+}
+#endif /* MTT_NO_RANKS */
 
 /* -----------------------------------------------------------------------------------------------------------
    >>json
@@ -13064,7 +13149,7 @@ MTTDEF mtt_status mtt_vocab_trainer_finish(mtt_vocab_trainer *trainer, int vocab
    >>data
    ------------------------------------------------------------------------------------------------------- */
 
-/* From text to token files. A corpus hands out documents; mtt_split_of puts each into train, valid or test;
+/* From text to token files. A corpus hands out documents; mtt__split_of puts each into train, valid or test;
    mtt_prepare reads the text twice, once to train the tokenizer and once to encode. A token file is a header
    and an array of ids. Its header says what it was made of, so that mtt_prepare can tell whether a dataset
    is up to date, and mtt_dataset_open whether its files belong together. */
@@ -13079,7 +13164,7 @@ MTTDEF mtt_status mtt_vocab_trainer_finish(mtt_vocab_trainer *trainer, int vocab
 #define MTT_DOCUMENT_LIMIT ((size_t)1 << 30)
 #endif
 
-struct mtt_corpus {
+typedef struct mtt__corpus {
     mtt_env *env;
     const char *path, *name, *field; /* `name` is for messages */
     int fd, jsonl, ended;            /* ended: the file has been read to its end */
@@ -13095,10 +13180,10 @@ struct mtt_corpus {
     size_t unit;     /* of them, without ends of text: for mtt__prepare_hash */
     size_t skipped;  /* bytes of the end of text behind the document that was handed out */
     int broken;      /* 1 = that document ended within a line */
-};
+} mtt__corpus;
 
 /* Reads blocks until `bytes` wait in the buffer or the file ends. */
-static mtt_status mtt__corpus_need(mtt_corpus *c, size_t bytes)
+static mtt_status mtt__corpus_need(mtt__corpus *c, size_t bytes)
 {
     enum { block = 1 << 18 };
     while (!c->ended && c->size - c->start < bytes) {
@@ -13145,7 +13230,7 @@ static const char *mtt__skip_blanks(const char *at, const char *end)
 
 /* The size of a line of plain text with its line end, if it is only the end of text, once or several times;
    else 0. `line` is its place among the bytes that wait, which have all of it unless it is longer. */
-static size_t mtt__corpus_end_line(const mtt_corpus *c, size_t line)
+static size_t mtt__corpus_end_line(const mtt__corpus *c, size_t line)
 {
     const char *first = c->buffer + c->start + line, *at = first;
     const mtt_slice end = c->end_of_text;
@@ -13163,7 +13248,7 @@ static size_t mtt__corpus_end_line(const mtt_corpus *c, size_t line)
 }
 
 /* Hands out the text before the next end of text or cut. It may be blank. */
-static mtt_status mtt__corpus_cut(mtt_corpus *c, const char **text, size_t *bytes)
+static mtt_status mtt__corpus_cut(mtt__corpus *c, const char **text, size_t *bytes)
 {
     const char *at = NULL;
     size_t waiting = 0, limit = 0, cut = 0, line = 0;
@@ -13204,7 +13289,7 @@ static mtt_status mtt__corpus_cut(mtt_corpus *c, const char **text, size_t *byte
 }
 
 /* Where a text has ends of text, there are no blank documents between them. */
-static mtt_status mtt__corpus_next_piece(mtt_corpus *c, const char **text, size_t *bytes)
+static mtt_status mtt__corpus_next_piece(mtt__corpus *c, const char **text, size_t *bytes)
 {
     for (;;) {
         mtt_status status = mtt__corpus_cut(c, text, bytes);
@@ -13214,9 +13299,9 @@ static mtt_status mtt__corpus_next_piece(mtt_corpus *c, const char **text, size_
 }
 
 /* Counts the documents in the buffer, up to 20. Tells in *ends whether ends of text are among them. */
-static int mtt__corpus_count(mtt_corpus *c, int *ends)
+static int mtt__corpus_count(mtt__corpus *c, int *ends)
 {
-    const mtt_corpus before = *c;
+    const mtt__corpus before = *c;
     const char *text;
     size_t size;
     int count = 0;
@@ -13231,10 +13316,10 @@ static int mtt__corpus_count(mtt_corpus *c, int *ends)
    text is so short that all of it is in the buffer. Pieces have 1/40 to 1/20 of its size, but 16 bytes or
    more, so that a cut can look back. Where ends of text alone give 20 documents, there are no other cuts
    before 16 MiB, which bound the buffer. */
-static void mtt__corpus_measure(mtt_corpus *c, mtt_slice end_of_text)
+static void mtt__corpus_measure(mtt__corpus *c, mtt_slice end_of_text)
 {
     const size_t most = (c->size - c->start) / 20;
-    mtt_corpus pieces;
+    mtt__corpus pieces;
     int ends;
     if (c->ended && mtt__corpus_count(c, &ends) < 20) {
         c->most = most > 16 ? most : 16;
@@ -13256,7 +13341,7 @@ static void mtt__corpus_measure(mtt_corpus *c, mtt_slice end_of_text)
 
 /* JSONL begins with a mark of JSON or of a JSON text sequence. Behind blanks the first line must be a JSON
    value, unless a field was named, so that an empty first line lets plain text begin with such a mark. */
-static mtt_status mtt__corpus_detect(mtt_corpus *c, int field_named, mtt_slice end_of_text)
+static mtt_status mtt__corpus_detect(mtt__corpus *c, int field_named, mtt_slice end_of_text)
 {
     mtt_status status = mtt__corpus_need(c, 20 * c->most); /* 20 documents, for mtt__corpus_measure */
     const char *end = c->buffer + c->size, *at, *stop;
@@ -13277,12 +13362,20 @@ static mtt_status mtt__corpus_detect(mtt_corpus *c, int field_named, mtt_slice e
     return status;
 }
 
+static void mtt__corpus_close(mtt__corpus *c)
+{
+    if (!c) return;
+    if (c->fd > 0) mtt__os_close(c->fd);
+    mtt__free(c->env, c->buffer);
+    mtt__free(c->env, c);
+}
+
 /* `end_of_text` ends documents. It must stay until the corpus is closed. */
 static mtt_status mtt__corpus_open(mtt_env *env, const char *path, const char *field, mtt_slice end_of_text,
-                                   mtt_corpus **out)
+                                   mtt__corpus **out)
 {
     size_t path_size = strlen(path) + 1, field_size = strlen(field ? field : "text") + 1;
-    mtt_corpus *c = (mtt_corpus *)mtt__alloc(env, 1, mtt__add(sizeof(*c), path_size + field_size));
+    mtt__corpus *c = (mtt__corpus *)mtt__alloc(env, 1, mtt__add(sizeof(*c), path_size + field_size));
     mtt_status status = MTT_OK;
     mtt__file_info info;
     *out = NULL;
@@ -13303,27 +13396,13 @@ static mtt_status mtt__corpus_open(mtt_env *env, const char *path, const char *f
         status = mtt__fail(env, MTT_E_FILE, "%s is a device: name a file or a pipe", c->name);
     if (!status) status = mtt__reserve(env, (void **)&c->buffer, &c->capacity, (size_t)1 << 20, 1);
     if (!status) status = mtt__corpus_detect(c, field != NULL, end_of_text);
-    if (status) mtt_corpus_close(c);
+    if (status) mtt__corpus_close(c);
     else *out = c;
     return status;
 }
 
-MTTDEF mtt_status mtt_corpus_open(mtt_env *env, const char *path, const char *field, mtt_corpus **out)
-{
-    const mtt_slice end = {MTT__END_OF_TEXT, sizeof(MTT__END_OF_TEXT) - 1};
-    return mtt__corpus_open(env, path, field, end, out);
-}
-
-MTTDEF void mtt_corpus_close(mtt_corpus *c)
-{
-    if (!c) return;
-    if (c->fd > 0) mtt__os_close(c->fd);
-    mtt__free(c->env, c->buffer);
-    mtt__free(c->env, c);
-}
-
 /* Reads the rest of the file, and copies all of it to `copy` unless that is NULL. */
-static mtt_status mtt__corpus_drain(mtt_corpus *c, mtt_writer *copy)
+static mtt_status mtt__corpus_drain(mtt__corpus *c, mtt_writer *copy)
 {
     mtt_status status = MTT_OK;
     while (!status && c->size) {
@@ -13343,7 +13422,7 @@ static int mtt__utf8_form(const unsigned char *at, const unsigned char *end)
 }
 
 /* Refuses NUL bytes in what is handed out next, and counts the bytes that are not UTF-8. */
-static mtt_status mtt__corpus_check(mtt_corpus *c, const char *text, size_t bytes)
+static mtt_status mtt__corpus_check(mtt__corpus *c, const char *text, size_t bytes)
 {
     const unsigned char *at = (const unsigned char *)text, *end = at + bytes;
     const char *nul = (const char *)memchr(text, 0, bytes);
@@ -13362,7 +13441,7 @@ static mtt_status mtt__corpus_check(mtt_corpus *c, const char *text, size_t byte
 }
 
 /* The size of a field's text without the ends of text, and the blanks around them, that exporters add. */
-static size_t mtt__corpus_trim(mtt_corpus *c, mtt_slice text)
+static size_t mtt__corpus_trim(mtt__corpus *c, mtt_slice text)
 {
     const size_t mark = c->end_of_text.size;
     size_t size = text.size;
@@ -13376,7 +13455,7 @@ static size_t mtt__corpus_trim(mtt_corpus *c, mtt_slice text)
 
 /* Returns the text in a line of JSONL, its escapes undone in the buffer. Of equal keys the last one counts.
    */
-static mtt_status mtt__corpus_parse(mtt_corpus *c, const char *line, size_t size, const char **text,
+static mtt_status mtt__corpus_parse(mtt__corpus *c, const char *line, size_t size, const char **text,
                                     size_t *bytes)
 {
     const char *hint = "; plain text that begins with a quote or a bracket needs an empty first line";
@@ -13403,7 +13482,7 @@ static mtt_status mtt__corpus_parse(mtt_corpus *c, const char *line, size_t size
     return MTT_OK;
 }
 
-static mtt_status mtt__corpus_next_line(mtt_corpus *c, const char **text, size_t *bytes)
+static mtt_status mtt__corpus_next_line(mtt__corpus *c, const char **text, size_t *bytes)
 {
     size_t scanned = 0, size;
     for (;;) {
@@ -13427,7 +13506,7 @@ static mtt_status mtt__corpus_next_line(mtt_corpus *c, const char **text, size_t
 }
 
 /* Counts the texts `end` in a document. Once one has been found, other ends of text are not counted. */
-static void mtt__corpus_count_inside(mtt_corpus *c, mtt_slice end, const char *text, size_t bytes)
+static void mtt__corpus_count_inside(mtt__corpus *c, mtt_slice end, const char *text, size_t bytes)
 {
     const char *at = text, *stop = text + bytes;
     if (!end.size || (c->inside && !mtt__slice_same(c->inside_text, end))) return;
@@ -13440,7 +13519,9 @@ static void mtt__corpus_count_inside(mtt_corpus *c, mtt_slice end, const char *t
     }
 }
 
-MTTDEF mtt_status mtt_corpus_next(mtt_corpus *c, const char **text, size_t *bytes)
+/* Returns the next document, valid until the next call; MTT_END after the last. Errors name the line. The
+   call after MTT_E_FORMAT goes on with the next line. */
+static mtt_status mtt__corpus_next(mtt__corpus *c, const char **text, size_t *bytes)
 {
     const mtt_slice ends[] = {c->end_of_text, {MTT__END_OF_TEXT, 13}, {"<|end_of_text|>", 15}};
     mtt_status status = (c->jsonl ? mtt__corpus_next_line : mtt__corpus_next_piece)(c, text, bytes);
@@ -13452,7 +13533,7 @@ MTTDEF mtt_status mtt_corpus_next(mtt_corpus *c, const char **text, size_t *byte
 }
 
 /* Draws three different places among every 20 documents: the first two go to valid, the third to test. */
-MTTDEF mtt_split mtt_split_of(uint64_t seed, uint64_t document)
+static mtt_split mtt__split_of(uint64_t seed, uint64_t document)
 {
     uint64_t stream = mtt__stream(MTT__SITE_SPLIT, 0, 0), draw = document / 20 * 3, place = document % 20;
     uint64_t first = mtt__random_below(seed, stream, draw, 20);
@@ -13726,7 +13807,7 @@ typedef struct mtt__prepare {
     int piped;         /* the input can be read only once */
     uint32_t options;  /* for the headers */
     uint64_t text;     /* for the headers; 0 until the text has been read once */
-    mtt_corpus *corpus;
+    mtt__corpus *corpus;
     uint64_t document; /* of the corpus, from 0 */
     uint64_t read, told; /* bytes of text, in all passes; those at the last call of desc->progress */
     int stopped;       /* 1 = that call has ended the work */
@@ -13773,7 +13854,7 @@ static mtt_status mtt__prepare_options(mtt__prepare *p)
 static mtt_status mtt__prepare_open(mtt__prepare *p)
 {
     mtt_status status;
-    mtt_corpus_close(p->corpus);
+    mtt__corpus_close(p->corpus);
     status = mtt__corpus_open(p->env, p->input, p->desc->field, p->end_of_text, &p->corpus);
     p->document = 0;
     if (!status && p->input == p->spool_path)
@@ -13784,7 +13865,7 @@ static mtt_status mtt__prepare_open(mtt__prepare *p)
 /* Hashes the text, once it has been read, and the options that decide documents and splits. */
 static mtt_status mtt__prepare_hash(mtt__prepare *p)
 {
-    const mtt_corpus *c = p->corpus;
+    const mtt__corpus *c = p->corpus;
     const uint64_t before = p->text;
     const uint64_t words[] = {c->hash, mtt__hash(0, c->field, strlen(c->field)), p->desc->seed,
                               c->unit}; /* MTT_DOCUMENT_BYTES, less for a short text */
@@ -13813,8 +13894,8 @@ static mtt_status mtt__prepare_each(mtt__prepare *p, mtt__document_fn use)
     size_t bytes;
     uint64_t all = 0;
     mtt_status status = mtt__prepare_open(p);
-    while (!status && (status = mtt_corpus_next(p->corpus, &text, &bytes)) == MTT_OK) {
-        status = use(p, mtt_split_of(p->desc->seed, p->document++), text, bytes), all += bytes;
+    while (!status && (status = mtt__corpus_next(p->corpus, &text, &bytes)) == MTT_OK) {
+        status = use(p, mtt__split_of(p->desc->seed, p->document++), text, bytes), all += bytes;
         if (!status) status = mtt__prepare_tell(p, bytes);
     }
     if (status != MTT_END || p->stopped) return status;
@@ -13971,7 +14052,7 @@ static mtt_status mtt__prepare_run(mtt__prepare *p)
 /* Reports what the text was. */
 static void mtt__prepare_describe(const mtt__prepare *p, mtt_prepare_report *r)
 {
-    const mtt_corpus *c = p->corpus;
+    const mtt__corpus *c = p->corpus;
     const mtt_slice end = c->end_of_text, inside = c->inside_text;
     r->jsonl = c->jsonl;
     r->separated = c->separated;
@@ -14013,7 +14094,7 @@ MTTDEF mtt_status mtt_prepare(mtt_env *env, const mtt_prepare_desc *desc, mtt_pr
     if (!status) mtt__prepare_describe(p, r);
     for (i = 0; i < MTT__PARTS; i++) mtt__writer_abort(&p->writer[i]);
     if (p->input == p->spool_path) mtt__os_remove(p->spool_path);
-    mtt_corpus_close(p->corpus);
+    mtt__corpus_close(p->corpus);
     mtt_vocab_trainer_destroy(p->trainer);
     mtt_tokenizer_destroy(p->tokenizer);
     mtt__free(env, p->ids);
@@ -14190,17 +14271,22 @@ enum {
     MTT__CHECKPOINT_NOTE = 4 << 20 /* and of a note behind them, at most */
 };
 
-/* The dtypes of the format and their bits, mtt's first. Tensors of the others are listed and never used. */
-#define MTT__ST_DTYPE(dtype, bytes, name) {name, 8 * bytes},
+/* The dtypes of the format and their bits. The first are those of mtt_dtype, in its order; tensors of the
+   others are listed and never used. */
 static const struct {
     const char *name;
     int bits;
 } mtt__st_dtype[] = {
-    MTT_DTYPES(MTT__ST_DTYPE)
+    {"F32", 32},    {"BF16", 16}, {"F16", 16},   {"F8_E4M3", 8}, {"F8_E5M2", 8}, {"I32", 32}, {"U8", 8},
     {"BOOL", 8},    {"I8", 8},   {"I16", 16},    {"U16", 16},    {"U32", 32},    {"I64", 64},
     {"U64", 64},    {"F64", 64}, {"C64", 64},    {"F4", 4},      {"F6_E2M3", 6}, {"F6_E3M2", 6},
     {"F8_E8M0", 8}, {"F8_E4M3FNUZ", 8}, {"F8_E5M2FNUZ", 8}};
 enum { MTT__ST_DTYPES = MTT__LENGTH(mtt__st_dtype) };
+
+MTTDEF const char *mtt_dtype_name(mtt_dtype dtype)
+{
+    return (unsigned)dtype < MTT_DTYPE_COUNT ? mtt__st_dtype[dtype].name : "unknown";
+}
 
 /* A tensor of a file, or a name and a value of its metadata. */
 typedef struct mtt__st_entry {
@@ -14445,6 +14531,23 @@ static mtt_status mtt__st_open(mtt_env *env, const char *path, mtt__st *st)
     return status;
 }
 
+/* Returns how many bytes of a tensor to read next, from `at` up; 0 at its end. Those before are forgotten. */
+static size_t mtt__st_piece(const mtt__st_entry *e, size_t at)
+{
+    const size_t most = MTT__ST_CHUNK * sizeof(float);
+    if (e->data && at) mtt__os_forget(e->data + (at - 1) / most * most, (at - 1) % most + 1);
+    return e->bytes - at < most ? e->bytes - at : most;
+}
+
+static uint32_t mtt__st_crc(const mtt__st *st, const mtt__st_entry *e)
+{
+    uint32_t crc = 0;
+    size_t at, bytes;
+    for (at = 0; (bytes = mtt__st_piece(e, at)) > 0; at += bytes)
+        crc = mtt__crc32(&st->crc, crc, e->data + at, bytes);
+    return crc;
+}
+
 static int mtt__st_crc_is(const mtt__st *st, const char *key, uint32_t crc)
 {
     const mtt__st_entry *pair = mtt__st_find(&st->metadata, key);
@@ -14462,7 +14565,7 @@ static mtt_status mtt__st_verify(const mtt__st *st)
     for (i = 0; i < st->tensors.count && !wrong; i++) {
         const mtt__st_entry *e = &st->tensors.at[i];
         memcpy(key + 6, e->name, strlen(e->name) + 1);
-        if (!mtt__st_crc_is(st, key, mtt__crc32(&st->crc, 0, e->data, e->bytes))) wrong = e->name;
+        if (!mtt__st_crc_is(st, key, mtt__st_crc(st, e))) wrong = e->name;
     }
     if (!wrong) return MTT_OK;
     return mtt__fail(st->env, MTT_E_FORMAT, "%s: %s has no checksum or another one; " MTT__ST_REMEDY,
@@ -14525,8 +14628,7 @@ static mtt_status mtt__st_write(mtt__st_saving *s, mtt__st_read_fn read, void *u
     size_t i, done, part;
     for (i = 0; i < s->count; i++) {
         mtt__st_entry *e = &s->tensors[i];
-        for (done = 0; done < e->bytes && !status; done += part) {
-            part = e->bytes - done < sizeof(s->chunk) ? e->bytes - done : sizeof(s->chunk);
+        for (done = 0; !status && (part = mtt__st_piece(e, done)) > 0; done += part) {
             status = read(user, i, done, s->chunk, part);
             if (status) return status;
             e->crc = mtt__crc32(&s->st.crc, e->crc, s->chunk, part);
@@ -14584,19 +14686,26 @@ static mtt_status mtt__st_save(mtt_env *env, const char *path, mtt__st_entry *te
 /* The tensors are FP32: all that the optimizer keeps of each parameter (see MTT__OPTIM), and the scales
    of FP8, 0 before a step has measured them. A compact state encodes to the same bits again. The metadata has
    the model, the counters and the position in the data. */
+typedef struct mtt__saved {
+    const mtt__parameter *of; /* NULL: the scales, the last tensor of a file */
+    int kind;                 /* of what the optimizer keeps */
+} mtt__saved;
+
 typedef struct mtt__checkpoint {
     mtt_trainer *t;
     const mtt__st *st; /* the file to read; NULL when saving */
     int merged;        /* 1 = weights alone, with adapters added to them */
     mtt_status status;
     mtt__st_entry *tensors;
-    int *kinds;         /* of each tensor of a parameter: MTT__OPTIM_KINDS times its number, and its kind */
-    size_t kept, count; /* tensors of parameters; all */
+    mtt__saved *saved; /* what each tensor has */
+    size_t count;
     size_t read_tensors, read_bytes; /* when saving: tensors read, and bytes of the next one */
     mtt__text metadata;
     mtt_counters counters;
     int64_t micro_batch;
-    uint64_t seed;
+    uint64_t seed, groups;
+    int lora_rank;
+    float lora_alpha;
     mtt_batches batches; /* without tokens: none */
 } mtt__checkpoint;
 
@@ -14606,41 +14715,45 @@ static mtt_status mtt__checkpoint_init(mtt__checkpoint *c, mtt_trainer *t, const
 #define MTT__OPTIM_PREFIX(kind, name, prefix, exists) prefix,
     static const char *const prefixes[] = {MTT__OPTIM(MTT__OPTIM_PREFIX)};
     const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
+    const mtt__parameter *q, *end = p->parameters + p->parameter_count;
+    const size_t most = MTT__OPTIM_KINDS * (size_t)p->parameter_count + 1;
+    mtt__st_entry *e;
     char *name;
-    size_t i, most;
+    int kind;
     memset(c, 0, sizeof(*c));
+    if (mtt__must_train(t)) return MTT_E_ARGUMENT;
     c->t = t;
+    c->merged = merged;
     c->micro_batch = t->micro_batch;
     c->seed = t->optim.seed;
+    c->groups = t->groups;
+    c->lora_rank = t->schedule->policy.lora_rank;
+    c->lora_alpha = t->schedule->policy.lora_alpha;
     if (batches) c->batches = *batches;
-    most = MTT__OPTIM_KINDS * (size_t)p->parameter_count + 1;
-    c->tensors = (mtt__st_entry *)mtt__alloc(t->env, most, sizeof(*c->tensors) + MTT__CHECKPOINT_NAME +
-                                             sizeof(int));
-    if (!c->tensors) return MTT_E_MEMORY;
-    c->kinds = (int *)(void *)(c->tensors + most);
-    c->merged = merged;
-    for (i = 0; i < most - 1; i++) { /* of a frozen one the weight alone, and what exists of the others */
-        const mtt__parameter *q = &p->parameters[i / MTT__OPTIM_KINDS];
-        const int kind = (int)(i % MTT__OPTIM_KINDS);
-        if (merged ? kind == MTT__MASTER && !mtt__is_adapter(q->kind)
-                   : kind == MTT__MASTER || (!q->frozen && p->optim[kind]))
-            c->kinds[c->kept++] = (int)i;
-    }
-    c->count = c->kept + (p->scales && !merged);
-    if (c->count > c->kept) {
-        c->tensors[c->kept].name = "fp8.scales";
-        c->tensors[c->kept].dtype = MTT_F32;
-        c->tensors[c->kept].rank = 1;
-        c->tensors[c->kept].shape[0] = (uint64_t)p->scales->shape[0];
-    }
-    for (i = 0, name = (char *)(c->kinds + most); i < c->kept; i++, name += MTT__CHECKPOINT_NAME) {
-        const mtt__parameter *q = &p->parameters[c->kinds[i] / MTT__OPTIM_KINDS];
-        c->tensors[i].name = mtt__format(name, MTT__CHECKPOINT_NAME, "%s%s",
-                                         prefixes[c->kinds[i] % MTT__OPTIM_KINDS], q->weight->name);
-        c->tensors[i].dtype = MTT_F32;
-        c->tensors[i].rank = q->shape[1] ? 2 : 1;
-        memcpy(c->tensors[i].shape, q->shape, sizeof(q->shape));
-    }
+    c->tensors = e = (mtt__st_entry *)mtt__alloc(t->env, most, sizeof(*e) + sizeof(*c->saved) +
+                                                 MTT__CHECKPOINT_NAME);
+    if (!e) return MTT_E_MEMORY;
+    c->saved = (mtt__saved *)(void *)(e + most);
+    name = (char *)(c->saved + most);
+    for (q = p->parameters; q < end; q++)
+        for (kind = 0; kind < MTT__OPTIM_KINDS; kind++) {
+            if (merged ? kind != MTT__MASTER || mtt__is_added(q->kind)
+                       : kind != MTT__MASTER && (q->frozen || !p->optim[kind]))
+                continue; /* of a frozen parameter there is the weight alone */
+            c->saved[c->count].of = q;
+            c->saved[c->count++].kind = kind;
+            e->name = mtt__format(name, MTT__CHECKPOINT_NAME, "%s%s", prefixes[kind], q->weight->name);
+            e->dtype = MTT_F32;
+            e->rank = q->shape[1] ? 2 : 1;
+            memcpy(e++->shape, q->shape, sizeof(q->shape));
+            name += MTT__CHECKPOINT_NAME;
+        }
+    if (!p->scales || merged) return MTT_OK;
+    c->count++;
+    e->name = "fp8.scales";
+    e->dtype = MTT_F32;
+    e->rank = 1;
+    e->shape[0] = (uint64_t)p->scales->shape[0];
     return MTT_OK;
 }
 
@@ -14699,19 +14812,6 @@ static void mtt__checkpoint_number(mtt__checkpoint *c, const char *name, uint64_
                               (unsigned long long)here);
 }
 
-/* Checks or writes a setting that is stored only if it is not 0, and must match on resume. */
-static void mtt__checkpoint_setting(mtt__checkpoint *c, const char *name, void *number, size_t size)
-{
-    static const uint64_t none = 0;
-    int given = memcmp(number, &none, size) != 0;
-    if (c->merged || c->status) return;
-    if (c->st ? mtt__st_find(&c->st->metadata, name) != NULL : given)
-        mtt__checkpoint_number(c, name, 0, 0, number, size);
-    else if (given && c->st)
-        c->status = mtt__fail(c->t->env, MTT_E_MISMATCH, "%s has no %s: use the settings of its run",
-                              c->st->path, name);
-}
-
 /* 1 = a checkpoint may be without this field, and then means its default. Every one has the sizes, and this
    version writes three more fields in any case. */
 static int mtt__checkpoint_optional(const mtt_field *field, int writes)
@@ -14733,14 +14833,11 @@ static int mtt__checkpoint_default(const mtt_model_desc *model, const mtt_field 
     return !mtt_model_resolve(NULL, &m, &m) && mtt__field_get(&m, field) == mtt__field_get(model, field);
 }
 
-/* Writes the numbers of the model, or compares them, except for dropout, and for max_seq without a table of
+/* Writes the fields of the model, or compares them, except for dropout, and for max_seq without a table of
    positions. */
-static mtt_status mtt__checkpoint_numbers(mtt__checkpoint *c)
+static mtt_status mtt__checkpoint_model(mtt__checkpoint *c)
 {
-#define MTT__NUMBER(name, member, low, high) \
-    mtt__checkpoint_number(c, name, low, high, &c->member, sizeof(c->member))
     const mtt_model_desc *m = &c->t->schedule->model;
-    const uint64_t most = (uint64_t)1 << 62; /* no counter overflows after it */
     size_t i;
     for (i = 0; mtt__model_field[i].name; i++) {
         const mtt_field *f = &mtt__model_field[i];
@@ -14754,97 +14851,94 @@ static mtt_status mtt__checkpoint_numbers(mtt__checkpoint *c)
         if (mtt__checkpoint_optional(f, !c->st) && !(c->st && mtt__st_find(&c->st->metadata, name))) {
             if (mtt__checkpoint_default(m, f)) continue;
             if (c->st)
-                return mtt__fail(c->t->env, MTT_E_MISMATCH,
+                return c->status = mtt__fail(c->t->env, MTT_E_MISMATCH,
                                  "%s says nothing of %s, which means the default: use the model of its run",
                                  c->st->path, f->name);
         }
         if (f->choices && c->st && mtt__st_number(c->st, name, INT_MAX, &theirs) && (int)theirs != value)
-            return mtt__fail(c->t->env, MTT_E_MISMATCH, "%s has %s %s, here it is %s: use its run's",
-                             c->st->path, name, mtt__field_words(f, (double)theirs, words[0]),
+            return c->status = mtt__fail(c->t->env, MTT_E_MISMATCH, "%s has %s %s, here it is %s: use its "
+                             "run's", c->st->path, name, mtt__field_words(f, (double)theirs, words[0]),
                              mtt__field_words(f, value, words[1]));
         mtt__checkpoint_number(c, name, 0, 0, &value, sizeof(value));
     }
-    mtt__checkpoint_setting(c, "groups", &c->t->groups, sizeof(c->t->groups));
-    mtt__checkpoint_setting(c, "lora_rank", &c->t->schedule->policy.lora_rank, sizeof(int));
-    mtt__checkpoint_setting(c, "lora_alpha_bits", &c->t->schedule->policy.lora_alpha, sizeof(float));
-    MTT__NUMBER("step", counters.steps, 0, most);
-    MTT__NUMBER("micro_batch", micro_batch, 0, most);
-    MTT__NUMBER("updates", counters.updates, 0, most);
-    MTT__NUMBER("good_steps", counters.good_steps, 0, 1 << 30);
-    MTT__NUMBER("loss_scale_bits", counters.loss_scale, 1, 0x7f7fffff); /* positive and finite */
-    MTT__NUMBER("seed", seed, 0, UINT64_MAX);
-    if (!c->batches.tokens) return c->status;
-    MTT__NUMBER("batches.cursor", batches.cursor, 0, most);
-    MTT__NUMBER("batches.seed", batches.seed, 0, UINT64_MAX);
-    MTT__NUMBER("batches.seq_len", batches.seq_len, 0, 0);
-    MTT__NUMBER("batches.sequences", batches.sequences, 0, 0);
-    if (!c->st || mtt__st_find(&c->st->metadata, "batches.crc32")) /* not in files of older versions */
-        MTT__NUMBER("batches.crc32", batches.crc32, 0, 0);
     return c->status;
 }
 
-/* Returns the adapter of a weight, A or B; NULL: none. */
-static const mtt__parameter *mtt__adapter(const mtt_trainer *t, const mtt__parameter *q, int of_b)
-{
-    static const int kinds[] = {MTT__QKV_WEIGHT, MTT__PROJ_WEIGHT, MTT__FC_WEIGHT, MTT__MLP_WEIGHT};
-    const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
-    int i, k = 0;
-    while (k < 4 && kinds[k] != q->kind) k++;
-    for (i = 0; i < p->parameter_count && k < 4; i++)
-        if (p->parameters[i].layer == q->layer && p->parameters[i].kind == MTT__QKV_A + 2 * k + of_b)
-            return &p->parameters[i];
-    return NULL;
-}
+/* Numbers of a checkpoint: name, member, range in a file; 0 and 0: the same as here. A SETTING is left out
+   where it is 0, and in a merged file. DATA is there if batches are; files of older versions lack LATER. */
+enum { MTT__COUNTER, MTT__SETTING, MTT__DATA, MTT__LATER };
+enum { MTT__LARGE = 62 }; /* no counter overflows after 2 to the power of it */
+#define MTT__NUMBER(kind, name, member, low, high)                                      \
+    {name, offsetof(mtt__checkpoint, member), sizeof(((mtt__checkpoint *)0)->member), low, high, MTT__##kind}
+static const struct {
+    const char *name;
+    size_t offset, size;
+    uint64_t low, high;
+    int kind;
+} mtt__checkpoint_row[] = {
+    MTT__NUMBER(SETTING, "groups", groups, 0, 0),
+    MTT__NUMBER(SETTING, "lora_rank", lora_rank, 0, 0),
+    MTT__NUMBER(SETTING, "lora_alpha_bits", lora_alpha, 0, 0),
+    MTT__NUMBER(COUNTER, "step", counters.steps, 0, (uint64_t)1 << MTT__LARGE),
+    MTT__NUMBER(COUNTER, "micro_batch", micro_batch, 0, (uint64_t)1 << MTT__LARGE),
+    MTT__NUMBER(COUNTER, "updates", counters.updates, 0, (uint64_t)1 << MTT__LARGE),
+    MTT__NUMBER(COUNTER, "good_steps", counters.good_steps, 0, 1 << 30),
+    MTT__NUMBER(COUNTER, "loss_scale_bits", counters.loss_scale, 1, 0x7f7fffff), /* positive and finite */
+    MTT__NUMBER(COUNTER, "seed", seed, 0, UINT64_MAX),
+    MTT__NUMBER(DATA, "batches.cursor", batches.cursor, 0, (uint64_t)1 << MTT__LARGE),
+    MTT__NUMBER(DATA, "batches.seed", batches.seed, 0, UINT64_MAX),
+    MTT__NUMBER(DATA, "batches.seq_len", batches.seq_len, 0, 0),
+    MTT__NUMBER(DATA, "batches.sequences", batches.sequences, 0, 0),
+    MTT__NUMBER(LATER, "batches.crc32", batches.crc32, 0, 0),
+};
 
-/* Returns all values of a parameter, in memory of the caller's; NULL after a failure. */
-static float *mtt__all_values(mtt_trainer *t, const mtt__parameter *q, mtt_status *status)
+/* Writes the model and the numbers, or compares and reads them. */
+static mtt_status mtt__checkpoint_numbers(mtt__checkpoint *c)
 {
-    int64_t count = mtt__parameter_elements(q);
-    float *values = *status ? NULL : (float *)mtt__alloc(t->env, (size_t)count, sizeof(float));
-    if (!values && !*status) *status = MTT_E_MEMORY;
-    if (values) *status = mtt__move_optim(t, MTT__GET, q, MTT__MASTER, 0, count, values);
-    return values;
-}
-
-/* Adds scale A B to elements of a weight. */
-static mtt_status mtt__add_adapter(mtt_trainer *t, const mtt__parameter *q, int64_t at, int64_t count,
-                                   float *values)
-{
-    const mtt__parameter *a = mtt__adapter(t, q, 0), *b = mtt__adapter(t, q, 1);
-    mtt_status status = MTT_OK;
-    float *as, *bs;
-    int64_t i, k;
-    if (!a) return MTT_OK;
-    as = mtt__all_values(t, a, &status);
-    bs = mtt__all_values(t, b, &status);
-    for (i = 0; i < count && !status; i++) {
-        int64_t row = (at + i) / q->shape[1], column = (at + i) % q->shape[1];
-        double sum = 0;
-        for (k = 0; k < a->shape[1]; k++)
-            sum += (double)as[row * a->shape[1] + k] * (double)bs[k * q->shape[1] + column];
-        values[i] += (float)((double)mtt__lora_scale(&t->schedule->policy) * sum);
+    static const uint64_t none = 0;
+    size_t i;
+    mtt__checkpoint_model(c);
+    for (i = 0; i < MTT__LENGTH(mtt__checkpoint_row) && !c->status; i++) {
+        const char *name = mtt__checkpoint_row[i].name;
+        const size_t size = mtt__checkpoint_row[i].size;
+        const int kind = mtt__checkpoint_row[i].kind, there = c->st && mtt__st_find(&c->st->metadata, name);
+        void *number = (char *)c + mtt__checkpoint_row[i].offset;
+        if (kind == MTT__SETTING && (c->merged || (!there && !memcmp(number, &none, size)))) continue;
+        if (kind >= MTT__DATA && !c->batches.tokens) break;
+        if (kind == MTT__LATER && c->st && !there) continue;
+        if (kind == MTT__SETTING && c->st && !there)
+            return mtt__fail(c->t->env, MTT_E_MISMATCH, "%s has no %s: use the settings of its run",
+                             c->st->path, name);
+        mtt__checkpoint_number(c, name, mtt__checkpoint_row[i].low, mtt__checkpoint_row[i].high, number,
+                               size);
     }
-    mtt__free(t->env, as);
-    mtt__free(t->env, bs);
-    return status;
+    return c->status;
+}
+
+/* Moves a piece of a tensor. */
+static mtt_status mtt__checkpoint_move(mtt__checkpoint *c, int way, size_t index, size_t offset,
+                                       const void *values, size_t bytes)
+{
+    const mtt__saved *saved = &c->saved[index];
+    const int64_t at = (int64_t)(offset / sizeof(float)), count = (int64_t)(bytes / sizeof(float));
+    float *floats = (float *)(uintptr_t)values;
+    MTT_IF_EIGHT(if (!saved->of && way == MTT__PUT && !c->t->measured) return MTT_OK;)
+    MTT_IF_EIGHT(if (!saved->of) return mtt__move_scales(c->t, way, at, count, floats);)
+    return mtt__move_optim(c->t, way, saved->of, saved->kind, at, count, floats);
 }
 
 /* Reads a piece of a tensor. Ranks that have a share of it send it to the others, so all must read it. */
 static mtt_status mtt__checkpoint_read(void *user, size_t index, size_t offset, void *buffer, size_t bytes)
 {
     mtt__checkpoint *c = (mtt__checkpoint *)user;
-    mtt_trainer *t = c->t;
-    const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
-    const mtt__parameter *q = &p->parameters[c->kinds[index] / MTT__OPTIM_KINDS];
-    int64_t at = (int64_t)(offset / sizeof(float)), count = (int64_t)(bytes / sizeof(float));
-    mtt_status status;
+    mtt_status status = mtt__checkpoint_move(c, MTT__GET, index, offset, buffer, bytes);
     c->read_tensors = index;
     c->read_bytes = offset + bytes;
-    if (index == c->kept) return mtt__move_scales(t, MTT__GET, at, count, (float *)buffer);
-    status = mtt__move_optim(t, MTT__GET, q, c->kinds[index] % MTT__OPTIM_KINDS, at, count, (float *)buffer);
-    if (!status && c->merged) status = mtt__add_adapter(t, q, at, count, (float *)buffer);
-    if (!status && !t->schedule->policy.rank)
-        status = mtt__stay_busy(t); /* it may take long before it reads on */
+    MTT_IF_ADAPTERS(if (!status && c->merged)
+        status = mtt__add_adapter(c->t, c->saved[index].of, (int64_t)(offset / sizeof(float)),
+                                  (int64_t)(bytes / sizeof(float)), (float *)buffer);)
+    if (!status && !c->t->schedule->policy.rank)
+        status = mtt__stay_busy(c->t); /* it may take long before it reads on */
     return status;
 }
 
@@ -14856,11 +14950,8 @@ static mtt_status mtt__checkpoint_read_rest(mtt__checkpoint *c)
     mtt_status status = buffer ? MTT_OK : MTT_E_MEMORY;
     for (; i < c->count; i++, done = 0) {
         mtt__st_measure(&c->tensors[i]);
-        for (; done < c->tensors[i].bytes && !status; done += part) {
-            part = c->tensors[i].bytes - done;
-            if (part > MTT__ST_CHUNK * sizeof(float)) part = MTT__ST_CHUNK * sizeof(float);
+        for (; !status && (part = mtt__st_piece(&c->tensors[i], done)) > 0; done += part)
             status = mtt__checkpoint_read(c, i, done, buffer, part);
-        }
     }
     mtt__free(c->t->env, buffer);
     return status;
@@ -14964,11 +15055,11 @@ static mtt_status mtt__checkpoint_find(mtt__checkpoint *c)
     for (i = 0; i < c->count; i++) {
         mtt__st_entry *want = &c->tensors[i];
         const mtt__st_entry *e = mtt__st_find(&c->st->tensors, want->name);
-        if (!e && i == c->kept) { /* of a run in another precision */
-            c->count = c->kept;
+        if (!e && !c->saved[i].of) { /* of a run in another precision */
+            c->count = i;
             break;
         }
-        if (!e && c->kinds[i] % MTT__OPTIM_KINDS == MTT__FIRST) break;
+        if (!e && c->saved[i].kind == MTT__FIRST) break;
         if (!e || (uintptr_t)e->data % sizeof(float) || e->dtype != want->dtype || e->rank != want->rank ||
             memcmp(e->shape, want->shape, sizeof(e->shape)) != 0)
             return mtt__fail(c->t->env, MTT_E_MISMATCH, "%s: tensor %s is %s: use the checkpoint's model",
@@ -14981,29 +15072,31 @@ static mtt_status mtt__checkpoint_find(mtt__checkpoint *c)
 /* Refuses numbers that no training leaves: a forged file has the right checksums. */
 static mtt_status mtt__checkpoint_values(const mtt__checkpoint *c)
 {
-    size_t i, k;
+    size_t i, at, bytes, k;
     for (i = 0; i < c->count; i++) {
         const mtt__st_entry *e = &c->tensors[i];
         const float *x = (const float *)(uintptr_t)e->data;
-        const float least = i == c->kept || c->kinds[i] % MTT__OPTIM_KINDS == MTT__SECOND ? 0.0f : -INFINITY;
-        for (k = 0; k < e->bytes / sizeof(float); k++)
-            if (!mtt__finite((double)x[k]) || x[k] < least ||
-                (i == c->kept && x[k] != (x[0] > 0 ? mtt__power_of_two(x[k]) : 0.0f)))
-                return mtt__fail(c->t->env, MTT_E_FORMAT, "%s: element %zu of %s is %g: the run had diverged "
-                                 "or the file is forged; use another checkpoint", c->st->path, k, e->name,
-                                 (double)x[k]);
+        const int scales = !c->saved[i].of;
+        const float least = scales || c->saved[i].kind == MTT__SECOND ? 0.0f : -INFINITY;
+        for (at = 0; (bytes = mtt__st_piece(e, at)) > 0; at += bytes)
+            for (k = at / sizeof(float); k < (at + bytes) / sizeof(float); k++)
+                if (!mtt__finite((double)x[k]) || x[k] < least ||
+                    (scales && x[k] != (x[0] > 0 ? mtt__power_of_two(x[k]) : 0.0f)))
+                    return mtt__fail(c->t->env, MTT_E_FORMAT, "%s: element %zu of %s is %g: the run had "
+                                     "diverged or the file is forged; use another checkpoint", c->st->path, k,
+                                     e->name, (double)x[k]);
     }
     return MTT_OK;
 }
 
 MTTDEF mtt_status mtt_resume(mtt_trainer *t, const char *path, mtt_batches *batches)
 {
-    const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
     mtt__checkpoint c;
     mtt__st st;
     const mtt__st_entry *note;
+    char *note_before = t->note;
     uint32_t crc = 0;
-    size_t i;
+    size_t i, at, bytes;
     int window, context = 0;
     mtt_status status = mtt__checkpoint_init(&c, t, batches, 0);
     c.st = &st;
@@ -15016,7 +15109,7 @@ MTTDEF mtt_status mtt_resume(mtt_trainer *t, const char *path, mtt_batches *batc
     if (!status) status = mtt__st_verify(&st);
     if (!status) status = mtt__checkpoint_values(&c);
     note = status ? NULL : mtt__st_find(&st.metadata, "note");
-    if (note) status = mtt_trainer_set_note(t, note->value);
+    if (note) t->note = NULL, status = mtt_trainer_set_note(t, note->value);
     status = mtt__all_agree(t, status, NULL);
     for (i = 0; i < st.metadata.count && !status; i++) { /* among them are the checksums of all tensors */
         const mtt__st_entry *pair = &st.metadata.at[i];
@@ -15024,16 +15117,17 @@ MTTDEF mtt_status mtt_resume(mtt_trainer *t, const char *path, mtt_batches *batc
         crc = mtt__crc32(&st.crc, crc, pair->value, strlen(pair->value) + 1);
     }
     if (!status) status = mtt__all_same(t, "the checkpoint", crc);
-    for (i = 0; i < c.kept && !status; i++) /* the trainer changes from here on */
-        status = mtt__move_optim(t, MTT__PUT, &p->parameters[c.kinds[i] / MTT__OPTIM_KINDS],
-                                c.kinds[i] % MTT__OPTIM_KINDS, 0,
-                                (int64_t)(c.tensors[i].bytes / sizeof(float)),
-                                (float *)(uintptr_t)c.tensors[i].data);
-    if (!status && p->scales) {
-        const float *scales = c.count > c.kept ? (const float *)(uintptr_t)c.tensors[c.kept].data : NULL;
-        t->measured = scales && scales[0] > 0;
-        if (t->measured) status = mtt__move_scales(t, MTT__PUT, 0, p->scales->shape[0], (float *)scales);
+    if (note) {
+        mtt__free(t->env, status ? t->note : note_before);
+        if (status) t->note = note_before;
     }
+    if (!status) { /* the trainer changes from here on */
+        const mtt__st_entry *last = &c.tensors[c.count - 1];
+        t->measured = !c.saved[c.count - 1].of && *(const float *)(uintptr_t)last->data > 0;
+    }
+    for (i = 0; i < c.count && !status; i++)
+        for (at = 0; !status && (bytes = mtt__st_piece(&c.tensors[i], at)) > 0; at += bytes)
+            status = mtt__checkpoint_move(&c, MTT__PUT, i, at, c.tensors[i].data + at, bytes);
     if (!status) {
         const mtt__st_entry *from = mtt__st_find(&st.metadata, "precision");
         int scaled = from && (!strcmp(from->value, "fp16") || !strcmp(from->value, "fp8"));
@@ -15133,7 +15227,7 @@ MTTDEF int mtt_form_next(const mtt_model_desc *m, mtt_form form, int64_t *cursor
         if (mtt__parameter_row[kind].place != place ||
             strncmp(mtt__parameter_row[kind].name, begin, strlen(begin)) != 0 ||
             (part != MTT__WHOLE && (part == MTT__JOINED) != (form == MTT_FORM_MTT || !rotary)) ||
-            !mtt__parameter_shape(m, kind, 0, m->vocab, shape))
+            !mtt__parameter_shape(m, NULL, kind, m->vocab, shape))
             continue;
         mtt__form_fill(m, form, kind, layer, row, shape, t);
         return 1;
@@ -15323,7 +15417,7 @@ static float mtt__st_float(const mtt__st_entry *e, size_t i)
     float single;
     double wide;
     if (e->dtype == MTT_F32) return memcpy(&single, e->data + 4 * i, sizeof(single)), single;
-    if (!strcmp(mtt__st_dtype[e->dtype].name, "F64"))
+    if (e->dtype != MTT_F16_BITS && e->dtype != MTT_BF16_BITS)
         return memcpy(&wide, e->data + 8 * i, sizeof(wide)), (float)wide;
     memcpy(&half, e->data + 2 * i, sizeof(half));
     return e->dtype == MTT_F16_BITS ? mtt__from_fp16(half) : mtt__from_bf16(half);
@@ -15340,9 +15434,9 @@ static int mtt__st_equal(const mtt__st_entry *a, const mtt__st_entry *b)
         if (both[k]->dtype != MTT_F32 && both[k]->dtype != MTT_F16_BITS && both[k]->dtype != MTT_BF16_BITS &&
             strcmp(mtt__st_dtype[both[k]->dtype].name, "F64")) return 0;
     for (k = 0; k < a->rank; k++) count *= (size_t)a->shape[k];
-    for (i = 0; i < count; i++)
-        if (mtt__st_float(a, i) != mtt__st_float(b, i)) return 0;
-    return 1;
+    for (i = 0; i < count && mtt__st_float(a, i) == mtt__st_float(b, i);) i++;
+    for (k = 0; k < 2; k++) mtt__os_forget(both[k]->data, both[k]->bytes);
+    return i == count;
 }
 
 /* Checks that every tensor of the description is there, and no other. */
@@ -15673,48 +15767,89 @@ MTTDEF void mtt_model_training(const mtt_model *m, int *window, int *seq_len)
 
 /* ---- reading ---- */
 
-/* Copies a tensor to its columns of the parameter, in the order of the file. */
-static mtt_status mtt__model_copy(const mtt_model *m, const mtt_form_tensor *t, const mtt__st_entry *e,
-                                  float *values)
+/* Lists the tensors that make up a parameter: they come one after another from the cursor up. */
+static const mtt__st_entry *mtt__model_next(const mtt_model *m, const char *parameter, int64_t *cursor,
+                                            mtt_form_tensor *t)
 {
-    const int64_t lines = t->transposed ? t->columns : t->rows, length = t->transposed ? t->rows : t->columns;
-    int64_t line, i;
-    int faults = 0;
-    MTT__OMP(omp parallel for reduction(+ : faults) private(i))
-    for (line = 0; line < lines; line++)
-        for (i = 0; i < length; i++) {
-            const float x = mtt__st_float(e, (size_t)(line * length + i));
-            const int64_t row = t->transposed ? i : line;
-            const int64_t column = mtt_form_column(t, t->transposed ? line : i);
-            faults += !mtt__finite((double)x);
-            values[row * t->width + column] = x;
+    if (!mtt_form_next(&m->desc, m->form, cursor, t) || strcmp(t->parameter, parameter)) return NULL;
+    return mtt__model_find(m, t);
+}
+
+/* Returns the cursor at the first tensor of a parameter, and this tensor; -1: there is none. */
+static int64_t mtt__model_cursor(const mtt_model *m, const char *parameter, mtt_form_tensor *t)
+{
+    int64_t cursor = 0, before = 0;
+    for (; mtt_form_next(&m->desc, m->form, &cursor, t); before = cursor)
+        if (!strcmp(t->parameter, parameter)) return before;
+    return -1;
+}
+
+/* Checks that the values of a parameter are finite, and checksums, which files of other programs lack. */
+static mtt_status mtt__model_check(const mtt_model *m, const char *parameter, int64_t cursor)
+{
+    const mtt__st_entry *e;
+    mtt_form_tensor t;
+    while ((e = mtt__model_next(m, parameter, &cursor, &t)) != NULL) {
+        const size_t size = (size_t)mtt__st_dtype[e->dtype].bits / 8;
+        char key[MTT__ST_NAME + 8];
+        size_t at, bytes;
+        int faults = 0;
+        mtt__format(key, sizeof(key), "crc32.%s", e->value);
+        if (mtt__st_find(&e->file->metadata, "crc32") &&
+            !mtt__st_crc_is(e->file, key, mtt__st_crc(e->file, e)))
+            return mtt__fail(m->env, MTT_E_FORMAT, "%s: %s does not match its checksum: the file is damaged; "
+                             "copy or save it again", e->file->path, t.name);
+        for (at = 0; (bytes = mtt__st_piece(e, at)) > 0; at += bytes) {
+            const int64_t end = (int64_t)((at + bytes) / size);
+            int64_t i;
+            MTT__OMP(omp parallel for reduction(+ : faults))
+            for (i = (int64_t)(at / size); i < end; i++)
+                faults += !mtt__finite((double)mtt__st_float(e, (size_t)i));
         }
-    if (!faults) return MTT_OK;
-    return mtt__fail(m->env, MTT_E_FORMAT, "%s: %s has %d values that are not finite: use another file",
-                     m->path, t->name, faults);
+        if (faults)
+            return mtt__fail(m->env, MTT_E_FORMAT, "%s: %s has %d values that are not finite: use another "
+                             "file", m->path, t.name, faults);
+    }
+    return MTT_OK;
+}
+
+/* Copies `count` elements of a parameter, from `at` up. */
+static void mtt__model_copy(const mtt_model *m, const char *parameter, int64_t cursor, int64_t at,
+                            int64_t count, float *values)
+{
+    const mtt__st_entry *e;
+    mtt_form_tensor t;
+    while ((e = mtt__model_next(m, parameter, &cursor, &t)) != NULL) {
+        const int64_t first = at / t.width, rows = mtt__ceil_div(at + count, t.width) - first;
+        const int64_t lines = t.transposed ? t.columns : rows, length = t.transposed ? rows : t.columns;
+        const size_t row_bytes = e->bytes / (size_t)t.rows;
+        int64_t line, i;
+        MTT__OMP(omp parallel for private(i))
+        for (line = 0; line < lines; line++)
+            for (i = 0; i < length; i++) {
+                const int64_t row = first + (t.transposed ? i : line), column = t.transposed ? line : i;
+                const int64_t to = row * t.width + mtt_form_column(&t, column) - at;
+                const int64_t from = t.transposed ? column * t.rows + row : row * t.columns + column;
+                if (to >= 0 && to < count) values[to] = mtt__st_float(e, (size_t)from);
+            }
+        if (!t.transposed) mtt__os_forget(e->data + (size_t)first * row_bytes, (size_t)rows * row_bytes);
+        else if (at + count == t.rows * t.width) mtt__os_forget(e->data, e->bytes);
+    }
 }
 
 MTTDEF mtt_status mtt_model_read(mtt_model *m, const char *name, float *values)
 {
     mtt_form_tensor t;
-    int64_t cursor = 0;
-    mtt_status status = MTT_E_ARGUMENT;
-    while (mtt_form_next(&m->desc, m->form, &cursor, &t)) {
-        const mtt__st_entry *e = mtt__model_find(m, &t);
-        char key[MTT__ST_NAME + 8];
-        if (strcmp(t.parameter, name) != 0) continue;
-        mtt__format(key, sizeof(key), "crc32.%s", e->value);
-        if (mtt__st_find(&e->file->metadata, "crc32") && /* not in files of other programs */
-            !mtt__st_crc_is(e->file, key, mtt__crc32(&e->file->crc, 0, e->data, e->bytes)))
-            return mtt__fail(m->env, MTT_E_FORMAT, "%s: %s does not match its checksum: the file is damaged; "
-                             "copy or save it again", e->file->path, t.name);
-        status = mtt__model_copy(m, &t, e, values);
-        if (status) return status;
-    }
-    return status ? mtt__fail(m->env, status, "%s has no parameter %.100s", m->path, name) : MTT_OK;
+    const int64_t cursor = mtt__model_cursor(m, name, &t);
+    mtt_status status;
+    if (cursor < 0) return mtt__fail(m->env, MTT_E_ARGUMENT, "%s has no parameter %.100s", m->path, name);
+    status = mtt__model_check(m, name, cursor);
+    if (!status) mtt__model_copy(m, name, cursor, 0, t.rows * t.width, values);
+    return status;
 }
 
-/* All weights are read before the first one is set, so that a refusal changes nothing. */
+/* All weights are checked before the first one is set, so that a refusal changes nothing. They pass in pieces
+   from the file's types to floats and on to the device's, so the host needs no memory for them. */
 MTTDEF mtt_status mtt_trainer_load(mtt_trainer *t, mtt_model *m)
 {
     mtt_status status = mtt__model_compare(t->env, &m->desc, &t->schedule->model,
@@ -15722,30 +15857,31 @@ MTTDEF mtt_status mtt_trainer_load(mtt_trainer *t, mtt_model *m)
                                            "create it with the model's description");
     const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
     const mtt__parameter *q, *end = p->parameters + p->parameter_count;
-    int64_t most = 0;
-    float *values;
-    uint32_t crc = 0;
+    mtt_form_tensor first;
     mtt__crc_table table;
+    uint32_t crc = 0;
     int setting;
     mtt__crc_init(&table);
-    for (q = p->parameters; q < end; q++)
-        if (mtt__parameter_elements(q) > most) most = mtt__parameter_elements(q);
-    values = (float *)mtt__alloc(t->env, (size_t)most, sizeof(*values));
-    if (!values) status = MTT_E_MEMORY;
     for (setting = 0; setting < 2; setting++) {
         for (q = p->parameters; q < end && !status; q++) {
-            if (mtt__is_adapter(q->kind)) continue;
-            status = mtt_model_read(m, q->weight->name, values);
-            if (!status && setting) status = mtt_parameter_set(t, (int)(q - p->parameters), values);
-            if (!status && !setting && t->schedule->policy.ranks > 1)
-                crc = mtt__crc32(&table, crc, values, (size_t)mtt__parameter_elements(q) * sizeof(*values));
+            const char *name = q->weight->name;
+            const int64_t cursor = mtt__model_cursor(m, name, &first);
+            int64_t at, n, count = setting || t->schedule->policy.ranks > 1 ? mtt__parameter_elements(q) : 0;
+            if (mtt__is_added(q->kind)) continue;
+            if (!setting) status = mtt__model_check(m, name, cursor);
+            for (at = 0; at < count && !status; at += n) {
+                n = mtt__min(MTT__STAGING, count - at);
+                mtt__model_copy(m, name, cursor, at, n, t->values);
+                if (setting) status = mtt__move_optim(t, MTT__PUT, q, MTT__MASTER, at, n, t->values);
+                else crc = mtt__crc32(&table, crc, t->values, (size_t)n * sizeof(*t->values));
+            }
         }
-        if (!setting) status = mtt__all_agree(t, status, NULL);
-        if (!setting && !status) status = mtt__all_same(t, "the first weights", crc);
-        if (!setting && !status && !t->schedule->chunk) status = mtt__fill_state(t);
+        if (setting) break;
+        status = mtt__all_agree(t, status, NULL);
+        if (!status) status = mtt__all_same(t, "the first weights", crc);
+        if (!status && !t->schedule->chunk) status = mtt__fill_state(t, 1);
     }
     if (!status) t->step = t->micro_batch = t->measured = 0, t->positions = m->seq_len;
-    mtt__free(t->env, values);
     return status;
 }
 #endif /* MTT_NO_MODELS */
@@ -15754,6 +15890,616 @@ MTTDEF mtt_status mtt_trainer_load(mtt_trainer *t, mtt_model *m)
 /* -----------------------------------------------------------------------------------------------------------
    >>generator
    -------------------------------------------------------------------------------------------------------- */
+
+/* ---- the pass `generate` ---- */
+
+static int mtt__generates(const mtt__builder *b)
+{
+    return b->schedule->chunk > 0;
+}
+
+/* The keys and values of each layer, and what a pass reads besides tokens. */
+static void mtt__add_cache(mtt__builder *b)
+{
+    const mtt_schedule *s = b->schedule;
+    const mtt_model_desc *m = &s->model;
+    mtt__program *p = b->program;
+    int64_t rows = s->programs[0].shape.rows;
+    int i;
+    if (!mtt__generates(b)) return;
+    p->sequences = mtt__add_state(b, MTT_I32, MTT_DATA, "sequences", rows, 0);
+    p->places = mtt__add_state(b, MTT_I32, MTT_DATA, "places", rows, 0);
+    p->last = mtt__add_state(b, MTT_I32, MTT_DATA, "last", s->batch, 0);
+    p->choices = mtt__add_state(b, MTT_U8, MTT_DATA, "choices", s->batch, (int64_t)sizeof(mtt_choice));
+    p->chosen = mtt__add_state(b, MTT_U8, MTT_DATA, "chosen", s->batch, (int64_t)sizeof(mtt_chosen));
+    p->cache = (mtt_tensor **)mtt__take(b, 2 * (size_t)m->layers * sizeof(*p->cache));
+    for (i = 0; i < 2 * m->layers && !b->status; i++) {
+        p->cache[i] = mtt__add_tensor(b, mtt__dtype(b), MTT_ACTIVATIONS, i / 2, "attn.",
+                                      i % 2 ? "values" : "keys", (int64_t)s->batch * m->heads_kv, s->seq_len,
+                                      m->d_head);
+        p->cache[i]->persistent = 1;
+    }
+}
+
+/* Returns the rows of a table at an index. */
+static mtt_tensor *mtt__gather_rows(mtt__builder *b, mtt_tensor *table, mtt_tensor *index, const char *name)
+{
+    mtt_tensor *y;
+    if (!table) return NULL;
+    y = mtt__add_tensor(b, table->dtype, MTT_DATA, -1, name, ".row", b->program->shape.rows,
+                        mtt__width(table), 0);
+    MTT__EMIT(b, -1, 0, gather, table, index, y);
+    return y;
+}
+
+/* The forward pass for rows of any sequences: tables of positions are gathered for each row, attention reads
+   the cache, the last row of each sequence reaches the head, and ids are chosen from its logits. */
+static int mtt__rule_generate(mtt__builder *b, mtt_op *op, const mtt_op *end)
+{
+    mtt__program *p = b->program;
+    mtt_tensor **angles = (mtt_tensor **)mtt__own(b, sizeof(*angles));
+    const mtt_op_flash *f = op < end ? MTT_OPERANDS_OF(flash, op) : NULL;
+    if (!angles) return 0;
+    switch (op < end ? op->kind : MTT_OP_KIND_COUNT) {
+    case MTT_OP_embed:
+        ((mtt_op_embed *)(void *)op->operands)->positions =
+            mtt__gather_rows(b, p->positions, p->places, "positions");
+        *angles = mtt__gather_rows(b, p->angles, p->places, "angles");
+        return 0;
+    case MTT_OP_rotary: ((mtt_op_rotary *)(void *)op->operands)->angles = *angles; return 0;
+    case MTT_OP_flash:
+        MTT__EMIT(b, op->layer, 0, cached_attention, f->qkv, p->sequences, p->places,
+                  p->cache[2 * op->layer], p->cache[2 * op->layer + 1], f->out);
+        return 1;
+    case MTT_OP_pick_row:
+        MTT__EMIT(b, -1, 0, gather, op->operands[0], p->last, op->operands[2]);
+        return 1;
+    case MTT_OP_KIND_COUNT: MTT__EMIT(b, -1, 0, choose_id, p->output, p->choices, p->chosen); return 0;
+    default: return 0;
+    }
+}
+
+static const mtt__wing *mtt__wing_generator(void)
+{
+    static const mtt__wing wing = {NULL, NULL, NULL, NULL, mtt__add_cache, NULL, NULL, NULL};
+    return &wing;
+}
+
+/* ---- products of few rows ---- */
+
+enum {
+    MTT__FEW_ROWS = 32,     /* up to so many of C, B is multiplied where it lies, instead of packed */
+    MTT__FEW_QUERIES = 4,   /* up to so many of a cache, its keys are, too */
+    MTT__FEW_COLUMNS = 4096 /* of C that a thread then computes at a time, at most */
+};
+
+/* A token of one sequence, or of each of a batch: B is read once from memory, at 28 GB/s a core, and from a
+   cache again for every MTT__ROWS rows of C. Terms are added as mtt__product_tile adds them, so the bits are
+   the same. A sum of DEPTH terms begins with 0 in `sum`; then C adds it. BF16 becomes floats in registers. No
+   generator computes in FP16.
+
+   MTT__FEW_ALONG: B's rows are side by side. Of whole rows it adds one at a time, because one long run of
+   memory is read up to twice as fast as many short ones. Of parts of rows it adds 16 at a time.
+
+   MTT__FEW_TOGETHER: the same for several rows of C, whose sums are in registers. Up to 512 columns are taken
+   at a time, and prefetched two vectors ahead: a step of 8 sequences of GPT-2 takes 1.5 times as long as of
+   one, instead of 2.7 times with 192 columns and no prefetch.
+
+   MTT__FEW_ACROSS: B's columns are contiguous. W of them and W rows are transposed in registers: log2 W
+   rounds, each of which interleaves the first half of the vectors with the second, bring the bits of the
+   columns into the rows' places. BF16 stays in pairs, words, until then. A sum waits for its last addition,
+   so the next columns are begun before these end. What comes next is prefetched: with 16 lanes the next
+   columns, 28 GB/s instead of 18; else the next terms of these, so that with AVX2 GPT-2's head takes 2.5 ms
+   in BF16 instead of 4. */
+#define MTT__FEW_ACROSS(name, vector, low, high, terms, add_terms)                                           \
+    static void name(int64_t m, int64_t n, int64_t k, const float *x, int64_t ldx, const float *b,           \
+                     int64_t ldb, float *sum)                                                                \
+    {                                                                                                        \
+        enum { wide = sizeof(vector) / sizeof(float) };                                                      \
+        typedef int32_t lanes __attribute__((vector_size(sizeof(vector)), unused));                          \
+        const int64_t next = wide == 16 ? wide * ldb : k;                                                    \
+        int64_t j, p, r;                                                                                     \
+        int i, round;                                                                                        \
+        for (p = 0; p < k; p += wide)                                                                        \
+            for (j = 0; j < n; j += wide) {                                                                  \
+                const float *at = b + j * ldb + p;                                                           \
+                vector total, t[wide], u[wide];                                                              \
+                MTT__UNROLL_VECTORS                                                                          \
+                for (i = 0; i < wide; i++, at += ldb) {                                                      \
+                    MTT__PREFETCH(at + next);                                                                \
+                    memcpy(&t[i], at, sizeof(vector));                                                       \
+                }                                                                                            \
+                MTT__UNROLL_VECTORS                                                                          \
+                for (round = 1; round < wide; round *= 2) {                                                  \
+                    MTT__UNROLL_VECTORS                                                                      \
+                    for (i = 0; i < wide / 2; i++) {                                                         \
+                        u[2 * i] = MTT__SHUFFLE(t[i], t[i + wide / 2], lanes, low);                          \
+                        u[2 * i + 1] = MTT__SHUFFLE(t[i], t[i + wide / 2], lanes, high);                     \
+                    }                                                                                        \
+                    MTT__UNROLL_VECTORS                                                                      \
+                    for (i = 0; i < wide; i++) t[i] = u[i];                                                  \
+                }                                                                                            \
+                for (r = 0; r < m; r++) {                                                                    \
+                    const float *of_row = x + r * ldx + p * terms;                                           \
+                    memcpy(&total, sum + r * n + j, sizeof(total));                                          \
+                    MTT__UNROLL_VECTORS                                                                      \
+                    for (i = 0; i < wide; i++) add_terms(total, of_row + i * terms, t[i]);                   \
+                    memcpy(sum + r * n + j, &total, sizeof(total));                                          \
+                }                                                                                            \
+            }                                                                                                \
+    }
+#define MTT__FEW_ALONG(name, element, load, value)                                                           \
+    static void name(int64_t n, int64_t k, const float *x, const element *b, int64_t ldb, float *sum)        \
+    {                                                                                                        \
+        enum { run = 16, wide = sizeof(mtt__vector) / sizeof(float) };                                       \
+        const int whole = n == ldb, even = n % wide == 0;                                                    \
+        int64_t p, j;                                                                                        \
+        mtt__vector v, row;                                                                                  \
+        int i;                                                                                               \
+        for (p = 0; p < k && whole && even; p++, b += ldb)                                                   \
+            for (j = 0; j < n; j += wide) {                                                                  \
+                memcpy(&v, sum + j, sizeof(v));                                                              \
+                load(row, b + j);                                                                            \
+                v = MTT__MULTIPLY_ADD(v, x[p], row);                                                         \
+                memcpy(sum + j, &v, sizeof(v));                                                              \
+            }                                                                                                \
+        for (; p < k && (whole || !even || k % run); p++, b += ldb) {                                        \
+            for (j = 0; j + wide <= n; j += wide) {                                                          \
+                memcpy(&v, sum + j, sizeof(v));                                                              \
+                load(row, b + j);                                                                            \
+                v = MTT__MULTIPLY_ADD(v, x[p], row);                                                         \
+                memcpy(sum + j, &v, sizeof(v));                                                              \
+            }                                                                                                \
+            for (; j < n; j++) sum[j] = MTT__ADD_PRODUCT(sum[j], x[p], value(b[j]));                         \
+        }                                                                                                    \
+        for (; p < k; p += run, b += run * ldb)                                                              \
+            for (j = 0; j < n; j += wide) {                                                                  \
+                memcpy(&v, sum + j, sizeof(v));                                                              \
+                MTT__UNROLL_VECTORS                                                                          \
+                for (i = 0; i < run; i++) {                                                                  \
+                    load(row, b + i * ldb + j);                                                              \
+                    v = MTT__MULTIPLY_ADD(v, x[p + i], row);                                                 \
+                }                                                                                            \
+                memcpy(sum + j, &v, sizeof(v));                                                              \
+            }                                                                                                \
+    }
+
+/* Up to MTT__ROWS rows: each vector of B is read once for all of them. Rows that C lacks repeat the last. */
+#define MTT__FEW_TOGETHER(name, element, load)                                                               \
+    static void name(int64_t m, int64_t n, int64_t k, const float *x, int64_t ldx, const element *b,         \
+                     int64_t ldb, float *sum)                                                                \
+    {                                                                                                        \
+        enum { wide = sizeof(mtt__vector) / sizeof(float) };                                                 \
+        mtt__vector total[MTT__ROWS], row;                                                                   \
+        const float *of_row[MTT__ROWS];                                                                      \
+        int64_t j, p;                                                                                        \
+        int r;                                                                                               \
+        for (r = 0; r < MTT__ROWS; r++) of_row[r] = x + (r < m ? r : m - 1) * ldx;                           \
+        for (j = 0; j < n; j += wide) {                                                                      \
+            memset(total, 0, sizeof(total));                                                                 \
+            for (p = 0; p < k; p++) {                                                                        \
+                MTT__PREFETCH(b + p * ldb + j + 2 * wide);                                                   \
+                load(row, b + p * ldb + j);                                                                  \
+                MTT__UNROLL_ROWS                                                                             \
+                for (r = 0; r < MTT__ROWS; r++) total[r] = MTT__MULTIPLY_ADD(total[r], of_row[r][p], row);   \
+            }                                                                                                \
+            for (r = 0; r < m; r++) memcpy(sum + r * n + j, &total[r], sizeof(total[r]));                    \
+        }                                                                                                    \
+    }
+
+#if defined(__x86_64__) && defined(__FMA__)
+#define MTT__ADD_PRODUCT(sum, x, y) fmaf(x, y, sum)
+#else
+#define MTT__ADD_PRODUCT(sum, x, y) ((sum) + (x) * (y))
+#endif
+#ifdef __clang__
+#define MTT__UNROLL_VECTORS _Pragma("clang loop unroll(full)")
+#define MTT__SHUFFLE(a, b, lanes, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define MTT__UNROLL_VECTORS _Pragma("GCC unroll 16")
+#define MTT__SHUFFLE(a, b, lanes, ...) __builtin_shuffle(a, b, __extension__(lanes){__VA_ARGS__})
+#endif
+#define MTT__PREFETCH(address) __builtin_prefetch(address, 0, 2)
+
+#ifdef MTT__GNU
+enum { MTT__ACROSS = sizeof(mtt__vector) / sizeof(float) };
+typedef uint32_t mtt__words __attribute__((vector_size(sizeof(mtt__vector))));
+typedef uint16_t mtt__halves __attribute__((vector_size(sizeof(mtt__vector) / 2)));
+
+/* Elements of BF16 as floats. Of a conversion of vectors GCC makes five instructions. */
+#if defined(__x86_64__) && defined(__AVX512F__)
+#define MTT__TO_WORDS(halves) (mtt__words) _mm512_cvtepu16_epi32((__m256i)(halves))
+#elif defined(__x86_64__) && defined(__AVX2__)
+#define MTT__TO_WORDS(halves) (mtt__words) _mm256_cvtepu16_epi32((__m128i)(halves))
+#else
+#define MTT__TO_WORDS(halves) __builtin_convertvector(halves, mtt__words)
+#endif
+MTT__INLINE void mtt__load_bf16(mtt__vector *v, const uint16_t *from)
+{
+    mtt__halves halves;
+    memcpy(&halves, from, sizeof(halves));
+    *v = (mtt__vector)(MTT__TO_WORDS(halves) << 16);
+}
+
+/* The terms of the lower, then of the upper halves of words. */
+#define MTT__ADD_TWO(sum, x, y)                                                                              \
+    ((sum) = MTT__MULTIPLY_ADD(sum, (x)[0], (mtt__vector)((mtt__words)(y) << 16)),                           \
+     (sum) = MTT__MULTIPLY_ADD(sum, (x)[1], (mtt__vector)((mtt__words)(y) & 0xffff0000u)))
+#define MTT__ADD_ONE(sum, x, y) ((sum) = MTT__MULTIPLY_ADD(sum, *(x), y))
+#define MTT__LOAD(v, from) memcpy(&(v), from, sizeof(v))
+#define MTT__LOAD_BF16(v, from) mtt__load_bf16(&(v), from)
+#define MTT__FLOAT(x) (x)
+MTT__FEW_ACROSS(mtt__few_across, mtt__vector, MTT__LOW, MTT__HIGH, 1, MTT__ADD_ONE)
+MTT__FEW_ACROSS(mtt__few_across_bf16, mtt__vector, MTT__LOW, MTT__HIGH, 2, MTT__ADD_TWO)
+MTT__FEW_ALONG(mtt__few_along, float, MTT__LOAD, MTT__FLOAT)
+MTT__FEW_ALONG(mtt__few_along_bf16, uint16_t, MTT__LOAD_BF16, mtt__from_bf16)
+MTT__FEW_TOGETHER(mtt__few_together, float, MTT__LOAD)
+MTT__FEW_TOGETHER(mtt__few_together_bf16, uint16_t, MTT__LOAD_BF16)
+#else
+enum { MTT__ACROSS = 0 }; /* no vectors */
+#define mtt__few_across(m, n, k, x, ldx, b, ldb, sum) ((void)(b))
+#define mtt__few_across_bf16(m, n, k, x, ldx, b, ldb, sum) ((void)(b))
+#define mtt__few_along(n, k, x, b, ldb, sum) ((void)(b))
+#define mtt__few_along_bf16(n, k, x, b, ldb, sum) ((void)(b))
+#define mtt__few_together(m, n, k, x, ldx, b, ldb, sum) ((void)(b))
+#define mtt__few_together_bf16(m, n, k, x, ldx, b, ldb, sum) ((void)(b))
+#endif
+
+/* Of words: x has k words, B rows of BF16, of which two make words. */
+#ifdef MTT__PAIRS_CODE
+#define MTT__ADD_PAIR(sum, x, y) ((sum) = MTT__PAIRS_ADD(sum, *(x), y))
+MTT__PAIRS_CODE
+MTT__FEW_ACROSS(mtt__few_across_pairs, mtt__pairs_vector, MTT__PAIRS_WORDS(LOW), MTT__PAIRS_WORDS(HIGH), 1,
+                MTT__ADD_PAIR)
+__attribute__((always_inline)) MTT__PAIRS_CODE
+MTT__INLINE void mtt__few_along_words(int64_t n, int64_t k, const float *x, const uint16_t *b, int64_t ldb,
+                                      float *sum, int words)
+{
+    enum { wide = sizeof(mtt__pairs_vector) / 2 };
+    typedef uint16_t row __attribute__((vector_size(2 * wide)));
+    int64_t p, j;
+    row even, odd;
+    int i;
+    for (p = 0; p < k; p += words, b += 2 * words * ldb, x += words)
+        for (j = 0; j < n; j += wide) {
+            mtt__pairs_vector left, right;
+            memcpy(&left, sum + j, sizeof(left));
+            memcpy(&right, sum + j + wide / 2, sizeof(right));
+            MTT__UNROLL_ROWS
+            for (i = 0; i < words; i++) {
+                if (words == 1) MTT__PREFETCH(b + 2 * (ldb + j)), MTT__PREFETCH(b + 2 * (ldb + j) + wide);
+                memcpy(&even, b + 2 * i * ldb + j, sizeof(even));
+                memcpy(&odd, b + (2 * i + 1) * ldb + j, sizeof(odd));
+                left = MTT__PAIRS_ADD(left, x[i], MTT__SHUFFLE(even, odd, row, MTT__PAIRS_HALVES(LOW)));
+                right = MTT__PAIRS_ADD(right, x[i], MTT__SHUFFLE(even, odd, row, MTT__PAIRS_HALVES(HIGH)));
+            }
+            memcpy(sum + j, &left, sizeof(left));
+            memcpy(sum + j + wide / 2, &right, sizeof(right));
+        }
+}
+
+MTT__PAIRS_CODE
+static void mtt__few_along_pairs(int64_t n, int64_t k, const float *x, const uint16_t *b, int64_t ldb,
+                                 float *sum)
+{
+    if (n == ldb || k % 8) mtt__few_along_words(n, k, x, b, ldb, sum, 1);
+    else mtt__few_along_words(n, k, x, b, ldb, sum, 8);
+}
+
+MTT__PAIRS_CODE
+static void mtt__few_together_pairs(int64_t m, int64_t n, int64_t k, const float *x, int64_t ldx,
+                                    const uint16_t *b, int64_t ldb, float *sum)
+{
+    enum { wide = sizeof(mtt__pairs_vector) / 2, side = wide / 2 };
+    typedef uint16_t row __attribute__((vector_size(2 * wide)));
+    mtt__pairs_vector left[MTT__ROWS], right[MTT__ROWS];
+    const float *of_row[MTT__ROWS];
+    int64_t j, p;
+    row even, odd, low, high;
+    int r;
+    for (r = 0; r < MTT__ROWS; r++) of_row[r] = x + (r < m ? r : m - 1) * ldx;
+    for (j = 0; j < n; j += wide) {
+        memset(left, 0, sizeof(left));
+        memset(right, 0, sizeof(right));
+        for (p = 0; p < k; p++) {
+            MTT__PREFETCH(b + 2 * p * ldb + j + 2 * wide);
+            MTT__PREFETCH(b + (2 * p + 1) * ldb + j + 2 * wide);
+            memcpy(&even, b + 2 * p * ldb + j, sizeof(even));
+            memcpy(&odd, b + (2 * p + 1) * ldb + j, sizeof(odd));
+            low = MTT__SHUFFLE(even, odd, row, MTT__PAIRS_HALVES(LOW));
+            high = MTT__SHUFFLE(even, odd, row, MTT__PAIRS_HALVES(HIGH));
+            MTT__UNROLL_ROWS
+            for (r = 0; r < MTT__ROWS; r++) {
+                left[r] = MTT__PAIRS_ADD(left[r], of_row[r][p], low);
+                right[r] = MTT__PAIRS_ADD(right[r], of_row[r][p], high);
+            }
+        }
+        for (r = 0; r < m; r++) {
+            memcpy(sum + r * n + j, &left[r], sizeof(left[r]));
+            memcpy(sum + r * n + j + side, &right[r], sizeof(right[r]));
+        }
+    }
+}
+#else
+#define mtt__few_across_pairs(m, n, k, x, ldx, b, ldb, sum) ((void)(b))
+#define mtt__few_along_pairs(n, k, x, b, ldb, sum) ((void)(b))
+#define mtt__few_together_pairs(m, n, k, x, ldx, b, ldb, sum) ((void)(b))
+#endif
+
+/* Adds up to DEPTH terms, from p up, for n columns, from j0 up, of C's rows i to i + m - 1. */
+static void mtt__few_terms(const mtt__product *g, int64_t i, int64_t m, int64_t p, int64_t j0, int64_t n,
+                           float *sum)
+{
+    int64_t k = mtt__min(MTT__DEPTH, g->a.m - p), at = g->b.first + p * g->b.row + j0 * g->b.column;
+    int64_t ldb = g->b.row * g->b.column, first = g->a.first + i * g->a.column + p, ldx = g->a.column, r;
+    int across = g->b.column != 1, half = g->b.t->dtype == MTT_BF16_BITS;
+    int floats = g->pairs || g->a.t->dtype == MTT_F32;
+    float terms[(int)MTT__ROWS * MTT__DEPTH];
+    const float *x = floats ? (const float *)g->a.t->data + first : terms;
+    const float *b = (const float *)g->b.t->data + at;
+    const uint16_t *halves = (const uint16_t *)g->b.t->data + at;
+    const float *words = (const float *)(const void *)halves;
+    for (r = 0; r < m && !floats; r++) mtt__load(g->a.t, first + r * ldx, k, terms + r * MTT__DEPTH);
+    if (!floats) ldx = MTT__DEPTH;
+    memset(sum, 0, (size_t)(m * n) * sizeof(float));
+    if (g->pairs && across) mtt__few_across_pairs(m, n, k, x, ldx, b, ldb, sum);
+    else if (g->pairs && m > 1) mtt__few_together_pairs(m, n, k, x, ldx, halves + p * ldb, ldb, sum);
+    else if (g->pairs) mtt__few_along_pairs(n, k, x, halves + p * ldb, ldb, sum);
+    else if (half && across) mtt__few_across_bf16(m, n, k / 2, x, ldx, words, ldb / 2, sum);
+    else if (half && m > 1) mtt__few_together_bf16(m, n, k, x, ldx, halves, ldb, sum);
+    else if (half) mtt__few_along_bf16(n, k, x, halves, ldb, sum);
+    else if (across) mtt__few_across(m, n, k, x, ldx, b, ldb, sum);
+    else if (m > 1) mtt__few_together(m, n, k, x, ldx, b, ldb, sum);
+    else mtt__few_along(n, k, x, b, ldb, sum);
+}
+
+/* n columns of C, from j0 up. */
+static void mtt__few_columns(const mtt__product *g, int64_t j0, int64_t n)
+{
+    int64_t p, i, j, m;
+    float *sum = mtt__tiles(g->op), *c = sum + MTT__ROWS * n;
+    memset(c, 0, (size_t)(g->c.m * n) * sizeof(float));
+    for (i = 0; i < g->c.m && g->bias; i++) mtt__load(g->bias, j0, n, c + i * n);
+    for (p = 0; p < g->a.m; p += MTT__DEPTH)
+        for (i = 0; i < g->c.m; i += m) {
+            m = mtt__min(MTT__ROWS, g->c.m - i);
+            mtt__few_terms(g, i, m, p, j0, n, sum);
+            for (j = 0; j < m * n; j++) c[i * n + j] += sum[j];
+        }
+    for (i = 0; i < g->c.m; i++) mtt__store(g->c.t, g->c.first + i * g->c.row + j0, n, c + i * n);
+}
+
+/* Computes C's only row. Threads share B's rows, DEPTH at a time, so each reads long runs of memory: up to
+   twice as fast as if they shared its columns. 0 = B has too few rows for all threads, or there are too many
+   sums. */
+static int mtt__few_panels(const mtt__product *g)
+{
+    enum { depth = MTT__DEPTH, space = 65536 };
+    float *sums = mtt__tiles(g->op), *c = sums + space - g->c.n;
+    int64_t n = g->c.n, threads = mtt__threads(), panels = mtt__ceil_div(g->a.m, depth), p, j;
+    if (threads == 1 || panels < threads || (panels + 1) * n > space || n * g->a.m <= MTT__ALONE) return 0;
+    MTT__OMP(omp parallel for schedule(dynamic, 1))
+    for (p = 0; p < panels; p++) mtt__few_terms(g, 0, 1, p * depth, 0, n, sums + p * n);
+    memset(c, 0, (size_t)n * sizeof(float));
+    if (g->bias) mtt__load(g->bias, 0, n, c);
+    for (p = 0; p < panels; p++)
+        for (j = 0; j < n; j++) c[j] += sums[p * n + j];
+    mtt__store(g->c.t, g->c.first, n, c);
+    return 1;
+}
+
+/* 1 = done, 0 = C has too many rows, or the operands are of other types or widths. */
+static int mtt__few_rows(const mtt__product *g)
+{
+    int across = g->b.column != 1, half = !g->pairs && g->b.t->dtype == MTT_BF16_BITS;
+    int wide = g->pairs ? 16 : MTT__ACROSS;
+    int64_t n = g->c.n, share = mtt__ceil_div(n, mtt__threads()), j0;
+    int64_t columns = !across ? 192 : wide == 16 ? 16 : 64;
+    if (!across && g->c.m == 1 && share > columns)
+        columns = mtt__min(MTT__FEW_COLUMNS, mtt__round_up(share, 32));
+    if (!across && g->c.m > 1) columns = mtt__round_up(mtt__ceil_div(share, mtt__ceil_div(share, 512)), 32);
+    if (g->c.m > MTT__FEW_ROWS || g->add || g->scale != 1 || g->a.column == 1 || MTT__ACROSS == 0) return 0;
+    if (g->b.t->dtype != MTT_F32 && g->b.t->dtype != MTT_BF16_BITS) return 0;
+    if (across && (g->a.m % (half ? 2 * wide : wide) || n % wide)) return 0;
+    if (across && half && (g->b.first | g->b.column) % 2) return 0;
+    if (!across && g->pairs && n % 32) return 0;
+    if (!across && g->c.m > 1 && n % wide) return 0;
+    if (!across && g->c.m == 1 && mtt__few_panels(g)) return 1;
+    MTT__OMP(omp parallel for schedule(dynamic, across ? share / (4 * columns) + 1 : 1)
+                 if (n * g->a.m > MTT__ALONE))
+    for (j0 = 0; j0 < n; j0 += columns) mtt__few_columns(g, j0, mtt__min(columns, n - j0));
+    return 1;
+}
+
+/* ---- attention to a cache, and rows of a table ---- */
+
+/* Counts the rows of a tile from row i up: neighbours in their sequence, up to a place that tiles of keys
+   divide. So a row's bits do not depend on which rows are computed with it. 0 = row i is within a tile, or no
+   token. */
+static int64_t mtt__tile_rows(const mtt_op *op, const int32_t *sequences, const int32_t *places, int64_t i)
+{
+    int64_t n = 1;
+    if (places[i] < 0) return 0;
+    if (i && places[i] % MTT__TILE && sequences[i - 1] == sequences[i] && places[i - 1] == places[i] - 1)
+        return 0;
+    while (i + n < op->shape->rows && (places[i] + n) % MTT__TILE && sequences[i + n] == sequences[i] &&
+           places[i + n] == places[i] + n)
+        n++;
+    return n;
+}
+
+/* The products of a few queries. Keys of a cache are contiguous, so they are multiplied as few rows, with the
+   same bits. That takes half the time: keys are not transposed, and no rows of zeros are multiplied. */
+static void mtt__few_scores(const mtt__attention_tile *t, int64_t dim, int64_t j0, int64_t n,
+                            mtt__attention_tiles *a)
+{
+    int64_t columns = mtt__round_up(n, MTT__ACROSS), i;
+    mtt__load(t->k_t.t, t->k_t.first + j0 * dim, n * dim, a->k);
+    for (i = 0; i < t->m; i++)
+        mtt__few_across(1, columns, dim, a->q + i * MTT__MAX_HEAD, 0, a->k, dim, a->s + i * MTT__TILE);
+}
+
+static void mtt__few_values(const mtt__attention_tile *t, int64_t dim, int64_t j0, int64_t n,
+                            mtt__attention_tiles *a)
+{
+    int64_t i, j;
+    mtt__load(t->v.t, t->v.first + j0 * dim, n * dim, a->v);
+    for (i = 0; i < t->m; i++) {
+        float sum[MTT__MAX_HEAD] = {0};
+        mtt__few_along(dim, n, a->s + i * MTT__TILE, a->v, dim, sum);
+        for (j = 0; j < dim; j++) a->o[i * MTT__MAX_HEAD + j] += sum[j];
+    }
+}
+
+/* k and v of each row into the cache; then flash attention with the keys and values there */
+static void mtt__cpu_cached_attention(const mtt_op *op, const mtt_op_cached_attention *o)
+{
+    const mtt_shape *d = op->shape;
+    const int32_t *sequences = (const int32_t *)o->sequences->data;
+    const int32_t *places = (const int32_t *)o->places->data;
+    mtt_qkv qkv = mtt_qkv_of(d);
+    int64_t dim = d->d_head, context = o->keys->shape[1], groups = d->heads_kv, across = MTT__ACROSS, i, job;
+    size_t size = mtt__bytes_of(o->qkv->dtype, 1), row = size * (size_t)qkv.row;
+    for (i = 0; i < d->rows; i++) {
+        const char *from = (const char *)o->qkv->data + (size_t)i * row;
+        int head;
+        if (places[i] < 0) memset((char *)o->out->data + size * (size_t)(i * d->heads * dim), 0,
+                                  size * (size_t)(d->heads * dim));
+        for (head = 0; head < groups && places[i] >= 0; head++) {
+            size_t at = size * (size_t)(((sequences[i] * groups + head) * context + places[i]) * dim);
+            int query = head * (d->heads / d->heads_kv);
+            memcpy((char *)o->keys->data + at,
+                   from + size * (size_t)mtt_qkv_column(&qkv, MTT__K, query), size * (size_t)dim);
+            memcpy((char *)o->values->data + at,
+                   from + size * (size_t)mtt_qkv_column(&qkv, MTT__V, query), size * (size_t)dim);
+        }
+    }
+    MTT__OMP(omp parallel for schedule(dynamic, 1) if (d->rows * d->heads * dim * (*places + 1) > MTT__ALONE))
+    for (job = 0; job < d->rows * d->heads; job++) {
+        int64_t at = job / d->heads, head = job % d->heads, m = mtt__tile_rows(op, sequences, places, at);
+        int64_t kv = sequences[at] * groups + head / (d->heads / groups);
+        mtt__attention_tile t = {mtt__head(op, o->qkv, MTT__Q, head),
+                                 mtt__matrix_at(o->keys, kv * context * dim, context, dim, 1),
+                                 mtt__matrix_at(o->values, kv * context * dim, context, dim, 0),
+                                 mtt__head(op, o->out, MTT__OUT, head), at, m, places[at], places[at] + m,
+                                 NULL, 0, NULL};
+        int few = m <= MTT__FEW_QUERIES && across && dim % across == 0;
+        if (few && m) mtt__attend(op, &t, mtt__few_scores, mtt__few_values);
+        else if (m) mtt__attend(op, &t, mtt__tile_scores, mtt__tile_values);
+    }
+}
+
+/* y[i] = x[index[i]], or 0 */
+static void mtt__cpu_gather(const mtt_op *op, const mtt_op_gather *o)
+{
+    const int32_t *index = (const int32_t *)o->index->data;
+    size_t bytes = o->y->bytes / (size_t)o->y->shape[0];
+    int64_t i;
+    (void)op;
+    for (i = 0; i < o->y->shape[0]; i++)
+        if (index[i] < 0) memset((char *)o->y->data + (size_t)i * bytes, 0, bytes);
+        else
+            memcpy((char *)o->y->data + (size_t)i * bytes,
+                   (const char *)o->x->data + (size_t)index[i] * bytes, bytes);
+}
+
+/* ---- the choice of an id ---- */
+
+/* Returns the weight of a row's first `count` ids, or without a scale their number, of those whose logits are
+   not before `least` in order. */
+static uint64_t mtt__choice_mass(const mtt_tensor *logits, int64_t first, int64_t count, uint32_t least,
+                                 float most, float scale)
+{
+    float buffer[MTT__BLOCK];
+    uint64_t mass = 0;
+    int64_t at, n, k;
+    MTT__BLOCKS(at, n, first, first + count) {
+        const float *x = mtt__read(logits, at, n, buffer);
+        if (scale > 0)
+            for (k = 0; k < n; k++)
+                mass += mtt__order(x[k]) >= least ? mtt__choice_weight(most, x[k], scale) : 0;
+        else
+            for (k = 0; k < n; k++) mass += mtt__order(x[k]) >= least;
+    }
+    return mass;
+}
+
+/* Finds the last place in order, from `least` up, that leaves a mass of `wanted`. Bisection needs no
+   memory. */
+static uint32_t mtt__choice_least(const mtt_tensor *logits, int64_t first, int64_t count, uint32_t least,
+                                  float most, float scale, double wanted)
+{
+    uint32_t end = mtt__order(most) + 1;
+    while (end - least > 1) {
+        uint32_t middle = least + (end - least) / 2;
+        double mass = (double)mtt__choice_mass(logits, first, count, middle, most, scale);
+        if (mass < wanted) end = middle;
+        else least = middle;
+        if (mass >= wanted && mass <= wanted) break;
+    }
+    return least;
+}
+
+/* Takes an id from the row of logits that begins at element `first`. */
+static mtt_chosen mtt__choose_in_row(const mtt_tensor *logits, int64_t first, const mtt_choice *c)
+{
+    mtt_chosen chosen = {-1, 0};
+    float buffer[MTT__BLOCK], most;
+    uint32_t top = 0, least = 1, floor_order;
+    uint64_t mass, target;
+    int64_t end = first + c->count, at, n, k;
+    if (c->count < 1) return chosen;
+    MTT__BLOCKS(at, n, first, end) {
+        const float *x = mtt__read(logits, at, n, buffer);
+        for (k = 0; k < n; k++) top = mtt__order(x[k]) > top ? mtt__order(x[k]) : top;
+    }
+    mtt__load(logits, first, 1, &most);
+    if (!mtt__order(most)) top = 0; /* a NaN is taken if it comes first, and so noticed */
+    MTT__BLOCKS(at, n, first, end) {
+        const float *x = mtt__read(logits, at, n, buffer);
+        for (k = 0; k < n && mtt__order(x[k]) != top; k++) {}
+        if (k < n) break;
+    }
+    most = chosen.logit = mtt__read(logits, at, n, buffer)[k];
+    chosen.id = (int32_t)(at + k - first);
+    if (!(c->scale > 0) || !mtt__finite((double)most)) return chosen;
+    if (c->top_k > 0 && c->top_k < c->count)
+        least = mtt__choice_least(logits, first, c->count, least, most, 0, c->top_k);
+    mass = mtt__choice_mass(logits, first, c->count, least, most, c->scale);
+    if (c->top_p > 0 && c->top_p < 1) {
+        least = mtt__choice_least(logits, first, c->count, least, most, c->scale,
+                                  (double)c->top_p * (double)mass);
+        mass = mtt__choice_mass(logits, first, c->count, least, most, c->scale);
+    }
+    floor_order = mtt__order(most - c->below);
+    if (floor_order > least) {
+        least = floor_order;
+        mass = mtt__choice_mass(logits, first, c->count, least, most, c->scale);
+    }
+    target = (uint64_t)((double)mass * c->place);
+    if (target >= mass) target = mass - 1; /* the product was rounded up */
+    MTT__BLOCKS(at, n, first, end) {
+        const float *x = mtt__read(logits, at, n, buffer);
+        for (k = 0; k < n; k++) {
+            uint32_t weight = mtt__order(x[k]) < least ? 0 : mtt__choice_weight(most, x[k], c->scale);
+            chosen.id = (int32_t)(at + k - first);
+            chosen.logit = x[k];
+            if (target < weight) return chosen;
+            target -= weight;
+        }
+    }
+    return chosen;
+}
+
+static void mtt__cpu_choose_id(const mtt_op *op, const mtt_op_choose_id *o)
+{
+    int64_t rows = mtt__rows(o->logits), width = mtt__width(o->logits), row;
+    (void)op;
+    MTT__THREADS(rows * width)
+    for (row = 0; row < rows; row++)
+        ((mtt_chosen *)o->chosen->data)[row] =
+            mtt__choose_in_row(o->logits, row * width, (const mtt_choice *)o->choices->data + row);
+}
 
 /* ---- drawing ids, and the text of a sequence ---- */
 
@@ -16184,32 +16930,10 @@ MTTDEF mtt_status mtt_generator_create(mtt_env *env, const mtt_model_desc *model
     return status;
 }
 
-MTTDEF const mtt_schedule *mtt_generator_schedule(const mtt_generator *g)
+MTTDEF mtt_trainer *mtt_generator_trainer(mtt_generator *g)
 {
-    return &g->schedule;
+    return &g->trainer;
 }
-
-MTTDEF size_t mtt_generator_device_bytes(const mtt_generator *g)
-{
-    return mtt_trainer_device_bytes(&g->trainer);
-}
-
-MTTDEF const char *mtt_generator_parameter(const mtt_generator *g, int index, int64_t shape[2])
-{
-    return mtt_parameter(&g->trainer, index, shape);
-}
-
-MTTDEF mtt_status mtt_generator_set(mtt_generator *g, int index, const float *values)
-{
-    return mtt_parameter_set(&g->trainer, index, values);
-}
-
-#ifndef MTT_NO_MODELS
-MTTDEF mtt_status mtt_generator_load(mtt_generator *g, mtt_model *model)
-{
-    return mtt_trainer_load(&g->trainer, model);
-}
-#endif
 
 MTTDEF mtt_status mtt_generator_cut(mtt_generator *g, int sequence, int length)
 {
@@ -16422,7 +17146,7 @@ MTTDEF mtt_status mtt_generator_run(mtt_generator *g, mtt_tokenizer *tokenizer,
 }
 #endif /* MTT_NO_GENERATOR */
 
-#ifndef MTT_NO_RANKS
+#ifndef MTT_NO_SOCKETS
 /* -----------------------------------------------------------------------------------------------------------
    >>ranks
    -------------------------------------------------------------------------------------------------------- */
@@ -16482,8 +17206,16 @@ typedef struct mtt__hello {
     unsigned char nonce[32], proof[32];
 } mtt__hello;
 
+/* What ranks tell each other before they go on. */
+typedef struct mtt__message {
+    int64_t number;
+    int32_t status;
+    char error[500];
+} mtt__message;
+
 struct mtt_ranks {
-    MTT__RANKS_HEAD;
+    const mtt__agreements *calls; /* first: see mtt__others */
+    int rank, count;
     mtt_env *env;
     mtt__pool pool;
     int busy;        /* 1 = this rank has told the others */
@@ -16495,10 +17227,11 @@ struct mtt_ranks {
     char failure[512];             /* its text */
     mtt__frame stop;               /* the head of this rank's last frame */
     const char *stop_text;
-    mtt__peer *peers;              /* these five by rank */
+    mtt__peer *peers;              /* these six by rank */
     mtt__home *homes;
     struct pollfd *polls;
     uint64_t *words;               /* of a collective */
+    mtt__message *messages;
     pid_t *children;               /* NULL but in the process that called mtt_ranks_fork */
     mtt_transfer *all;             /* room for one with each rank */
     const mtt_transfer *transfers; /* of the exchange under way */
@@ -17048,21 +17781,29 @@ static mtt_status mtt__watch(mtt_ranks *r, int begins)
     return status;
 }
 
-/* Collects a word of each rank, or its lowest byte. */
-static mtt_status mtt__collect(mtt_ranks *r, uint64_t word, size_t bytes)
+/* Sends this rank's row of `rows` to all others, and receives theirs: the first `bytes` of each. */
+static mtt_status mtt__exchange_rows(mtt_ranks *r, void *rows, size_t row, size_t bytes)
 {
     int i, count = 0;
-    for (i = 0; r && i < r->count; i++) {
+    for (i = 0; i < r->count; i++) {
         mtt_transfer *t = &r->all[count];
-        r->words[i] = i == r->rank ? word : 0;
         if (i == r->rank) continue;
         t->peer = i;
-        t->send = &r->words[r->rank];
-        t->receive = &r->words[i];
+        t->send = (char *)rows + (size_t)r->rank * row;
+        t->receive = (char *)rows + (size_t)i * row;
         t->send_bytes = t->receive_bytes = bytes;
         count++;
     }
-    return mtt__exchange(r, r ? r->all : NULL, count);
+    return mtt__exchange(r, r->all, count);
+}
+
+/* Collects a word of each rank, or its lowest byte. */
+static mtt_status mtt__collect(mtt_ranks *r, uint64_t word, size_t bytes)
+{
+    if (!r) return MTT_OK;
+    memset(r->words, 0, (size_t)r->count * sizeof(word));
+    r->words[r->rank] = word;
+    return mtt__exchange_rows(r, r->words, sizeof(word), bytes);
 }
 
 MTTDEF int mtt_ranks_rank(const mtt_ranks *ranks)
@@ -17153,60 +17894,54 @@ MTTDEF void mtt_ranks_close(mtt_ranks *ranks)
 
 /* ---- what a trainer asks ---- */
 
-/* What ranks tell each other before they go on. */
-typedef struct mtt__message {
-    int64_t number;
-    int32_t status;
-    char error[500];
-} mtt__message;
+/* See mtt__agreements. */
+static void mtt__ranks_join(mtt_trainer *t, mtt_policy *p)
+{
+    p->ranks = t->backend.ranks->count;
+    p->rank = t->backend.ranks->rank;
+    t->backend.exchange = mtt__exchange;
+    t->backend.watch = mtt__watch;
+}
 
 /* See mtt__spread. */
 static mtt_status mtt__ranks_spread(mtt_trainer *t, int from, void *values, size_t bytes)
 {
-    int ranks = t->schedule->policy.ranks, rank = t->schedule->policy.rank, peer, count = 0;
-    for (peer = 0; peer < ranks; peer++) {
-        mtt_transfer *x = &t->transfers[count];
-        if (peer == rank || (rank != from && peer != from)) continue;
+    mtt_ranks *r = t->backend.ranks;
+    int peer, count = 0;
+    for (peer = 0; peer < r->count; peer++) {
+        mtt_transfer *x = &r->all[count];
+        if (peer == r->rank || (r->rank != from && peer != from)) continue;
         x->peer = peer;
         x->send = x->receive = values;
-        x->send_bytes = rank == from ? bytes : 0;
-        x->receive_bytes = rank == from ? 0 : bytes;
+        x->send_bytes = r->rank == from ? bytes : 0;
+        x->receive_bytes = r->rank == from ? 0 : bytes;
         count++;
     }
-    return mtt__exchange(t->backend.ranks, t->transfers, count);
+    return mtt__exchange(r, r->all, count);
 }
 
 /* See mtt__all_agree. */
 static mtt_status mtt__ranks_agree(mtt_trainer *t, mtt_status status, int64_t *number)
 {
-    int ranks = t->schedule->policy.ranks, rank = t->schedule->policy.rank, peer, count = 0;
-    mtt__message *mine;
+    mtt_ranks *r = t->backend.ranks;
+    mtt__message *mine = &r->messages[r->rank];
     mtt_status sent;
-    if (ranks == 1) return status;
-    mine = &t->messages[rank];
+    int peer;
+    if (r->count == 1) return status;
     memset(mine, 0, sizeof(*mine));
     mine->status = (int32_t)status;
     if (number) mine->number = *number;
     if (status && t->env) memcpy(mine->error, t->env->error, sizeof(mine->error) - 1);
-    for (peer = 0; peer < ranks; peer++) {
-        mtt_transfer *x = &t->transfers[count];
-        if (peer == rank) continue;
-        x->peer = peer;
-        x->send = mine;
-        x->receive = &t->messages[peer];
-        x->send_bytes = x->receive_bytes = sizeof(*mine);
-        count++;
-    }
-    sent = mtt__exchange(t->backend.ranks, t->transfers, count);
+    sent = mtt__exchange_rows(r, r->messages, sizeof(*mine), sizeof(*mine));
     if (status) return mtt__fail(t->env, status, "%s", mine->error);
     if (number) *number = 0;
-    for (peer = 0; peer < ranks && !sent; peer++) {
-        mtt__message *theirs = &t->messages[peer];
+    for (peer = 0; peer < r->count && !sent; peer++) {
+        mtt__message *theirs = &r->messages[peer];
         if (number) *number += theirs->number;
         theirs->error[sizeof(theirs->error) - 1] = 0;
         if (theirs->status)
             sent = mtt__fail(t->env, MTT_E_STOPPED, "rank %d (host %s) stopped: %s", peer,
-                             t->backend.ranks->homes[peer].host, theirs->error);
+                             r->homes[peer].host, theirs->error);
     }
     return sent;
 }
@@ -17233,18 +17968,16 @@ static mtt_status mtt__agree_fields(mtt_ranks *r, const void *desc, const mtt_fi
 static mtt_status mtt__start_ranks(mtt_trainer *t)
 {
     const mtt_schedule *s = t->schedule;
-    size_t ranks = (size_t)s->policy.ranks, i;
+    size_t i;
     const struct { const char *what; uint64_t value; } same[] = {
         {"version of mtt", MTT_VERSION},
         {"groups of parameters", t->groups},
         {"seed", t->optim.seed},
+        {"zero_weights", t->optim.zero_weights != 0},
         {"batch", (uint64_t)s->batch},
         {"seq_len", (uint64_t)s->seq_len},
     };
     mtt_status status = MTT_OK;
-    t->transfers = (mtt_transfer *)mtt__alloc(t->env, ranks, sizeof(*t->transfers));
-    t->messages = (mtt__message *)mtt__alloc(t->env, ranks, sizeof(*t->messages));
-    if (!t->transfers || !t->messages) return MTT_E_MEMORY;
     for (i = 0; i < MTT__LENGTH(same) && !status; i++)
         status = mtt_ranks_agree(t->backend.ranks, same[i].what, same[i].value);
     if (!status) status = mtt__agree_fields(t->backend.ranks, &s->model, mtt__model_field);
@@ -17252,111 +17985,9 @@ static mtt_status mtt__start_ranks(mtt_trainer *t)
     return status ? status : mtt__agree_fields(t->backend.ranks, &t->optim, mtt__optim_field);
 }
 
-/* Lists what goes to a rank and comes from it: of each parameter its share and mine. */
-static int mtt__parameter_transfers(const mtt_op *op, int peer, mtt_transfer *t)
-{
-    const mtt_tensor *squares = op->kind == MTT_OP_gather_squares ? op->operands[1] : NULL;
-    int rank = op->shape->rank, p;
-    for (p = 0; p < op->parameters; p++, t++) {
-        const mtt_tensor *whole = squares ? squares : op->sums ? op->sums[p] : op->weights[p];
-        int64_t bytes = mtt__gathered_bytes(op, p), mine, theirs;
-        t->send_bytes = (size_t)(mtt__gathered(op, p, rank, &mine) * bytes);
-        t->receive_bytes = (size_t)(mtt__gathered(op, p, peer, &theirs) * bytes);
-        t->send = (char *)whole->data + mine * bytes;
-        t->receive = (char *)whole->data + theirs * bytes;
-    }
-    return op->parameters;
-}
-
-/* Does the same for gradients: to a rank goes its share, and mine comes. */
-static int mtt__gradient_transfers(const mtt_op *op, int peer, mtt_transfer *t)
-{
-    const mtt_tensor *received = MTT_OPERANDS_OF(all_to_all, op)->received;
-    int rank = op->shape->rank, p;
-    char *row = (char *)received->data + (peer - (peer > rank)) * received->shape[1];
-    for (p = 0; p < op->parameters; p++, t++) {
-        int64_t bytes = (int64_t)mtt__dtype_bytes[op->gradients[p]->dtype], theirs, mine;
-        t->send_bytes = (size_t)(mtt__share(&op->parts[p], peer, &theirs) * bytes);
-        t->receive_bytes = (size_t)(mtt__share(&op->parts[p], rank, &mine) * bytes);
-        t->send = (char *)op->gradients[p]->data + theirs * bytes;
-        t->receive = row;
-        row += t->receive_bytes;
-    }
-    return op->parameters;
-}
-
-/* Does the same for rows. */
-static int mtt__row_transfers(const mtt_op *op, int peer, mtt_transfer *t)
-{
-    const mtt_op_all_gather *o = MTT_OPERANDS_OF(all_gather, op);
-    t->send = o->row->data;
-    t->receive = (char *)o->rows->data + (size_t)peer * o->row->bytes;
-    t->send_bytes = t->receive_bytes = o->row->bytes;
-    return 1;
-}
-
-/* Adds a transfer to the one before it in the list, if it goes on where that ends; otherwise returns 0. The
-   peer does the same, since squares have the same places on all ranks. */
-static int mtt__extend_transfer(mtt_transfer *a, const mtt_transfer *b)
-{
-    int sends = !a->send_bytes || !b->send_bytes || (const char *)a->send + a->send_bytes == b->send;
-    int receives = !a->receive_bytes || !b->receive_bytes ||
-                   (const char *)a->receive + a->receive_bytes == b->receive;
-    if (!sends || !receives || a->peer != b->peer) return 0;
-    if (!a->send_bytes) a->send = b->send;
-    if (!a->receive_bytes) a->receive = b->receive;
-    a->send_bytes += b->send_bytes;
-    a->receive_bytes += b->receive_bytes;
-    return 1;
-}
-
-/* Lists what an operation transfers, without what is empty. Returns the end of the list. */
-static mtt_transfer *mtt__list_transfers(mtt_op *op, mtt_transfer *list)
-{
-    mtt_transfer *end = list, *t;
-    int peer, count, i;
-    for (peer = 0; peer < op->shape->ranks; peer++) {
-        if (peer == op->shape->rank) continue;
-        if (op->kind == MTT_OP_all_to_all) count = mtt__gradient_transfers(op, peer, end);
-        else if (op->kind == MTT_OP_all_gather) count = mtt__row_transfers(op, peer, end);
-        else count = mtt__parameter_transfers(op, peer, end);
-        for (i = 0, t = end; i < count; i++, t++) {
-            t->peer = peer;
-            if (op->kind == MTT_OP_gather_squares && end > list && mtt__extend_transfer(end - 1, t)) continue;
-            if (t->send_bytes || t->receive_bytes) *end++ = *t;
-        }
-    }
-    op->transfers = list;
-    op->transfer_count = (int)(end - list);
-    return end;
-}
-
-/* Lists the transfers of the training program, whose tensors have addresses now. */
-static mtt_status mtt__bind_transfers(mtt_trainer *t)
-{
-    mtt__program *p = &t->schedule->programs[MTT__TRAIN];
-    size_t others = (size_t)t->schedule->policy.ranks - 1, most = 0;
-    mtt_transfer *end;
-    int i;
-    for (i = 0; i < p->op_count; i++)
-        if (mtt__is_transfer(&p->ops[i])) most += others * (size_t)(p->ops[i].parameters + 1);
-    if (!most) return MTT_OK;
-    t->travels = end = (mtt_transfer *)mtt__alloc(t->env, most, sizeof(*end));
-    if (!end) return MTT_E_MEMORY;
-    for (i = 0; i < p->op_count; i++) {
-        mtt_op *op = &p->ops[i];
-        if (!mtt__is_transfer(op)) continue;
-        end = mtt__list_transfers(op, end);
-        if (!p->later_ops || i >= p->step_begin) continue;
-        p->later_ops[i].transfers = op->transfers;
-        p->later_ops[i].transfer_count = op->transfer_count;
-    }
-    return MTT_OK;
-}
-
-static const mtt__rank_calls mtt__calls_of_ranks = {
-    mtt__exchange,    mtt__watch,      mtt__start_ranks, mtt__bind_transfers, mtt__ranks_agree,
-    mtt__ranks_spread, mtt_ranks_agree, mtt_ranks_busy,   mtt_ranks_fail};
+static const mtt__agreements mtt__calls_of_ranks = {
+    mtt__ranks_join,  mtt__start_ranks,  mtt__bind_transfers, mtt__move_shares, mtt__ranks_agree,
+    mtt__ranks_spread, mtt_ranks_agree, mtt_ranks_busy,      mtt_ranks_fail};
 
 /* ---- connecting ---- */
 
@@ -17377,8 +18008,10 @@ static mtt_status mtt__ranks_new(mtt_env *env, int rank, int count, double secon
     r->polls = (struct pollfd *)mtt__pool_take(env, &r->pool, n * sizeof(*r->polls));
     r->words = (uint64_t *)mtt__pool_take(env, &r->pool, n * sizeof(*r->words));
     r->all = (mtt_transfer *)mtt__pool_take(env, &r->pool, n * sizeof(*r->all));
+    r->messages = (mtt__message *)mtt__pool_take(env, &r->pool, n * sizeof(*r->messages));
     for (i = 0; i < count && r->peers; i++) r->peers[i].fd = -1;
-    if (!r->peers || !r->homes || !r->polls || !r->words || !r->all) return mtt__ranks_free(r), MTT_E_MEMORY;
+    if (!r->peers || !r->homes || !r->polls || !r->words || !r->all || !r->messages)
+        return mtt__ranks_free(r), MTT_E_MEMORY;
     if (gethostname(r->homes[rank].host, sizeof(r->homes->host) - 1)) r->homes[rank].host[0] = '?';
     *out = r;
     return MTT_OK;
@@ -17930,7 +18563,7 @@ MTTDEF mtt_status mtt_ranks_connect(mtt_env *env, const mtt_ranks_desc *desc, mt
     mtt__ranks_free(r);
     return status;
 }
-#endif /* MTT_NO_RANKS */
+#endif /* MTT_NO_SOCKETS */
 
 #endif /* none of the #errors */
 #endif /* MTT_IMPLEMENTATION_DONE */

@@ -405,7 +405,6 @@ struct mtt__cuda {
     size_t staging_used; /* by uploads that may not be done */
     mtt__product_plan *plans;
     int plan_count, next_plan; /* when all are taken, a new plan replaces the oldest */
-    uint64_t schedule;         /* whose lists of operations the graphs are of: see mtt__begin_schedule */
     mtt__graph graphs[MTT__GRAPHS];
     int graph_count;
     int rank, ranks;
@@ -754,6 +753,14 @@ static mtt_status mtt__cuda_add(mtt__cuda *c, const mtt_op *op)
 {
     const mtt_op_add *o = MTT_OPERANDS_OF(add, op);
     return mtt__launch_masked_sum(c, op, o->a, o->b, NULL, o->sum);
+}
+
+/* Both addresses say where they are, so one kind of copy serves all places. */
+static mtt_status mtt__cuda_move(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_op_move *o = MTT_OPERANDS_OF(move, op);
+    return mtt__checked(c, cudaMemcpyAsync(o->y->data, o->x->data, o->x->bytes, cudaMemcpyDefault, c->stream),
+                        "a copy between host and device");
 }
 
 static mtt_status mtt__cuda_dropout_scores(mtt__cuda *c, const mtt_op *op)
@@ -1768,10 +1775,7 @@ static mtt__trials mtt__tune;
 
 static int mtt__element_bytes(int dtype)
 {
-#define MTT__BYTES(dtype, bytes, name) bytes,
-    static const int of[] = {MTT_DTYPES(MTT__BYTES)};
-#undef MTT__BYTES
-    return of[dtype];
+    return (int)mtt__bytes_of((mtt_dtype)dtype, 1);
 }
 
 static mtt__blas_matrix mtt__blas_matrix_at(const mtt_tensor *t, int64_t first, int64_t ld, int64_t stride,
@@ -8944,8 +8948,8 @@ static mtt_status mtt__wait(mtt__cuda *c)
     return status;
 }
 
-/* Graphs, late weights and routes are found by the addresses of a schedule's lists. */
-static void mtt__forget_schedule(mtt__cuda *c)
+/* Graphs, late weights and routes are found by the addresses of lists. */
+static void mtt__forget_lists(mtt__cuda *c)
 {
     mtt__copies *const x = c->copies;
     mtt__forget_graphs(c);
@@ -8965,7 +8969,7 @@ static void mtt__cuda_close(void *context)
     mtt_env *env = c->env;
     cudaSetDevice(c->device);
     if (c->stream) mtt__wait(c);
-    mtt__forget_schedule(c);
+    mtt__forget_lists(c);
     mtt__leave_ranks(c);
     mtt__forget_plans(c);
     mtt__host_free(env, c->plans);
@@ -9059,12 +9063,27 @@ static mtt_status mtt__cuda_memory(void *context, size_t *free_bytes, size_t *al
     return mtt__checked(c, cudaMemGetInfo(free_bytes, all_bytes), "asking for its memory");
 }
 
-static mtt_status mtt__cuda_alloc(void *context, size_t bytes, void **block)
+/* Takes pinned memory of the host, so that the device copies it without staging and beside operations. */
+static mtt_status mtt__alloc_pinned(mtt__cuda *c, size_t bytes, void **block)
+{
+    const cudaError_t error = cudaMallocHost(block, bytes);
+    if (error == cudaSuccess) return MTT_OK;
+    *block = NULL;
+    cudaGetLastError(); /* a failed allocation is no fault of later operations */
+    if (error != cudaErrorMemoryAllocation) return mtt__checked(c, error, "taking pinned memory");
+    return mtt__cuda_fail(c->env, MTT_E_MEMORY,
+                          "%zu bytes (%.1f GiB) of the host's memory cannot be pinned: keep more on CUDA "
+                          "device %d, end other programs, or raise the limit of locked memory (ulimit -l)",
+                          bytes, (double)bytes / 1073741824, c->device);
+}
+
+static mtt_status mtt__cuda_alloc(void *context, mtt_place place, size_t bytes, void **block)
 {
     mtt__cuda *c = (mtt__cuda *)context;
     size_t free_bytes = 0, all_bytes = 0;
     cudaError_t error = cudaSetDevice(c->device);
     *block = NULL;
+    if (error == cudaSuccess && place == MTT_HOST) return mtt__alloc_pinned(c, bytes, block);
     if (c->backend.device_alloc) {
         *block = c->backend.device_alloc(c->backend.user, bytes);
         error = *block ? cudaSuccess : cudaErrorMemoryAllocation;
@@ -9081,14 +9100,17 @@ static mtt_status mtt__cuda_alloc(void *context, size_t bytes, void **block)
                           c->device, free_bytes, all_bytes, bytes);
 }
 
-static void mtt__cuda_release(void *context, void *block)
+/* The caller may then free lists with tensors in the block, and make others at their addresses. */
+static void mtt__cuda_release(void *context, mtt_place place, void *block)
 {
     mtt__cuda *c = (mtt__cuda *)context;
     if (!block) return;
     cudaSetDevice(c->device);
     mtt__wait(c); /* the caller's allocator may hand it out again at once */
+    mtt__forget_lists(c);
     mtt__end_sharing(c);
-    if (c->backend.device_free) c->backend.device_free(c->backend.user, block);
+    if (place == MTT_HOST) cudaFreeHost(block);
+    else if (c->backend.device_free) c->backend.device_free(c->backend.user, block);
     else cudaFree(block);
 }
 
@@ -9103,7 +9125,7 @@ static mtt_status mtt__cuda_upload(void *context, void *to, const void *from, si
         if (status != MTT_OK) break;
         memcpy(c->staging + c->staging_used, (const char *)from + at, n);
         cudaError_t error = cudaMemcpyAsync((char *)to + at, c->staging + c->staging_used, n,
-                                            cudaMemcpyHostToDevice, c->stream);
+                                            cudaMemcpyDefault, c->stream);
         status = mtt__checked(c, error, "an upload");
         c->staging_used += (size_t)mtt__round_up((int64_t)n, 64);
         at += n;
@@ -9119,7 +9141,7 @@ static mtt_status mtt__cuda_download(void *context, void *to, const void *from, 
     for (size_t at = 0; at < bytes && status == MTT_OK; at += MTT__STAGING_BYTES) {
         size_t n = bytes - at < MTT__STAGING_BYTES ? bytes - at : MTT__STAGING_BYTES;
         c->staging_used = MTT__STAGING_BYTES; /* until the wait: an upload must not write into it */
-        cudaError_t error = cudaMemcpyAsync(c->staging, (const char *)from + at, n, cudaMemcpyDeviceToHost,
+        cudaError_t error = cudaMemcpyAsync(c->staging, (const char *)from + at, n, cudaMemcpyDefault,
                                             c->stream);
         status = mtt__checked(c, error, "a download");
         if (status == MTT_OK) status = mtt__wait(c);
@@ -9147,7 +9169,7 @@ static mtt_status mtt__run_each(mtt__cuda *c, const mtt_op *ops, int count)
 }
 
 /* The entry of a list of operations; NULL if the list is short or all entries are taken. Lists and the
-   addresses of their tensors do not change while their schedule lives; what changes is in device memory. */
+   addresses of their tensors do not change until a block is released; what changes is in device memory. */
 static mtt__graph *mtt__find_graph(mtt__cuda *c, const mtt_op *ops, int count)
 {
     mtt__graph *g = c->graphs, *end = c->graphs + c->graph_count;
@@ -9185,16 +9207,6 @@ static void mtt__capture(mtt__cuda *c, mtt__graph *g)
     if (graph) cudaGraphDestroy(graph);
 }
 
-/* A list of another schedule may lie where one of the schedule before was freed. */
-static mtt_status mtt__begin_schedule(mtt__cuda *c, uint64_t schedule)
-{
-    mtt_status status = c->schedule == schedule ? MTT_OK : mtt__wait(c); /* graphs may still run */
-    if (c->schedule == schedule || status != MTT_OK) return status;
-    mtt__forget_schedule(c);
-    c->schedule = schedule;
-    return MTT_OK;
-}
-
 /* Operations from the first one on that gathers weights are launched one by one: a graph would wait for what
    arrives late. */
 static mtt_status mtt__cuda_run(void *context, const mtt_op *ops, int count)
@@ -9203,7 +9215,6 @@ static mtt_status mtt__cuda_run(void *context, const mtt_op *ops, int count)
     mtt_status status = mtt__checked(c, cudaSetDevice(c->device), "selecting it");
     mtt__graph *g;
     int first = 0;
-    if (status == MTT_OK && count) status = mtt__begin_schedule(c, ops->shape->schedule);
     if (status != MTT_OK) return status;
     for (int i = 0; i < count && c->wires; i++) c->expecting |= mtt__is_transfer(&ops[i]);
     while (first < count && !mtt__gathers_late(c, &ops[first])) first++;

@@ -67,7 +67,7 @@ static mtt_status generate(const char *path)
     if (!status && plan) mtt_plan_print(&report, result_write_text, stderr);
     if (!status && desc.device == MTT_DEVICE_CUDA) status = mtt_cuda_backend(&env, 0, &backend);
     if (!status) status = mtt_generator_create(&env, mtt_model_describe(model), &desc, &backend, &generator);
-    if (!status) status = mtt_generator_load(generator, model);
+    if (!status) status = mtt_trainer_load(mtt_generator_trainer(generator), model);
     job.user = stdout, job.stop_count = stop != NULL;
     if (!status) fputs(prompt, stdout), status = mtt_generator_run(generator, tokenizer, &job);
     if (!status) putchar('\n');

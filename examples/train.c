@@ -277,6 +277,7 @@ int main(int argc, char **argv)
     if (policy.device == MTT_DEVICE_CUDA) check(mtt_cuda_backend(&env, 0, &backend));
     optim.seed = (uint64_t)set.seed;
     optim.total_steps = set.steps;
+    optim.zero_weights = set.resume; /* they are loaded */
     check(mtt_trainer_create(&env, &model, &policy, &optim, &backend, set.batch_size, set.seq_len, &trainer));
     if (set.resume) check(mtt_resume(trainer, path_of(run, ".safetensors"), &batches));
     else if (!set.no_checkpoint && !access(path_of(run, ".safetensors"), F_OK))

@@ -13,10 +13,10 @@ if ! command -v aarch64-linux-gnu-gcc-12 > /dev/null; then
 fi
 command -v $runs > /dev/null || { skip "aarch64: no $runs"; closing_line; exit; }
 cp "$(stb_header)" "$build" || exit 1
-. tests/same_files.sh
+. tests/programs/same_files.sh
 build_programs "$cc"
 build_test() { # NAME FLAG...
-  check "$1" $cc -std=gnu99 -O2 -DMTT_STATIC -I"$build" "${@:2}" tests/$1.c -o "$build/$1.arm" -lm
+  check "$1" $cc -std=gnu99 -O2 -DMTT_STATIC -I"$build" "${@:2}" tests/units/$1.c -o "$build/$1.arm" -lm
 }
 run_tests() { # leaves its counts in a file, since it runs beside the comparison of files
   passed=0 failed=0

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # emulate.sh BUILD_DIR [SOURCE_DIR] [TEST...] - runs tests/test_cuda.c on a machine without a GPU: emulate.h
 # runs the kernels on the CPU. SOURCE_DIR (default: here) has mtt.h, mtt_kernels.cu and tests/. TEST is an
-# argument list of test_cuda, such as 'fp8 40', or `ranks`: tests/test_together.c with up to 4 ranks, which
+# argument list of test_cuda, such as 'fp8 40', or `ranks`: test_together.c with up to 4 ranks, which
 # copy from each other's memory or have nccl_fake.c; or `trainer`: tools/trainer.c asks it. Several run side
 # by side. Default: a small share.
 #
@@ -41,9 +41,10 @@ flags=(-O2 -g1 -march=native -fopenmp "-I${CUDA_HOME:-/usr/local/cuda}/include")
 gcc -std=gnu99 "${flags[@]}" -DMTT_CUDA= -c "$program" -o "$build/test.o" & test=$!
 case " $* " in
   *" ranks "*)
-    gcc -std=gnu99 "${flags[@]}" -DMTT_CUDA= -c "$source/tests/test_together.c" -o "$build/together.o" &&
-      gcc -std=gnu99 "${flags[@]}" -shared -fPIC "$source/tests/nccl_fake.c" -o "$build/libnccl.so.2" ||
-      exit 1 ;;
+    gcc -std=gnu99 "${flags[@]}" -DMTT_CUDA= -c "$source/tests/units/test_together.c" \
+      -o "$build/together.o" &&
+      gcc -std=gnu99 "${flags[@]}" -shared -fPIC "$source/tests/platforms/nccl_fake.c" \
+        -o "$build/libnccl.so.2" || exit 1 ;;
 esac
 case " $* " in
   *" trainer "*)
@@ -53,8 +54,8 @@ esac
 # nvcc's warnings are the ones that count. -Wno-psabi: of gcc 4.6.
 flags+=(-std=c++17 -ffp-contract=off -fno-strict-aliasing -w -Wno-psabi)
 if [ "$arch" = 900 ]; then room=-D__CUDA_ARCH_FEAT_SM90_ALL; else room=-DMTT_NO_HOPPER; fi
-python3 "$here/emulate.py" "$source/mtt_kernels.cu" "$build/kernels.ii" g++ "${flags[@]}" $room \
-  "-DEMULATE_ARCH=$arch" "-I$source" -include "$here/emulate_host.h" || exit 1
+python3 "$here/platforms/emulate.py" "$source/mtt_kernels.cu" "$build/kernels.ii" g++ "${flags[@]}" $room \
+  "-DEMULATE_ARCH=$arch" "-I$source" -include "$here/platforms/emulate_host.h" || exit 1
 g++ "${flags[@]}" -c "$build/kernels.ii" -o "$build/kernels.o" || exit 1
 wait $test || exit 1
 link() { # OBJECT PROGRAM

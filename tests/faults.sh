@@ -12,13 +12,14 @@ export FAULT_FOLDER=$run FAULT_MARK=$room/mark OMP_WAIT_POLICY=passive
 model=(--layers 1 --heads 1 --d-model 8 --d-ff 8 --vocab-size 280 --batch-size 2 --seq-len 16
        --eval-batches 2 --dataset ds)
 
-cc -O1 -Wall -Wextra -shared -fPIC tests/faults.c -o "$build/faults.so" -ldl || exit 1
+cc -O1 -Wall -Wextra -shared -fPIC tests/platforms/faults.c -o "$build/faults.so" -ldl || exit 1
 # One thread: calls come in one order.
 cc -std=gnu99 -O1 -DMTT_IMPLEMENTATION -DMTT_DOCUMENT_BYTES=512 -include mtt.h -x c -c tools/wordpiece.h \
   -o "$build/mtt.o" || exit 1
 for program in train prepare report; do
-  case $program in train) source=tools/trainer.c;; *) source=tools/$program.c;; esac
-  cc -std=gnu99 -O1 -DMTT_IMPLEMENTATION_DONE -DMTT_WORDPIECE_DONE $source "$build/mtt.o" \
+  case $program in train) source=tools/trainer.c;; report) source=examples/assignment/report.c;;
+    *) source=tools/$program.c;; esac
+  cc -std=gnu99 -O1 -DMTT_IMPLEMENTATION_DONE $source "$build/mtt.o" \
     -o "$build/$program" -lm || exit 1
 done
 mkdir "$room/here"

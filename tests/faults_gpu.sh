@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# faults_gpu.sh BUILD_DIR [TECHNIQUE...] - builds tests/faults_cuda.c, in which each CUDA call of a trainer's
-# life fails once, and runs it where there is a GPU. Every call of mtt_kernels.cu must be in its tables.
+# faults_gpu.sh BUILD_DIR [TECHNIQUE...] - builds platforms/faults_cuda.c, in which each CUDA call of a
+# trainer's life fails once, and runs it where there is a GPU. Every call of mtt_kernels.cu must be in its
+# tables.
 export LC_ALL=C # decimals have a point
 build=$1; shift
 mkdir -p "$build" && tools/deps.sh || exit 1
@@ -14,11 +15,11 @@ if nvidia-smi -L > /dev/null 2>&1; then arch=$(tools/arch.sh) kernels=$build/fau
 [ "$kernels" -nt mtt_kernels.cu ] && [ "$kernels" -nt mtt.h ] ||
   nvcc -O1 "$arch" -c mtt_kernels.cu -o "$kernels" || exit 1
 names=$(sed -nE 's/^CALL[A-Z_]*\(([a-zA-Z0-9_]+),.*/\1/p; s/^cuda.* __wrap_([A-Za-z]+)\(.*/\1/p' \
-  tests/faults_cuda.c)
+  tests/platforms/faults_cuda.c)
 missing=$(nm -u "$kernels" | awk '{ print $2 }' |
   grep -E '^(cuda|cublas|__cudaLaunch)' | grep -vE 'Get(Error|Status)(Name|String)$' | grep -vxF "$names")
 [ -z "$missing" ] || { echo "FAILED: calls of mtt_kernels.cu that are not in the tables:" $missing; exit 1; }
 # shellcheck disable=SC2046
-gcc -std=gnu99 -O1 -Wall -Wextra -I"$cuda/include" $(printf -- '-Wl,--wrap=%s ' $names) tests/faults_cuda.c \
-  "$kernels" -o "$build/faults_cuda" -L"$cuda/lib64" -lcublasLt -lcudart_static -ldl -lrt \
-  -lpthread -lstdc++ -lm && "$build/faults_cuda" "$@"
+gcc -std=gnu99 -O1 -Wall -Wextra -I"$cuda/include" $(printf -- '-Wl,--wrap=%s ' $names) \
+  tests/platforms/faults_cuda.c "$kernels" -o "$build/faults_cuda" -L"$cuda/lib64" -lcublasLt \
+  -lcudart_static -ldl -lrt -lpthread -lstdc++ -lm && "$build/faults_cuda" "$@"

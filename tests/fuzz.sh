@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # fuzz.sh BUILD_DIR [SECONDS [TARGET...]] - fuzzes every reader of foreign bytes with libFuzzer: each target
-# of tests/fuzz.c for SECONDS (default 60), under the address, undefined-behaviour and leak sanitizers. It
+# of units/fuzz.c for SECONDS (default 60), under the address, undefined-behaviour and leak sanitizers. It
 # begins with the inputs of tests/corpus. Inputs that reach new code stay in BUILD_DIR/fuzz/TARGET/found for
 # the next call; one that makes a target fail is reported and lies beside them.
 export LC_ALL=C # decimals have a point
@@ -51,7 +51,7 @@ for define in LIBRARY TRAIN REPORT; do
   room
   rm -f "$build/$define"
   clang -std=gnu99 -O1 -g -Wall -Wextra -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all \
-    -DFUZZ_$define tests/fuzz.c -o "$build/$define" -lm &
+    -DFUZZ_$define tests/units/fuzz.c -o "$build/$define" -lm &
 done
 wait
 targets=()

@@ -168,12 +168,12 @@ run() { # TEST SECONDS KIB: the first failure, or how else it ended, into `notic
 # The copy, and what the original's objects and times are.
 prepare() (
   local test stamp start
-  stamp=$(cat mtt.h tests/*.[ch] tools/*.h | sha256sum)
+  stamp=$(cat mtt.h tests/{,units/}*.[ch] tools/*.h | sha256sum)
   [ "$stamp" != "$(cat "$work/stamp" 2> /dev/null)" ] || return 0
   rm -rf "$work"
   mkdir -p "$work/copy"
   cp -r mtt.h tests tools "$work/copy"
-  cd "$work/copy/tests" || exit 1
+  cd "$work/copy/tests/units" || exit 1
   for test in $ALL; do
     compile $test "$work/$test.original" && cc -fopenmp "$work/$test.original" -o ../$test -lm || exit 1
     start=$SECONDS
@@ -186,7 +186,7 @@ prepare() (
 
 trial() { # LINE COLUMN LENGTH ROOM NEW: the verdict into `verdict`
   local test differs=
-  changed "$1" "$2" "$3" "$5" > ../mtt.h
+  changed "$1" "$2" "$3" "$5" > ../../mtt.h
   for test in $(tests_of $4); do
     compile $test ../object 2> /dev/null || { verdict="invalid"; return; }
     ! cmp -s ../object "$work/$test.original" || continue
@@ -245,7 +245,7 @@ trap 'rm -rf "$scratch"' EXIT
 prepare || exit 1
 places | shuffled > "$work/random"
 chosen_places > "$work/chosen"
-cd "$work/copy/tests" || exit 1
+cd "$work/copy/tests/units" || exit 1
 killed=0 survived=0 stale=0 invalid=0 alike=0
 series 1000000 < "$work/chosen"
 tally "chosen changes"

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# ranks_gpu.sh BUILD_DIR [N] - N ranks on GPUs (default: one on each): tests/test_together.c, runs of the
+# ranks_gpu.sh BUILD_DIR [N] - N ranks on GPUs (default: one on each): units/test_together.c, runs of the
 # trainer with one rank and with 2, 4, ... N, and ranks that are stopped, killed, or hang. They copy from each
 # other's memory; a third of the runs go by NCCL. BUILD_DIR has test_together_cuda and train_cuda. NCCL
-# refuses to share a GPU: where there is one alone, tests/nccl_fake.c takes its place.
+# refuses to share a GPU: where there is one alone, platforms/nccl_fake.c takes its place.
 export LC_ALL=C # decimals have a point
 here=$(cd "$(dirname "$0")" && pwd) || exit 1
 build=$(cd "$1" && pwd) || exit 1
@@ -13,9 +13,9 @@ most=${2:-$((gpus > 1 ? gpus : 4))}
 if [ "$gpus" = 1 ]; then
   mkdir -p "$build/nccl"
   [ -f "$build/nccl/libnccl.so.2" ] ||
-    gcc -O2 -std=gnu99 -w -shared -fPIC "-I${CUDA_HOME:-/usr/local/cuda}/include" "$here/nccl_fake.c" \
-      -o "$build/nccl/libnccl.so.2" "-L${CUDA_HOME:-/usr/local/cuda}/lib64" -lcudart_static -ldl -lrt \
-      -lpthread -lm || exit 1
+    gcc -O2 -std=gnu99 -w -shared -fPIC "-I${CUDA_HOME:-/usr/local/cuda}/include" \
+      "$here/platforms/nccl_fake.c" -o "$build/nccl/libnccl.so.2" \
+      "-L${CUDA_HOME:-/usr/local/cuda}/lib64" -lcudart_static -ldl -lrt -lpthread -lm || exit 1
   export LD_LIBRARY_PATH=$build/nccl${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 fi
 timeout 600 "$build/test_together_cuda" quick $most > "$build/together.log" 2>&1 & # beside the trainer's runs

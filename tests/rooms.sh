@@ -12,7 +12,8 @@ none() { # TEXT NAME: there must be no text
 }
 
 none "$(awk 'length > 110 {print FILENAME ":" FNR}' mtt.h mtt_kernels.cu \
-  {examples{,/learn},tools{,/planner},tests}/*.[ch] {tools{,/planner},tests}/*.sh .ci/run Makefile)" \
+  {examples{,/assignment,/learn},tools{,/planner},tests{,/units,/platforms}}/*.[ch] \
+  tests/oracles/*.c {examples/assignment,tools{,/planner},tests{,/programs}}/*.sh .ci/run Makefile)" \
   "wider than 110 columns"
 while read -r file most; do
   lines=$(cat $file | wc -l)
@@ -53,7 +54,7 @@ for struct in model_desc policy optim_desc; do
   members=$(sed -n "/^typedef struct mtt_$struct {/,/^} mtt_$struct;/p" mtt.h |
     awk '/^}/ {next} inside {if (sub(/.*\*\//, "")) inside = 0; else next} {gsub(/\/\*.*\*\//, "")}
       sub(/\/\*.*/, "") {inside = 1} /;/ {gsub(/[;,*]/, " "); for (i = 2; i <= NF; i++) print $i}' |
-    grep -vxE 'char|rank|seed|mtt_group|groups|group_count')
+    grep -vxE 'char|rank|seed|zero_weights|mtt_group|groups|group_count')
   [ "$(wc -l <<< "$members")" -gt 8 ]; tell $? "mtt_$struct has no members"
   none "$(for member in $members; do
     grep -q "^    MTT__FIELD($member, " mtt.h || echo "$member"
@@ -79,12 +80,11 @@ none "$(awk '/^#ifdef MTT_IMPLEMENTATION/ {inside = 1} !inside {next}
 none "$(grep -nE '^static [^={]*\);$' mtt.h)" "a static function is declared ahead"
 
 # No guests: words of a wing that no room of the hall, >>base to >>report, may have outside of its messages.
-# FP8 and adapters have wings inside the hall: sections of their own, and rows of tables.
-hall=$(awk '/^   >>base$/ {on = 1} /^   >>json$/ {on = 0}
-  /^#ifndef MTT_NO_FP8/ {wing = 1} /^#endif .* MTT_NO_FP8/ {wing = 0}
-  /^\/\* ---- / {adapters = /adapters: LoRA/}
-  !on || wing || adapters || /^ +(X|MTT__FIELD)\(/ {next}
-  {gsub(/"[^"]*"/, "\"\""); print FNR " " $0}' mtt.h)
+# Lists name the rows of wings, MTT_EIGHT_OPS(X), and MTT_IF_EIGHT(...) marks what only such a build has.
+hall=$(awk '/^   >>base$/ {on = 1} /^   >>adapters$/ {on = 0}
+  /^#ifdef MTT_NO_/ {refusal = 1} /^#endif/ {refusal = 0}
+  !on || refusal || /^ +(X|MTT__FIELD)\(/ {next}
+  {gsub(/"[^"]*"/, "\"\""); gsub(/MTT_IF_[A-Z]+\(.*|MTT__?[A-Z]+_[A-Z]+\(X\)/, ""); print FNR " " $0}' mtt.h)
 [ "$(wc -l <<< "$hall")" -gt 1000 ]; tell $? "mtt.h has no hall"
 while read -r wing words; do
   none "$(grep -E "$words" <<< "$hall")" "a guest of the wing $wing in the hall"
@@ -92,11 +92,23 @@ done << 'WORDS'
 ranks mtt_ranks_|socket|poll\(|fork\(|getaddrinfo|MPI|frame
 text [Tt]okenizer|mtt_encode|mtt_tokens|mtt__bpe|[Cc]orpus|mtt_batches
 models [Hh]ugging|safetensors|GGUF|gguf|mtt_model_open|mtt__st_
-generator mtt_sampl|mtt_generat(e|ion)|mtt__sequence
 files mtt_json_|mtt_writer|mtt__map_|mtt__crc
-FP8 quantiz|in_eight|narrow|(make|add|input|weight|gradient)_eight|scale_entry|store_column|round_also|dx_8
-adapters lora_scale|rule_adapters\(|linear_adapted,
+generator mtt_sampl|mtt_generat(e|ion)|mtt__sequence|__few_|FEW_[RQC]|cached_attention|choose_id|gather_rows
+FP8 quantiz|_eight\b|_EIGHT\b|narrow|[Ee]4[Mm]3|[Ee]5[Mm]2|merge_record|rescale_|scale_entry|round_also|dx_8
+adapters lora_(a|b|s|rank|alpha|targets)|_adapte|is_target|_XA\b|LORA
 WORDS
+
+# A switch leaves a wing out whole: its functions, operations, roles and passes. Options and refusals stay.
+without() { # SWITCH WORDS
+  code=$(${CC:-cc} -E -P -DMTT_IMPLEMENTATION -D$1 mtt.h | sed 's/"[^"]*"/""/g')
+  [ "$(wc -l <<< "$code")" -gt 5000 ]; tell $? "mtt.h without $1"
+  none "$(grep -oE "$2" <<< "$code" | sort -u)" "what $1 leaves out is compiled"
+}
+without MTT_NO_FP8 \
+  '\w*_(eight|EIGHT)\b|OP_(quantize|rescale|merge)\w*|mtt_\w*e[45]m[23]|mtt__(rule_absorb|record|merge_\w+)\b'
+without MTT_NO_ADAPTERS '\w*_adapt\w*|mtt__lora\w*|\w+_XA\b|MTT__(QKV|PROJ|FC|MLP)_[AB]\b'
+without MTT_NO_GENERATOR \
+  'mtt__?generat\w*|mtt__few_\w+|OP_(gather|cached_attention|choose_id)\b|mtt_(choice|chosen)\b'
 
 # Of the operating system, only >>os and >>ranks ask.
 calls='open|stat|[fl]stat|mmap|munmap|unlink|rename|mkdir|access|flock|fsync|p(read|write)|execv|madvise'
@@ -162,7 +174,8 @@ none "$(grep -noE '[0-9]{2,3},[0-9]{3} checks' {,tests/,tools/,examples/learn/}R
   grep -nwF "$record" {,tests/,tools/,examples/learn/}README.md)" "a page repeats the record of the GPU's run"
 
 none "$(tests/mutate.sh stale)" "a stale change in tests/mutate.sh"
-none "$(grep -nE 'op->(in|out)\[' mtt.h mtt_kernels.cu {examples,tools,tests}/*.[ch])" "an operand by number"
+none "$(grep -nE 'op->(in|out)\[' mtt.h mtt_kernels.cu {examples{,/*},tools{,/*},tests{,/*}}/*.[ch])" \
+  "an operand by number"
 
 echo "$passed passed, $failed failed, $skipped skipped"
 [ $failed = 0 ]

@@ -11,7 +11,7 @@ test_one() { # PROGRAM: leaves its output, and then its figures
   local program=$1 command status line p f s start
   start=$(date +%s.%N)
   case $program in
-    *.sh) command=(bash "tests/$program" "$build");;
+    *.sh) command=(bash "tests/programs/$program" "$build");;
     test_cuda) command=(tests/gpu.sh "$build/$program" tests/gpu_last_run.json);;
     *) command=("$build/$program");; esac
   "${command[@]}" > "$logs/$program" 2>&1; status=$?

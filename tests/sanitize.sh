@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # sanitize.sh BUILD_DIR [JOB...] - test programs, and calls of every program, under sanitizers. Jobs:
-#   address     all calls of tests/sanitize.txt: also undefined behaviour, by gcc, and leaks
+#   address     all calls of tests/platforms/sanitize.txt: also undefined behaviour, by gcc, and leaks
 #   memory      a part of them: unset values; undefined behaviour, by clang, which also knows NULL + 1
 #   thread      a part of them, with three threads and LLVM's archer, which knows the barriers of OpenMP
 #   valgrind    a part of them
@@ -14,12 +14,13 @@ jobs=${*:-address_tests address memory_tests memory thread valgrind} # the longe
 export ASAN_OPTIONS=allocator_may_return_null=1:exitcode=99 LSAN_OPTIONS=exitcode=99
 export MSAN_OPTIONS=allocator_may_return_null=1:exitcode=99 UBSAN_OPTIONS=print_stacktrace=1
 export TSAN_OPTIONS=ignore_noninstrumented_modules=1:exitcode=99 OMP_WAIT_POLICY=passive OMP_NUM_THREADS=3
-programs=$(basename -s .c {examples,tools}/*.c | sed "s/^train$/tiny/; s/^trainer$/train/") # as make says
+programs=$(basename -s .c {examples{,/assignment},tools}/*.c | # as make says
+  sed "s/^train$/tiny/; s/^trainer$/train/")
 address_tests="test_model test_together test_plan test_files test_structs test_ranks test_tokenizer \
   test_models"
 memory_tests=test_files
-wrapped=$(sed -n 's/^WRAP([^,]*, \([a-z_]*\),.*/-Wl,--wrap=\1/p' tests/sanitize.c)
-corpus=$PWD/tests/corpus calls=$PWD/tests/sanitize.txt work=$(mktemp -d)
+wrapped=$(sed -n 's/^WRAP([^,]*, \([a-z_]*\),.*/-Wl,--wrap=\1/p' tests/platforms/sanitize.c)
+corpus=$PWD/tests/corpus calls=$PWD/tests/platforms/sanitize.txt work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 sample_text | head -c 30000 | fold -w 600 | sed G > "$work/text"
 
@@ -45,24 +46,25 @@ compile_all() {
   printf '#define MTT_IMPLEMENTATION\n#include "mtt.h"\n#include "tools/wordpiece.h"\n' > "$build/mtt.c"
   for name in $programs; do # hello takes a minute; three steps call all that it has
     case $name in train) source=trainer;; tiny) source=train;; *) source=$name;; esac
-    sed 's/^#define MTT_IMPLEMENTATION$//; s/STEPS = 600/STEPS = 3/' {examples,tools}/$source.c \
-      2> /dev/null > "$build/$name.c"
+    sed 's/^#define MTT_IMPLEMENTATION$//; s/STEPS = 600/STEPS = 3/' \
+      {examples{,/assignment},tools}/$source.c 2> /dev/null > "$build/$name.c"
   done
   for job in $jobs; do
     case $job in
       *_tests) for name in ${!job}; do
-          compile_beside $job $name tests/$name.c \
+          compile_beside $job $name tests/units/$name.c \
             $([ $name != test_model ] || echo -DMTT_SEPARATE_ALLOCS) -lm
         done;;
       *) compile_beside $job mtt.o -c "$build/mtt.c" -I. -DMTT_DOCUMENT_BYTES=512
-        compile_beside $job sanitize.o -c tests/sanitize.c;;
+        compile_beside $job sanitize.o -c tests/platforms/sanitize.c;;
     esac
   done
   wait
   for job in $jobs; do
     [[ $job != *_tests ]] || continue
     for name in $programs; do
-      compile_beside $job $name -iquote examples -iquote tools "$build/$name.c" "$build/$job"/*.o $wrapped -lm
+      compile_beside $job $name -iquote examples/assignment -iquote tools "$build/$name.c" \
+        "$build/$job"/*.o $wrapped -lm
     done
   done
   wait

@@ -11,7 +11,7 @@ fi
 if [ $# -lt 2 ]; then # a program built elsewhere is taken as it is
   mkdir -p "$build"
   nvcc -O3 -lineinfo "$(tools/arch.sh)" -c mtt_kernels.cu -o "$build/sanitize_kernels.o" &&
-    nvcc -O2 tests/sanitize_cuda.c "$build/sanitize_kernels.o" -o "$program" -lcublasLt -ldl \
+    nvcc -O2 tests/platforms/sanitize_cuda.c "$build/sanitize_kernels.o" -o "$program" -lcublasLt -ldl \
       -Xlinker --wrap=cudaGetDriverEntryPointByVersion || exit 1
 fi
 for technique in $("$program"); do

@@ -88,6 +88,14 @@ static inline int below(int bound)
 }
 
 #ifdef MTT_H_INCLUDED
+/* What a trainer is made of. */
+typedef struct setup {
+    mtt_model_desc model;
+    mtt_policy policy;
+    mtt_optim_desc optim;
+    int batch, seq_len;
+} setup;
+
 /* How many activations there are, so that one which is new is drawn, too. */
 static inline int mlp_forms(void)
 {

@@ -63,13 +63,6 @@ static float noise(void)
     return ((float)(z >> 40) + (float)(z >> 16 & 0xffffff) - 16777215.0f) * (2.449490f / 16777216.0f);
 }
 
-typedef struct setup {
-    mtt_model_desc model;
-    mtt_policy policy;
-    mtt_optim_desc optim;
-    int batch, seq_len;
-} setup;
-
 /* 1 = the device multiplies in 8 bits: FP8 is tested. */
 static int eight = 1;
 
@@ -1784,8 +1777,8 @@ static lock_step bind_lock_step(const setup *s, mtt_schedule *host, mtt_schedule
     l.device = device;
     l.host_arena = calloc(1, mtt__arena_bytes(l.host));
     l.context = context_of(&l.host->policy);
-    check(cuda.alloc(l.context, mtt__arena_bytes(l.host), (void **)&l.device_arena) == MTT_OK, "alloc: %s",
-          env.error);
+    check(cuda.alloc(l.context, MTT_CARD, mtt__arena_bytes(l.host), (void **)&l.device_arena) == MTT_OK,
+          "alloc: %s", env.error);
     bind_arena(l.host, l.host_arena);
     bind_arena(l.device, l.device_arena);
     return l;
@@ -1814,7 +1807,7 @@ static lock_step open_lock_step(const setup *s)
 
 static void close_lock_step(lock_step *l)
 {
-    cuda.release(l->context, l->device_arena);
+    cuda.release(l->context, MTT_CARD, l->device_arena);
     mtt_schedule_destroy(l->host);
     mtt_schedule_destroy(l->device);
     free(l->host_arena);
@@ -1901,7 +1894,7 @@ static void fill_state(const lock_step *l, int which)
     if (s->policy.state == MTT_STATE_COMPACT) fill_compact(s, p);
     set_groups(l->host);
     set_groups(l->device);
-    mtt__list_ranges(&l->device->programs[which], &s->policy, (mtt_range *)p->ranges->data);
+    mtt__list_ranges(&l->device->programs[which], (mtt_range *)p->ranges->data);
     random_tokens(s, (int32_t *)p->tokens->data, (int32_t *)p->targets->data, (int)p->shape.rows);
     control->seed = random_bits();
     control->micro_batch = random_bits();
@@ -2210,8 +2203,8 @@ static mtt_tensor part_of_kept(const mtt_tensor *kept, const mtt_tensor *weight,
 {
     mtt_tensor part = *weight;
     part.dtype = kept->dtype;
-    part.bytes = (size_t)mtt__elements(weight) * mtt__dtype_bytes[kept->dtype];
-    part.data = (char *)kept->data + (size_t)first * mtt__dtype_bytes[kept->dtype];
+    part.bytes = mtt__bytes_of(kept->dtype, (size_t)mtt__elements(weight));
+    part.data = (char *)kept->data + mtt__bytes_of(kept->dtype, (size_t)first);
     memcpy(part.name, kept->name, sizeof(part.name));
     return part;
 }
@@ -3071,8 +3064,8 @@ static mtt_tensor matrix_on_device(void *context, mtt_dtype dtype, int64_t rows,
     t.shape[0] = rows, t.shape[1] = width;
     t.dims = 2;
     t.entry = -1;
-    t.bytes = (size_t)(rows * width) * mtt__dtype_bytes[dtype];
-    check(cuda.alloc(context, t.bytes, &t.data) == MTT_OK, "alloc: %s", env.error);
+    t.bytes = mtt__bytes_of(dtype, (size_t)(rows * width));
+    check(cuda.alloc(context, MTT_CARD, t.bytes, &t.data) == MTT_OK, "alloc: %s", env.error);
     return t;
 }
 
@@ -3091,7 +3084,7 @@ static void same_gelu(lock_step *l, const mtt_op *op)
     check_transpose(&l->s, op, "CUDA beside GELU alone", &ours, &theirs, mtt__rows(o->pre));
     free(ours.data);
     free(theirs.data);
-    cuda.release(l->context, alone.data);
+    cuda.release(l->context, MTT_CARD, alone.data);
 }
 
 /* gelu_backward in 8 bits, which CUDA's schedules always fuse, on the operands of a fused operation;
@@ -3106,14 +3099,14 @@ static void gelu_backward_alone(lock_step *l, int i, float size)
     mtt_op_gelu_backward device_row = {&device_dy, d->pre, d->dx, d->dx_t, d->y_t};
     dy.data = malloc(dy.bytes);
     fill_tensor(&dy, size, 0);
-    check(cuda.alloc(l->context, dy.bytes, &device_dy.data) == MTT_OK, "alloc: %s", env.error);
+    check(cuda.alloc(l->context, MTT_CARD, dy.bytes, &device_dy.data) == MTT_OK, "alloc: %s", env.error);
     host.kind = device.kind = MTT_OP_gelu_backward;
     host.inputs = device.inputs = 2, host.outputs = device.outputs = 3;
     host.operands = (mtt_tensor **)(void *)&row, device.operands = (mtt_tensor **)(void *)&device_row;
     is_new(&host);
     upload_operands(l, &host, &device, -1);
     step_eight(l, &host, &device, &l->host->programs[MTT__TRAIN], &l->device->programs[MTT__TRAIN]);
-    cuda.release(l->context, device_dy.data);
+    cuda.release(l->context, MTT_CARD, device_dy.data);
     free(dy.data);
 }
 
@@ -3175,7 +3168,8 @@ static void same_attention(lock_step *l, const mtt_op *device)
     op.operands = backward ? (mtt_tensor **)(void *)&backward_row : (mtt_tensor **)(void *)&forward_row;
     check(cuda.run(l->context, &op, 1) == MTT_OK, "attention alone: %s", env.error);
     for (i = 0; i < 1 + backward; i++) {
-        check(cuda.alloc(l->context, eight[i].bytes, &eight[i].data) == MTT_OK, "alloc: %s", env.error);
+        check(cuda.alloc(l->context, MTT_CARD, eight[i].bytes, &eight[i].data) == MTT_OK, "alloc: %s",
+              env.error);
         eight[i].recorded = 0;
     }
     run_alone(l->context, MTT_OP_quantize, 4, 2, &then, &shape);
@@ -3185,7 +3179,7 @@ static void same_attention(lock_step *l, const mtt_op *device)
               ours.name, mtt_op_name(device->kind), describe(&l->s));
         free(ours.data);
         free(theirs.data);
-        cuda.release(l->context, eight[i].data);
+        cuda.release(l->context, MTT_CARD, eight[i].data);
     }
     if (!backward) {
         mtt_tensor ours = downloaded(l, f->out), theirs = downloaded(l, &alone);
@@ -3194,7 +3188,7 @@ static void same_attention(lock_step *l, const mtt_op *device)
         free(ours.data);
         free(theirs.data);
     }
-    cuda.release(l->context, alone.data);
+    cuda.release(l->context, MTT_CARD, alone.data);
 }
 
 /* Attention of FP8: heads that fill their tiles and others, of every kernel's width; sequences of a few tiles
@@ -3298,10 +3292,10 @@ static void every_number(void *context)
               scale, (double)mtt__bits_float(after.largest), after.clipped,
               (double)mtt__bits_float(scales.largest), scales.clipped);
     }
-    cuda.release(context, x.data);
-    cuda.release(context, y.data);
-    cuda.release(context, y_t.data);
-    cuda.release(context, table.data);
+    cuda.release(context, MTT_CARD, x.data);
+    cuda.release(context, MTT_CARD, y.data);
+    cuda.release(context, MTT_CARD, y_t.data);
+    cuda.release(context, MTT_CARD, table.data);
 }
 
 /* Whether two tensors on the device have the same bytes. */
@@ -3354,7 +3348,7 @@ static void rotary_in_eight(void *context)
             check(same_on_device(context, &t[i], &t[i + 2]),
                   "rotary_backward, case %d, heads of %d, %d rows: other bits than those of quantize in %s",
                   number, D, rows, i == 2 ? "dx" : "dx_t");
-        for (i = 0; i < 6; i++) cuda.release(context, t[i].data);
+        for (i = 0; i < 6; i++) cuda.release(context, MTT_CARD, t[i].data);
     }
 }
 
@@ -3422,10 +3416,10 @@ static void norms_eight(void *context)
                       "norm_backward of %d x %d: other bits in result %d of way %d", rows, width, k, way);
             }
         for (way = 0; way < WAYS; way++)
-            for (k = 0; k < KINDS; k++) cuda.release(context, t[way][k].data);
+            for (k = 0; k < KINDS; k++) cuda.release(context, MTT_CARD, t[way][k].data);
     }
-    cuda.release(context, table.data);
-    cuda.release(context, workspace.data);
+    cuda.release(context, MTT_CARD, table.data);
+    cuda.release(context, MTT_CARD, workspace.data);
 }
 
 /* The sum of dx that norm_backward makes, in its kernel (LayerNorm in 16 bits, up to 4,096 columns) or after
@@ -3500,8 +3494,8 @@ static void norms_with_sums(void)
         check(!wrong[0] && !wrong[1] && !wrong[2],
               "norm_backward %d of %d x %d: %d of dx, %d sums of parameters, %d of dx are wrong", number,
               rows, width, wrong[0], wrong[1], wrong[2]);
-        for (k = 0; k < KINDS; k++) cuda.release(context, t[k].data);
-        cuda.release(context, workspace.data);
+        for (k = 0; k < KINDS; k++) cuda.release(context, MTT_CARD, t[k].data);
+        cuda.release(context, MTT_CARD, workspace.data);
         for (with = 0; with < 2; with++) free(dx[with]), free(sums[with]);
     }
 }
@@ -3549,11 +3543,11 @@ static void probe_eight(void *context)
     eight_bits = kept[0] < kept[1] ? kept[0] : kept[1];
     printf("forward products in 8 bits keep %s%d bits behind the largest term's first one, %s%d of a sum\n",
            kept[0] == 18 ? "at least " : "", kept[0], kept[1] == 18 ? "at least " : "", kept[1]);
-    cuda.release(context, x.data);
-    cuda.release(context, weight.data);
-    cuda.release(context, y.data);
-    cuda.release(context, scales.data);
-    cuda.release(context, workspace.data);
+    cuda.release(context, MTT_CARD, x.data);
+    cuda.release(context, MTT_CARD, weight.data);
+    cuda.release(context, MTT_CARD, y.data);
+    cuda.release(context, MTT_CARD, scales.data);
+    cuda.release(context, MTT_CARD, workspace.data);
 }
 
 enum { EIGHT_SETUPS = 600 };
@@ -3836,12 +3830,13 @@ static void generators(int count)
         check(!status && !mtt_generator_plan(&env, &model, &desc, &plan), "generator %d: %s", number,
               env.error);
         if (status) return;
-        for (int k = 0; mtt_generator_parameter(g[0], k, shape); k++) {
+        for (int k = 0; mtt_parameter(mtt_generator_trainer(g[0]), k, shape); k++) {
             int64_t elements = shape[0] * (shape[1] ? shape[1] : 1), i;
             float *values = malloc((size_t)elements * sizeof(float));
             for (i = 0; i < elements; i++) values[i] = shape[1] ? 0.1f * noise() : 0.7f + 0.3f * noise();
             for (i = 0; i < 3; i++)
-                check(!mtt_generator_set(g[i], k, values), "generator %d: %s", number, env.error);
+                check(!mtt_parameter_set(mtt_generator_trainer(g[i]), k, values), "generator %d: %s", number,
+                      env.error);
             free(values);
         }
         for (int round = 0; round < 4; round++) { /* the CPU, the device, the device again, the truth */
@@ -4723,7 +4718,7 @@ static void largest_batch(void)
 
 /* ---------------------------------------------------------------------------------- around a failure ---- */
 
-/* tests/emulate_host.h: a call fails once, after `after` successes. NULL on a device. */
+/* tests/platforms/emulate_host.h: a call fails once, after `after` successes. NULL on a device. */
 void emulate_fault(const char *call, int error, int after) __attribute__((weak));
 
 static setup failing_setup(void)
@@ -4755,7 +4750,7 @@ static void staging_after_a_failed_wait(int downloads)
     memset(first, 1, SIZE);
     memset(second, 2, SIZE);
     check(cuda.open(&env, &cuda, &policy, &context) == MTT_OK &&
-              cuda.alloc(context, 2 * SIZE, &block) == MTT_OK, "opening: %s", env.error);
+              cuda.alloc(context, MTT_CARD, 2 * SIZE, &block) == MTT_OK, "opening: %s", env.error);
     check(cuda.upload(context, block, first, SIZE) == MTT_OK, "the first upload: %s", env.error);
     emulate_fault("cudaStreamSynchronize", cudaErrorUnknown, downloads);
     check((downloads ? cuda.download(context, back, block, SIZE)
@@ -4767,7 +4762,7 @@ static void staging_after_a_failed_wait(int downloads)
           "the upload before a failed wait has arrived changed");
     check(cuda.download(context, back, (char *)block + SIZE, SIZE) == MTT_OK && !memcmp(back, second, SIZE),
           "the upload after a failed wait has arrived changed");
-    if (block) cuda.release(context, block);
+    if (block) cuda.release(context, MTT_CARD, block);
     if (context) cuda.close(context);
     free(first), free(second), free(back);
 }

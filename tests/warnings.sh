@@ -86,7 +86,7 @@ symbols() { # COMPILER
 programs() { # COMPILER: each program as it is, and beside another file that has the implementation
   local cc=$1 program name
   check "$cc, the implementation alone" $cc -std=gnu99 -fopenmp -c "$build/all.c" -o "$build/all.o"
-  for program in examples/*.c examples/learn/*.c tools/*.c; do
+  for program in examples/{,assignment/,learn/}*.c tools/*.c; do
     name=$build/$(basename "$program")
     check "$cc, $program" $cc -std=gnu99 -Wall -Wextra -Werror -fsyntax-only "$program"
     grep -v '^#define MTT_IMPLEMENTATION$' "$program" > "$name"
@@ -111,8 +111,8 @@ for cc in gcc clang; do
   symbols $cc
   programs $cc
 done
-headers=(tools/{curves,folder,launch,options,results,run,speak,explorer,quiz}.h)
-none "$(grep -nE '(mtt|MTT)__' examples/*.c examples/learn/*.c tools/*.c "${headers[@]}")" \
+headers=(tools/{curves,failure,folder,launch,options,results,run,speak,explorer,quiz}.h)
+none "$(grep -nE '(mtt|MTT)__' examples/{,assignment/,learn/}*.c tools/*.c "${headers[@]}")" \
   "a program uses a private name"
 none "$(sed -n '/^#ifdef MTT_IMPLEMENTATION/,$p' mtt.h | sed 's/"[^"]*"//g; s,/\*.*\*/,,' |
   grep -nE '\b(exit|abort|printf|puts|assert)\s*\(')" "mtt.h prints or exits"
@@ -172,7 +172,7 @@ else
 fi
 
 if command -v qemu-x86_64 > /dev/null; then
-  gcc -std=gnu99 -O1 -march=x86-64-v3 examples/schedule.c -o "$build/newer" -lm &&
+  gcc -std=gnu99 -O1 -march=x86-64-v3 tools/schedule.c -o "$build/newer" -lm &&
     qemu-x86_64 -cpu Westmere "$build/newer" 2>&1 | grep -q "compiled for a newer processor"
   tell $? "a program for a newer processor says so"
 else

@@ -11,7 +11,7 @@ for tool in $cc $cxx wine; do
 done
 export WINEDEBUG=-all WINEPREFIX=$build/wine
 cp "$(stb_header)" "$build" || exit 1
-. tests/same_files.sh
+. tests/programs/same_files.sh
 export LC_ALL=C.UTF-8 # in C, Wine makes no names beyond ASCII
 strict=(-Wall -Wextra -Wpedantic -Wshadow -Wconversion -Werror -I"$build" -fsyntax-only)
 printf '#define MTT_IMPLEMENTATION\n#include "%s/mtt.h"\n' "$PWD" > "$build/mtt.c"
@@ -43,7 +43,7 @@ for march in x86-64-v3 x86-64-v4; do
   [ $? = 0 ] && pass || fail "-O3 -march=$march: aligned accesses to the stack"
 done
 for name in test_{windows,plan,models,generate,tokenizer,identity}; do
-  check "$name" $cc "${exact[@]}" -static -DMTT_STATIC -D__USE_MINGW_ANSI_STDIO=1 -I"$build" tests/$name.c \
+  check "$name" $cc "${exact[@]}" -static -DMTT_STATIC -D__USE_MINGW_ANSI_STDIO=1 -I"$build" tests/*/$name.c \
     -o "$build/$name.exe" -lpthread
 done
 

@@ -43,8 +43,8 @@ compare() { # TRAINER DEVICE OPTION...: results of another build are not continu
     mv --backup=numbered -T "$dir" "$dir.old" || fail "cannot move $dir away"
     echo "results of another build are now in $dir.old"
   fi
-  tools/experiments.sh demo --trainer "$train" --data "$text" --results-dir "$out" --device "$@" ||
-    case $? in 1) failed=1;; *) exit $?;; esac
+  examples/assignment/experiments.sh demo --trainer "$train" --data "$text" --results-dir "$out" \
+    --device "$@" || case $? in 1) failed=1;; *) exit $?;; esac
   for file in "$dir"/*_sample.txt; do [ ! -s "$file" ] || show_sample "$file"; done
   echo
   echo "Every number  $dir/comparison.md, for programs results.csv"

@@ -23,6 +23,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include "failure.h"
 
 enum { DUMP_BEFORE = -1, DUMP_AFTER = -2 }; /* the step; an operation has its number */
 
@@ -47,17 +48,12 @@ typedef struct dump {
     dump_entry *entries;
     mtt_backend device; /* it does the work */
     mtt_writer *file;
+    size_t header;      /* its bytes */
     void *room;         /* for the largest tensor */
     double loss;
 } dump;
 
 static dump *dump_now; /* a backend's `run` does not know its caller */
-
-static mtt_status dump_fail(mtt_env *env)
-{
-    snprintf(env->error, sizeof(env->error), "no memory for a list of all tensors");
-    return MTT_E_MEMORY;
-}
 
 /* ---- what is in the file ---- */
 
@@ -104,12 +100,10 @@ static int dump_parameters(dump *d, const char *prefix, int when)
     return 1;
 }
 
-#define DUMP_TYPE(dtype, bytes, name) name,
 static int dump_tensor(dump *d, const mtt_tensor *t, const char *called, int plain, int op, int input)
 {
-    static const char *const types[] = {MTT_DTYPES(DUMP_TYPE)};
     char name[80];
-    dump_entry *e = dump_add(d, called, plain, types[t->dtype], t->bytes, op);
+    dump_entry *e = dump_add(d, called, plain, mtt_dtype_name(t->dtype), t->bytes, op);
     if (!e) return 0;
     e->dims = t->dims, e->tensor = t, e->input = input;
     memcpy(e->shape, t->shape, sizeof(e->shape));
@@ -188,40 +182,25 @@ static mtt_status dump_list(dump *d)
     }
     if (ok) ok = dump_parameters(d, "after.", DUMP_AFTER);
     if (ok) ok = dump_add(d, "loss", 1, "F64", 8, DUMP_AFTER) != NULL;
-    return ok ? MTT_OK : dump_fail(d->env);
+    return ok ? MTT_OK : failure(d->env, MTT_E_MEMORY, "no memory for a list of all tensors");
 }
 
 /* ---- the header ---- */
 
-/* Text that grows; `failed`: no memory. */
-typedef struct dump_text {
-    char *text;
-    size_t size, capacity;
-    int failed;
-} dump_text;
-
-static void dump_put(void *user, const char *text, size_t bytes)
+static void dump_put(dump *d, const char *text, size_t bytes)
 {
-    dump_text *t = user;
-    if (t->size + bytes > t->capacity) {
-        size_t capacity = 2 * (t->size + bytes) + 4096;
-        char *more = t->failed ? NULL : realloc(t->text, capacity);
-        if (!more) t->failed = 1;
-        if (!more) return;
-        t->text = more, t->capacity = capacity;
-    }
-    memcpy(t->text + t->size, text, bytes);
-    t->size += bytes;
+    mtt_writer_put(d->file, text, bytes);
+    d->header += bytes;
 }
 
-static void dump_print(dump_text *t, const char *format, ...)
+static void dump_print(dump *d, const char *format, ...)
 {
     char line[512];
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(line, sizeof(line), format, arguments);
     va_end(arguments);
-    dump_put(t, line, strlen(line));
+    dump_put(d, line, strlen(line));
 }
 
 /* Takes a line of the listing, which has nothing to escape, as a member of the metadata. */
@@ -232,30 +211,30 @@ static void dump_line(void *user, const char *line, size_t bytes)
     dump_put(user, "\"", 1);
 }
 
-static void dump_header(const dump *d, dump_text *t)
+static void dump_header(dump *d)
 {
     mtt_optim_desc optim;
     uint64_t begin = 0, size;
     int i, k;
     mtt_optim_resolve(d->env, &d->optim, &optim);
-    dump_put(t, "        ", 8); /* the size of the rest */
-    dump_print(t, "{\"__metadata__\":{\"format\":\"pt\",\"optimizer\":\"AdamW: lr %g, beta1 %g, beta2 %g, "
+    dump_put(d, "        ", 8); /* the size of the rest */
+    dump_print(d, "{\"__metadata__\":{\"format\":\"pt\",\"optimizer\":\"AdamW: lr %g, beta1 %g, beta2 %g, "
                "eps %g, weight decay %g of matrices, gradient clipped to a norm of %g (0: it is not)\"",
                (double)optim.lr, (double)optim.beta1, (double)optim.beta2, (double)optim.eps,
                (double)optim.weight_decay, (double)optim.clip);
-    mtt_schedule_print(mtt_trainer_schedule(d->trainer), dump_line, t);
-    dump_print(t, "}");
+    mtt_schedule_print(mtt_trainer_schedule(d->trainer), dump_line, d);
+    dump_print(d, "}");
     for (i = 0; i < d->count; begin += d->entries[i++].bytes) {
         const dump_entry *e = &d->entries[i];
-        dump_print(t, ",\n\"%s\":{\"dtype\":\"%s\",\"shape\":[", e->name, e->type);
-        for (k = 0; k < e->dims; k++) dump_print(t, "%s%lld", k ? "," : "", (long long)e->shape[k]);
-        dump_print(t, "],\"data_offsets\":[%llu,%llu]}", (unsigned long long)begin,
+        dump_print(d, ",\n\"%s\":{\"dtype\":\"%s\",\"shape\":[", e->name, e->type);
+        for (k = 0; k < e->dims; k++) dump_print(d, "%s%lld", k ? "," : "", (long long)e->shape[k]);
+        dump_print(d, "],\"data_offsets\":[%llu,%llu]}", (unsigned long long)begin,
                    (unsigned long long)(begin + e->bytes));
     }
-    dump_print(t, "}");
-    while (t->size % 8 && !t->failed) dump_put(t, " ", 1);
-    size = t->size - 8;
-    if (!t->failed) memcpy(t->text, &size, 8); /* little-endian, as all processors that mtt runs on */
+    dump_print(d, "}");
+    while (d->header % 8) dump_put(d, " ", 1);
+    size = d->header - 8;
+    mtt_writer_patch(d->file, 0, &size, 8); /* little-endian, as all processors that mtt runs on */
 }
 
 /* ---- the data ---- */
@@ -295,7 +274,6 @@ static mtt_status dump_run(void *context, const mtt_op *ops, int count)
 
 static mtt_status dump_open(dump *d, const char *path)
 {
-    dump_text header = {.text = NULL};
     size_t most = sizeof(double), sum = 0;
     mtt_status status = dump_list(d);
     int i;
@@ -304,11 +282,10 @@ static mtt_status dump_open(dump *d, const char *path)
         if (d->entries[i].bytes > most) most = d->entries[i].bytes;
         sum += d->entries[i].bytes;
     }
-    dump_header(d, &header);
-    if (header.failed || !(d->room = malloc(most))) status = dump_fail(d->env);
-    if (!status) status = mtt_writer_open(d->env, path, header.size + sum, &d->file);
-    if (!status) status = mtt_writer_put(d->file, header.text, header.size);
-    free(header.text);
+    if (!(d->room = malloc(most))) status = failure(d->env, MTT_E_MEMORY, "no memory for a list of all "
+                                                    "tensors");
+    if (!status) status = mtt_writer_open(d->env, path, sum, &d->file); /* and the header, of some KB */
+    if (!status) dump_header(d);
     return status;
 }
 
@@ -336,6 +313,7 @@ static mtt_status dump_save(mtt_env *env, const char *path, const mtt_schedule *
     mtt_status status;
     memset(&d, 0, sizeof(d));
     d.env = env, d.device = *device;
+    d.optim.zero_weights = model != NULL; /* they are loaded */
     if (policy.early_update) d.optim.clip = -1; /* all gradients are never known at once */
     dump_now = &d;
     watched.run = dump_run;

@@ -14,6 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include "failure.h"
 
 typedef struct explorer_plan {
     char name[256];       /* of the technique */
@@ -21,12 +22,6 @@ typedef struct explorer_plan {
     mtt_model_desc model; /* with every default filled in */
     mtt_schedule *schedule;
 } explorer_plan;
-
-static mtt_status explorer_fail(mtt_env *env, const char *path)
-{
-    snprintf(env->error, sizeof(env->error), "cannot write %.500s: %s", path, strerror(errno));
-    return MTT_E_FILE;
-}
 
 /* Plans a step. explorer_close frees the plan; a failed one holds nothing. */
 static mtt_status explorer_open(mtt_env *env, const mtt_model_desc *model, const mtt_policy *policy,
@@ -93,12 +88,11 @@ static void explorer_model(FILE *f, const explorer_plan *plan)
 
 static void explorer_tensor(FILE *f, const mtt_tensor *t)
 {
-#define EXPLORER_DTYPE(dtype, bytes, name) name,
-    static const char *const types[] = {MTT_DTYPES(EXPLORER_DTYPE)};
     int i;
     fprintf(f, "{\"name\": ");
     explorer_text(f, t->name);
-    fprintf(f, ", \"type\": \"%s\", \"category\": %d, \"shape\": [", types[t->dtype], (int)t->category);
+    fprintf(f, ", \"type\": \"%s\", \"category\": %d, \"shape\": [", mtt_dtype_name(t->dtype),
+            (int)t->category);
     for (i = 0; i < t->dims; i++) fprintf(f, "%s%lld", i ? ", " : "", (long long)t->shape[i]);
     fprintf(f, "], \"bytes\": %zu, \"offset\": %zu, \"first\": %d, \"last\": %d, \"state\": %d}", t->bytes,
             t->offset, t->first, t->last, t->persistent);
@@ -179,7 +173,7 @@ static const char *const explorer_page[] = {
 "<style>",
 ":root {",
 "  color-scheme: light dark;",
-"  /* The categories have the colours of tools/plots.sh. In the dark, black and white change places. */",
+"  /* The categories have the colours of the plots. In the dark, black and white change places. */",
 "  --page: #fff; --ink: #1b2330; --faint: #596273; --line: #d3d8e0; --panel: #f4f6f9; --again: #9f1239;",
 "  --c0: #202020; --c1: #56b4e9; --c2: #d55e00; --c3: #a4dccb; --c4: #7a4a9c; --c5: #e0ac00; --c6: #909090;",
 "  --c7: #fff;",
@@ -658,7 +652,8 @@ static mtt_status explorer_save(mtt_env *env, const char *path, const char *plan
     if (from) failed |= ferror(from), fclose(from);
     if (f) failed |= ferror(f), failed |= fclose(f);
     size = page ? strlen(page) : 0; /* the size that Windows lacks */
-    status = failed ? explorer_fail(env, path) : mtt_writer_open(env, path, size, &w);
+    status = failed ? failure(env, MTT_E_FILE, "cannot write %.500s: %s", path, strerror(errno))
+                    : mtt_writer_open(env, path, size, &w);
     if (!status) {
         mtt_writer_put(w, page, size);
         status = mtt_writer_commit(w);

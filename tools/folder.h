@@ -14,6 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include "failure.h"
 #include "posix.h"
 
 #define FOLDER_TEMPLATES "additional_chat_templates" /* a folder of NAME.jinja, beside chat_template.jinja */
@@ -73,16 +74,6 @@ static inline mtt_slice folder_value(mtt_slice object, const char *name)
     return none;
 }
 
-/* Formats the reason of a failure. */
-static inline mtt_status folder_fail(mtt_env *env, mtt_status status, const char *format, ...)
-{
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(env->error, sizeof(env->error), format, arguments);
-    va_end(arguments);
-    return status;
-}
-
 /* Reads a file of the folder: UTF-8 without a NUL, and one object of JSON if `json`. */
 static inline mtt_status folder_read(mtt_env *env, const char *path, const char *name, int json, char **text)
 {
@@ -100,15 +91,15 @@ static inline mtt_status folder_read(mtt_env *env, const char *path, const char 
     if (in) fclose(in);
     if (in && !*text) return MTT_E_MEMORY;
     if (!in || size != (size_t)info.st_size)
-        return folder_fail(env, MTT_E_FILE, "%.300s: cannot read it: it must be a regular file below 64 MiB",
-                           file);
+        return failure(env, MTT_E_FILE, "%.300s: cannot read it: it must be a regular file below 64 MiB",
+                       file);
     if (strlen(*text) < size || !mtt_utf8_valid(*text, size))
-        return folder_fail(env, MTT_E_FORMAT, "%.300s is no text: it has a NUL, or bytes that are not UTF-8: "
-                           "get the file again, or remove it", file);
+        return failure(env, MTT_E_FORMAT, "%.300s is no text: it has a NUL, or bytes that are not UTF-8: get "
+                       "the file again, or remove it", file);
     mtt_json_init(&j, *text, size);
     if (!json || (mtt_json_peek(&j) == '{' && mtt_json_skip(&j) && mtt_json_end(&j))) return MTT_OK;
-    return folder_fail(env, MTT_E_FORMAT, "%.300s: byte %zu: %s: get the file again", file,
-                       (size_t)(j.at - j.begin), j.fault ? j.fault : "expected one object");
+    return failure(env, MTT_E_FORMAT, "%.300s: byte %zu: %s: get the file again", file, (size_t)(j.at -
+                   j.begin), j.fault ? j.fault : "expected one object");
 }
 
 /* ---- texts that are made ---- */
@@ -171,7 +162,7 @@ static inline void folder_add_string(folder_text *t, const char *text)
 static inline mtt_status folder_take_text(mtt_env *env, folder_text *t, char **out)
 {
     *out = t->at;
-    return t->failed ? folder_fail(env, MTT_E_MEMORY, "out of memory") : MTT_OK;
+    return t->failed ? failure(env, MTT_E_MEMORY, "out of memory") : MTT_OK;
 }
 
 /* ---- templates of chats ---- */
@@ -234,9 +225,9 @@ static inline mtt_status folder_take_chat(mtt_env *env, const char *path, mtt_sl
     mtt_json_init(&j, chat.at, chat.size);
     while (folder_template(&j, &turn, &name, &value)) fine &= folder_is_text(name) && folder_is_text(value);
     if (!fine || j.fault)
-        return folder_fail(env, MTT_E_FORMAT, "%.300s: chat_template of tokenizer_config.json must be a text "
-                           "without a NUL, or a list of objects whose name and template are such: correct "
-                           "it or remove it", path);
+        return failure(env, MTT_E_FORMAT, "%.300s: chat_template of tokenizer_config.json must be a text "
+                       "without a NUL, or a list of objects whose name and template are such: correct it or "
+                       "remove it", path);
     folder_add(&copy, chat.at, chat.size);
     return folder_take_text(env, &copy, &f->chat);
 }
@@ -276,8 +267,8 @@ static inline mtt_status folder_read_templates(mtt_env *env, const char *path, f
     const int count = folder_list_templates(path, names);
     int i, k;
     if (!status && count < 0)
-        status = folder_fail(env, MTT_E_FORMAT, "%.300s/" FOLDER_TEMPLATES " has more than %d templates: "
-                             "remove some", path, FOLDER_ENDS);
+        status = failure(env, MTT_E_FORMAT, "%.300s/" FOLDER_TEMPLATES " has more than %d templates: remove "
+                         "some", path, FOLDER_ENDS);
     if (!status && !jinja && !count)
         status = folder_take_chat(env, path, folder_value(folder_slice(f->tokenizer), "chat_template"), f);
     else if (!status && !count) folder_add_string(&t, jinja);
@@ -286,8 +277,8 @@ static inline mtt_status folder_read_templates(mtt_env *env, const char *path, f
         snprintf(file, sizeof(file), FOLDER_TEMPLATES "/%s.jinja", i < 0 ? "" : names[i]);
         if (i >= 0) status = folder_read(env, path, file, 0, &text);
         if (i >= 0 && !status && !mtt_utf8_valid(names[i], strlen(names[i])))
-            status = folder_fail(env, MTT_E_FORMAT, "%.300s/" FOLDER_TEMPLATES ": the name of a file is not "
-                                 "UTF-8: rename it", path);
+            status = failure(env, MTT_E_FORMAT, "%.300s/" FOLDER_TEMPLATES ": the name of a file is not "
+                             "UTF-8: rename it", path);
         if (!status && (i < 0 || text)) {
             folder_add_words(&t, k++ ? ", {\"name\": " : "[{\"name\": ");
             folder_add_string(&t, i < 0 ? "default" : names[i]);
@@ -328,7 +319,7 @@ static inline mtt_status folder_copy(mtt_env *env, mtt_slice object, char **out)
 {
     folder_text copy = {NULL, 0, 0};
     if (!object.size) return MTT_OK;
-    if (*object.at != '{') return folder_fail(env, MTT_E_FORMAT, "expected an object");
+    if (*object.at != '{') return failure(env, MTT_E_FORMAT, "expected an object");
     folder_add(&copy, object.at, object.size);
     return folder_take_text(env, &copy, out);
 }
@@ -346,8 +337,8 @@ static inline mtt_status folder_open_note(mtt_env *env, const char *path, const 
     if (!status) status = folder_take_chat(env, path, folder_value(all, "chat_template"), f);
     if (!status && !folder_take_ends(f, note)) status = MTT_E_FORMAT;
     if (status != MTT_E_FORMAT) return status;
-    return folder_fail(env, MTT_E_FORMAT, "%.300s: its note, on chats and generation, is not as train writes "
-                       "it: give another checkpoint", path);
+    return failure(env, MTT_E_FORMAT, "%.300s: its note, on chats and generation, is not as train writes it: "
+                   "give another checkpoint", path);
 }
 
 /* Opens what the folder of a model says, or the note of a checkpoint. A note that is no object is of another
@@ -363,8 +354,8 @@ static inline mtt_status folder_open(mtt_env *env, const char *path, const mtt_m
     if (!status) status = folder_read_templates(env, path, f);
     if (status || (folder_take_ends(f, f->generation) && (f->end_count || folder_take_ends(f, f->config))))
         return status;
-    return folder_fail(env, MTT_E_FORMAT, "%.300s: eos_token_id of generation_config.json or config.json "
-                       "must be an id, or a list of at most %d", path, FOLDER_ENDS);
+    return failure(env, MTT_E_FORMAT, "%.300s: eos_token_id of generation_config.json or config.json must be "
+                   "an id, or a list of at most %d", path, FOLDER_ENDS);
 }
 
 /* Makes the note of checkpoints that are trained from the model, in memory of the caller's; NULL: the folder
@@ -412,7 +403,7 @@ static inline mtt_status folder_note(mtt_env *env, const folder *f, int vocab, c
     mtt_json_init(&j, t.at ? t.at : "", t.size);
     if (said && !t.failed && mtt_json_skip(&j)) return folder_take_text(env, &t, note);
     free(t.at);
-    if (t.failed) return folder_fail(env, MTT_E_MEMORY, "out of memory");
-    return said ? folder_fail(env, MTT_E_FORMAT, "a text is nested too deep") : MTT_OK;
+    if (t.failed) return failure(env, MTT_E_MEMORY, "out of memory");
+    return said ? failure(env, MTT_E_FORMAT, "a text is nested too deep") : MTT_OK;
 }
 #endif

@@ -4,11 +4,11 @@
 #ifndef LAUNCH_H
 #define LAUNCH_H
 #include <errno.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include "alone.h"
+#include "failure.h"
 
 enum { LAUNCH_RANKS = 1024 }; /* at most, as mtt.h */
 
@@ -36,15 +36,6 @@ static const launcher launchers[] = {
      "SLURM_STEP_NODELIST", 0},
 };
 
-static mtt_status launch_fail(mtt_env *env, const char *format, ...)
-{
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(env->error, sizeof(env->error), format, arguments);
-    va_end(arguments);
-    return MTT_E_ARGUMENT;
-}
-
 /* Reads a number of low..high. A variable that is not set leaves *value, but fails if there is a `need`: the
    variable that is set and needs it. */
 static mtt_status launch_variable(mtt_env *env, const char *name, const char *need, int low, int high,
@@ -54,11 +45,11 @@ static mtt_status launch_variable(mtt_env *env, const char *name, const char *ne
     char *end;
     long number;
     if (!text && !need) return MTT_OK;
-    if (!text) return launch_fail(env, "%s is not set, but %s is: set both", name, need);
+    if (!text) return failure(env, MTT_E_ARGUMENT, "%s is not set, but %s is: set both", name, need);
     errno = 0;
     number = strtol(text, &end, 10);
     if (end == text || *end || errno || number < low || number > high)
-        return launch_fail(env, "%s=%s: it must be a number of %d..%d", name, text, low, high);
+        return failure(env, MTT_E_ARGUMENT, "%s=%s: it must be a number of %d..%d", name, text, low, high);
     *value = (int)number;
     return MTT_OK;
 }
@@ -76,8 +67,8 @@ static mtt_status launch_first_host(mtt_env *env, const char *name, char *host, 
     }
     host[size] = 0;
     if (size && !inside && (!*at || *at == ',')) return MTT_OK;
-    return launch_fail(env, "%s=%s does not begin with a host: set MASTER_ADDR to the host of "
-                     "rank 0", name, getenv(name));
+    return failure(env, MTT_E_ARGUMENT, "%s=%s does not begin with a host: set MASTER_ADDR to the host of "
+                   "rank 0", name, getenv(name));
 }
 
 /* Finds the host of rank 0. If all ranks are on this one, the default will do. */
@@ -90,8 +81,8 @@ static mtt_status launch_find_host(mtt_env *env, const launcher *l, launch *here
     here->desc.address = here->host;
     if (!address && getenv(hosts)) return launch_first_host(env, hosts, here->host, sizeof(here->host));
     if (!address || !*address || strlen(address) >= sizeof(here->host))
-        return launch_fail(env, "MASTER_ADDR=%s: it must be the host of rank 0, in 1..%d bytes",
-                           address ? address : "", (int)sizeof(here->host) - 1);
+        return failure(env, MTT_E_ARGUMENT, "MASTER_ADDR=%s: it must be the host of rank 0, in 1..%d bytes",
+                       address ? address : "", (int)sizeof(here->host) - 1);
     memcpy(here->host, address, strlen(address) + 1);
     return MTT_OK;
 }
@@ -125,7 +116,7 @@ static mtt_status launch_find(mtt_env *env, launch *here)
     d->run = getenv(l->run);
     d->secret = getenv("MTT_SECRET");
     if (!status && d->secret && !*d->secret)
-        status = launch_fail(env, "MTT_SECRET is empty: give all ranks a secret, or unset it");
+        status = failure(env, MTT_E_ARGUMENT, "MTT_SECRET is empty: give all ranks a secret, or unset it");
 #ifdef MTT_MPI
     d->mpi = l->mpi;
 #endif

@@ -116,7 +116,8 @@ static const struct {
 };
 
 /* Values of options. A program skips options that it does not have. tiny and small suit a CPU, and other
-   programs can have them: those have no bias in the head. a to d are the models of tools/suites.sh. */
+   programs can have them: those have no bias in the head. a to d are the models of
+   examples/assignment/suites.sh. */
 typedef struct option_recipe {
     const char *name, *options;
 } option_recipe;

@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "alone.h"
+#include "failure.h"
 #include "posix.h"
 
 /* An adapter of a weight of Hugging Face, maybe some columns of mtt's: A^T, or such columns of B as rows. */
@@ -20,15 +21,6 @@ typedef struct peft_tensor {
     int64_t shape[2];       /* of the parameter: inputs x rank, or rank x outputs */
     int64_t rows;           /* in the file; columns are shape[0] */
 } peft_tensor;
-
-static inline mtt_status peft_fail(mtt_env *env, mtt_status status, const char *format, ...)
-{
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(env->error, sizeof(env->error), format, arguments);
-    va_end(arguments);
-    return status;
-}
 
 /* 1 = PEFT has such a model: GPT-2, or Llama and Qwen3 without biases. */
 static inline int peft_has(const mtt_model_desc *m)
@@ -59,7 +51,8 @@ static inline int peft_next(const mtt_trainer *t, const mtt_model_desc *model, i
     return 0;
 }
 
-static inline void peft_put(mtt_writer *writer, const char *format, ...)
+/* Returns the bytes of the text. */
+static inline size_t peft_put(mtt_writer *writer, const char *format, ...)
 {
     char line[512];
     va_list arguments;
@@ -67,6 +60,7 @@ static inline void peft_put(mtt_writer *writer, const char *format, ...)
     vsnprintf(line, sizeof(line), format, arguments);
     va_end(arguments);
     mtt_writer_put(writer, line, strlen(line));
+    return strlen(line);
 }
 
 /* The weight's name without its ending, as in transformer.h.0.attn.c_attn. */
@@ -91,28 +85,22 @@ static inline void peft_config(mtt_writer *w, const mtt_trainer *t, const mtt_mo
     peft_put(w, "]}\n");
 }
 
-/* Writes the header of adapter_model.safetensors. `text` has room for 320 bytes a tensor. Returns the
-   size of the header, a multiple of 8: the size of the rest in 8 bytes, then where each tensor is. */
-static inline size_t peft_header(const mtt_trainer *t, const mtt_model_desc *model, char *text)
+/* Writes the header of adapter_model.safetensors: the size of the rest, a multiple of 8, in 8 bytes, then
+   where each tensor is. */
+static inline void peft_header(mtt_writer *w, const mtt_trainer *t, const mtt_model_desc *model)
 {
     peft_tensor x = {.is_b = 0};
     int64_t cursor = 0;
     unsigned long long begin = 0, end;
-    uint64_t rest;
-    size_t size = 8;
-    size += (size_t)sprintf(text + size, "{\"__metadata__\":{\"format\":\"pt\"}");
+    uint64_t size = peft_put(w, "        {\"__metadata__\":{\"format\":\"pt\"}") - 8;
     for (; peft_next(t, model, &cursor, &x); begin = end) {
         end = begin + 4 * (unsigned long long)(x.rows * x.shape[0]);
-        size += (size_t)sprintf(text + size, ",\"base_model.model.%.*s.lora_%c.weight\":{\"dtype\":\"F32\","
-                                "\"shape\":[%lld,%lld],\"data_offsets\":[%llu,%llu]}", peft_stem(&x),
-                                x.weight.name, "AB"[x.is_b], (long long)x.rows, (long long)x.shape[0], begin,
-                                end);
+        size += peft_put(w, ",\"base_model.model.%.*s.lora_%c.weight\":{\"dtype\":\"F32\",\"shape\":[%lld,"
+                         "%lld],\"data_offsets\":[%llu,%llu]}", peft_stem(&x), x.weight.name, "AB"[x.is_b],
+                         (long long)x.rows, (long long)x.shape[0], begin, end);
     }
-    text[size++] = '}';
-    while (size % 8) text[size++] = ' ';
-    rest = size - 8;
-    memcpy(text, &rest, 8); /* little-endian, as all that mtt runs on */
-    return size;
+    size += peft_put(w, "}%*s", (int)(7 - size % 8), "");
+    mtt_writer_patch(w, 0, &size, 8); /* little-endian, as all that mtt runs on */
 }
 
 /* Reads each adapter from all ranks, and writes it if there is a writer. */
@@ -140,7 +128,7 @@ static inline mtt_status peft_open(mtt_env *env, const char *folder, mtt_writer 
     char path[4096];
     mtt_status status;
     if (mkdir(folder, 0777) && errno != EEXIST)
-        return peft_fail(env, MTT_E_FILE, "cannot make the folder %s: %s", folder, strerror(errno));
+        return failure(env, MTT_E_FILE, "cannot make the folder %s: %s", folder, strerror(errno));
     snprintf(path, sizeof(path), "%.4000s/adapter_model.safetensors", folder);
     status = mtt_writer_open(env, path, 0, weights);
     snprintf(path, sizeof(path), "%.4000s/adapter_config.json", folder);
@@ -153,7 +141,7 @@ static inline mtt_status peft_agree(mtt_env *env, mtt_ranks *ranks, mtt_status s
     int failed = status != MTT_OK;
     mtt_status told = mtt_ranks_any(ranks, &failed);
     if (status || told) return status ? status : told;
-    return failed ? peft_fail(env, MTT_E_STOPPED, "another rank cannot write the adapters") : MTT_OK;
+    return failed ? failure(env, MTT_E_STOPPED, "another rank cannot write the adapters") : MTT_OK;
 }
 
 /* Writes both files. All ranks of the trainer call it, and rank 0 writes. MTT_E_ARGUMENT: PEFT has no such
@@ -163,26 +151,24 @@ static inline mtt_status peft_save(mtt_env *env, mtt_ranks *ranks, mtt_trainer *
     const mtt_model_desc *model = mtt_schedule_model(mtt_trainer_schedule(t));
     const mtt_policy *policy = mtt_schedule_policy(mtt_trainer_schedule(t));
     peft_tensor x = {.is_b = 0};
-    int64_t cursor = 0, most = 0, longest = 0, count = 0;
+    int64_t cursor = 0, most = 0, longest = 0;
     mtt_writer *weights = NULL, *config = NULL;
-    char *header;
     float *values;
     mtt_status status = MTT_OK;
-    if (!policy->lora_rank) return peft_fail(env, MTT_E_ARGUMENT, "the model has no adapters: set lora_rank");
+    if (!policy->lora_rank) return failure(env, MTT_E_ARGUMENT, "the model has no adapters: set lora_rank");
     if (!peft_has(model))
-        return peft_fail(env, MTT_E_ARGUMENT, "PEFT has adapters for GPT-2, Llama and Qwen3, and this model "
-                         "is none of them: save it by mtt_save_merged");
-    for (; peft_next(t, model, &cursor, &x); count++) {
+        return failure(env, MTT_E_ARGUMENT, "PEFT has adapters for GPT-2, Llama and Qwen3, and this model is "
+                       "none of them: save it by mtt_save_merged");
+    while (peft_next(t, model, &cursor, &x)) {
         if (x.shape[0] * x.shape[1] > most) most = x.shape[0] * x.shape[1];
         if (x.shape[0] > longest) longest = x.shape[0];
     }
     values = malloc((size_t)(most + longest + 1) * sizeof(float));
-    header = malloc((size_t)(count + 1) * 320);
-    if (!values || !header) status = peft_fail(env, MTT_E_MEMORY, "no memory to write the adapters");
+    if (!values) status = failure(env, MTT_E_MEMORY, "no memory to write the adapters");
     else if (!policy->rank) status = mtt_ranks_busy(ranks);
     if (!status && !policy->rank) status = peft_open(env, folder, &weights, &config);
     status = peft_agree(env, ranks, status);
-    if (!status && weights) mtt_writer_put(weights, header, peft_header(t, model, header));
+    if (!status && weights) peft_header(weights, t, model);
     if (!status) status = peft_data(weights, t, model, values, values + most);
     if (!status && weights) status = mtt_ranks_busy(ranks);
     if (!status && weights) {
@@ -195,7 +181,6 @@ static inline mtt_status peft_save(mtt_env *env, mtt_ranks *ranks, mtt_trainer *
     mtt_writer_close(weights);
     mtt_writer_close(config);
     status = peft_agree(env, ranks, status);
-    free(header);
     free(values);
     return status;
 }

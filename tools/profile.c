@@ -338,12 +338,12 @@ static mtt_status fill_weights(mtt_generator *g)
     mtt_status status = MTT_OK;
     int64_t shape[2], k;
     int i;
-    for (i = 0; !status && mtt_generator_parameter(g, i, shape); i++) {
+    for (i = 0; !status && mtt_parameter(mtt_generator_trainer(g), i, shape); i++) {
         int64_t count = shape[0] * (shape[1] ? shape[1] : 1);
         float *values = malloc((size_t)count * sizeof(*values));
         if (!values) return MTT_E_MEMORY;
         for (k = 0; k < count; k++) values[k] = shape[1] ? (float)(0.07 * uniform() - 0.035) : 1;
-        status = mtt_generator_set(g, i, values);
+        status = mtt_parameter_set(mtt_generator_trainer(g), i, values);
         free(values);
     }
     return status;
@@ -382,7 +382,7 @@ static mtt_status generate(const mtt_backend *backend, const int32_t *tokens)
     ms = (now_ms() - start) / set.generate;
     if (!status)
         printf("{\"ms\": %.4f, \"tokens_per_s\": %.1f, \"arena_bytes\": %zu}\n", ms, set.batch * 1e3 / ms,
-               mtt_generator_device_bytes(g));
+               mtt_trainer_device_bytes(mtt_generator_trainer(g)));
     mtt_generator_destroy(g);
     free(sizes);
     free(prompts);

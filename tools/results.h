@@ -7,6 +7,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
+#include "failure.h"
 #include "posix.h"
 
 /* Files of a run: {folder}/{run}{ending}; a run is {dataset}_{technique}. */
@@ -163,15 +164,15 @@ static inline mtt_status result_load_tokenizer(mtt_env *env, const char *path, c
                                                const mtt_model *model, mtt_tokenizer **out)
 {
     const int vocab = mtt_model_describe(model)->vocab;
-    mtt_status status = MTT_E_FILE;
-    if (path) status = mtt_tokenizer_load(env, path, kind, out);
-    else snprintf(env->error, sizeof(env->error), "there is no tokenizer beside the model: pass --tokenizer");
-    if (status || mtt_tokenizer_vocab(*out) <= vocab) return status;
-    snprintf(env->error, sizeof(env->error), "%.200s has %d ids, but the model %d: use the model's tokenizer",
-             path, mtt_tokenizer_vocab(*out), vocab);
+    int ids;
+    mtt_status status;
+    if (!path) return failure(env, MTT_E_FILE, "there is no tokenizer beside the model: pass --tokenizer");
+    status = mtt_tokenizer_load(env, path, kind, out);
+    if (status || (ids = mtt_tokenizer_vocab(*out)) <= vocab) return status;
     mtt_tokenizer_destroy(*out);
     *out = NULL;
-    return MTT_E_MISMATCH;
+    return failure(env, MTT_E_MISMATCH, "%.200s has %d ids, but the model %d: use the model's tokenizer",
+                   path, ids, vocab);
 }
 
 /* The kind of a text that was prepared, with its number of documents as `count`. */

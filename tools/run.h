@@ -15,6 +15,7 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include "curves.h"
+#include "failure.h"
 #include "folder.h"
 #include "launch.h"
 #include "peft.h"
@@ -51,15 +52,6 @@ typedef struct run {
     double evaluated; /* step of the last evaluation */
     int64_t steps;
 } run;
-
-static mtt_status run_fail(run *r, mtt_status status, const char *format, ...)
-{
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(r->env->error, sizeof(r->env->error), format, arguments);
-    va_end(arguments);
-    return status;
-}
 
 /* This process's rank. Rank 0 alone writes files and prints. */
 static int run_rank;
@@ -107,8 +99,8 @@ static int run_tell(run *r, mtt_status status)
 
 static mtt_status run_cannot(run *r, const char *verb, const char *path)
 {
-    return run_fail(r, MTT_E_FILE, "cannot %s %s: %s: check that --results-dir is yours and its disk "
-                    "is not full", verb, path, strerror(errno));
+    return failure(r->env, MTT_E_FILE, "cannot %s %s: %s: check that --results-dir is yours and its disk is "
+                   "not full", verb, path, strerror(errno));
 }
 
 static const char *run_path(const run *r, const char *ending)
@@ -192,8 +184,8 @@ static mtt_status run_join(run *r, mtt_env *env, mtt_policy *policy)
     r->has_adapters = policy->lora_rank > 0;
     here.desc.timeout = (double)r->timeout;
     if (!status && launched > 1 && ranks && ranks != launched)
-        return run_fail(r, MTT_E_ARGUMENT, "--ranks is %d, but the launcher has started %d: leave it out",
-                        ranks, launched);
+        return failure(r->env, MTT_E_ARGUMENT, "--ranks is %d, but the launcher has started %d: leave it out",
+                       ranks, launched);
     fflush(NULL);
     if (!status && launched > 1) status = mtt_ranks_connect(env, &here.desc, &r->ranks);
     else if (!status && ranks > 1) status = mtt_ranks_fork(env, ranks, (double)r->timeout, &r->ranks);
@@ -286,12 +278,12 @@ static mtt_status run_set_name(run *r, const char *data, const char *chosen, con
     const char *slash = posix_slash(data), *name = chosen;
     char *at;
     if (chosen && !result_is_name(chosen, strlen(chosen)))
-        return run_fail(r, MTT_E_ARGUMENT, "--dataset %.100s: a name consists of letters, digits, _ . - and "
-                        "does not begin with . or -", chosen);
+        return failure(r->env, MTT_E_ARGUMENT, "--dataset %.100s: a name consists of letters, digits, _ . - "
+                       "and does not begin with . or -", chosen);
     if (!chosen) name = slash ? slash + 1 : strcmp(data, "-") ? data : "stdin";
     if (strlen(name) + strlen(technique) + 1 > RUN_NAME)
-        return run_fail(r, MTT_E_ARGUMENT, "the name %.60s... is too long: name and technique together have "
-                        "at most %d letters: give a shorter one with --dataset", name, RUN_NAME);
+        return failure(r->env, MTT_E_ARGUMENT, "the name %.60s... is too long: name and technique together "
+                       "have at most %d letters: give a shorter one with --dataset", name, RUN_NAME);
     snprintf(r->dataset, sizeof(r->dataset), "%s", name);
     for (at = r->dataset; *at; at++)
         if (!strchr(RESULT_LETTERS, *at) || (at == r->dataset && strchr(".-", *at))) *at = '_';
@@ -324,8 +316,8 @@ static mtt_status run_lock(run *r, const char *name, int action, short type)
         return MTT_OK;
     }
     if (errno != EACCES && errno != EAGAIN) return run_cannot(r, "lock", result_path(r->folder, name, ""));
-    return run_fail(r, MTT_E_FILE, "another process writes %s/%s: wait until it ends, or choose "
-                    "another --dataset", r->folder, name);
+    return failure(r->env, MTT_E_FILE, "another process writes %s/%s: wait until it ends, or choose another "
+                   "--dataset", r->folder, name);
 }
 
 /* Names the run, makes its folder, and locks the run and its dataset. Runs of one dataset wait here while one
@@ -339,8 +331,8 @@ static mtt_status run_open(run *r, mtt_env *env, const char *folder, const char 
     r->best = HUGE_VAL;
     r->saved = -1;
     if (!*folder || strlen(folder) > RESULT_FOLDER)
-        return run_fail(r, MTT_E_ARGUMENT, "--results-dir takes 1 to %d letters, for example --results-dir "
-                        "results", RESULT_FOLDER);
+        return failure(r->env, MTT_E_ARGUMENT, "--results-dir takes 1 to %d letters, for example "
+                       "--results-dir results", RESULT_FOLDER);
     status = run_set_name(r, data, dataset, technique);
     if (run_rank || status) return status;
     status = mtt_ranks_busy(r->ranks);
@@ -387,7 +379,8 @@ static mtt_status run_open_init(run *r, mtt_model_desc *model, const char *data,
     mtt_tokenizer *loaded = NULL;
     mtt_status status = r->init ? mtt_model_open(r->env, r->init, &r->model) : MTT_OK;
     if (!r->model) return status;
-    if (option_all.model) return run_fail(r, MTT_E_ARGUMENT, "--init has its own model: leave out --model");
+    if (option_all.model) return failure(r->env, MTT_E_ARGUMENT, "--init has its own model: leave out "
+                                         "--model");
     status = folder_open(r->env, r->init, r->model, &r->notes);
     if (status) return status;
     fixed = *mtt_model_describe(r->model);
@@ -395,12 +388,12 @@ static mtt_status run_open_init(run *r, mtt_model_desc *model, const char *data,
     if (fixed.positions != MTT_POSITIONS_LEARNED) fixed.max_seq = model->max_seq;
     other = option_contradicted(model, &fixed);
     if (other)
-        return run_fail(r, MTT_E_ARGUMENT, "--%s has another value than the model in %s: leave it out", other,
-                        r->init);
+        return failure(r->env, MTT_E_ARGUMENT, "--%s has another value than the model in %s: leave it out",
+                       other, r->init);
     *model = fixed;
     found = result_tokenizer_of(r->model, r->init);
     if (!*tokenizer && data && !result_is_prefix(data) && !(*tokenizer = found))
-        return run_fail(r, MTT_E_ARGUMENT, "there is no tokenizer beside %s: pass --tokenizer", r->init);
+        return failure(r->env, MTT_E_ARGUMENT, "there is no tokenizer beside %s: pass --tokenizer", r->init);
     if (*tokenizer && data && !result_is_prefix(data)) /* before the text is encoded, which takes long */
         status = result_load_tokenizer(r->env, *tokenizer, &kind, r->model, &loaded);
     mtt_tokenizer_destroy(loaded);
@@ -435,7 +428,7 @@ static mtt_status run_carry_notes(run *r, mtt_trainer *t, const mtt_tokenizer *t
             run_say("note: eos_token_id of %s has %d, which is left out: the model's ids end at %d\n",
                     r->init, (int)r->notes.ends[i], r->vocab - 1);
     if (text && run_has_other_tokenizer(r, tokenizer))
-        status = run_fail(r, MTT_E_ARGUMENT, "the run has another tokenizer");
+        status = failure(r->env, MTT_E_ARGUMENT, "the run has another tokenizer");
     else if (text) status = mtt_trainer_set_note(t, text);
     free(text);
     if (status != MTT_E_FORMAT && status != MTT_E_ARGUMENT) return status;
@@ -491,12 +484,13 @@ static mtt_status run_check_text(run *r, const char *text, const mtt_dataset *da
     if (!r->model) model->vocab = vocab;
     r->vocab = model->vocab;
     if (vocab > model->vocab)
-        return run_fail(r, MTT_E_MISMATCH, "%s has %d ids, but the model in %s %d: use its tokenizer", text,
-                        vocab, r->init, model->vocab);
+        return failure(r->env, MTT_E_MISMATCH, "%s has %d ids, but the model in %s %d: use its tokenizer",
+                       text, vocab, r->init, model->vocab);
     if (tokens > (unsigned long long)seq_len) return MTT_OK;
     if (tokens > 1) snprintf(shorter, sizeof(shorter), ", or --seq-len %llu", tokens - 1);
-    return run_fail(r, MTT_E_DATA, "%s is too short: a tenth of its documents is for validation, which has "
-                    "%llu tokens, and a sequence has %d: give more text%s", text, tokens, seq_len, shorter);
+    return failure(r->env, MTT_E_DATA, "%s is too short: a tenth of its documents is for validation, which "
+                   "has %llu tokens, and a sequence has %d: give more text%s", text, tokens, seq_len,
+                   shorter);
 }
 
 /* ---- log ---- */
@@ -719,9 +713,9 @@ static mtt_status run_check_room(run *r, uint64_t bytes, int often, int resumed)
     if (statvfs(r->folder, &disk)) return run_cannot(r, "look at", r->folder);
     room = (uint64_t)disk.f_bavail * disk.f_frsize;
     if (room / count >= bytes) return MTT_OK;
-    return run_fail(r, MTT_E_FILE, "%s has %.1f MiB free, too few for %d checkpoint%s of %.1f MiB: free some "
-                    "space, or use another --results-dir, a lower --keep, or --no-checkpoint", r->folder,
-                    (double)room / 1048576, (int)count, count > 1 ? "s" : "", (double)bytes / 1048576);
+    return failure(r->env, MTT_E_FILE, "%s has %.1f MiB free, too few for %d checkpoint%s of %.1f MiB: free "
+                   "some space, or use another --results-dir, a lower --keep, or --no-checkpoint", r->folder,
+                   (double)room / 1048576, (int)count, count > 1 ? "s" : "", (double)bytes / 1048576);
 }
 
 /* For --resume, before anything is prepared. */
@@ -730,9 +724,9 @@ static mtt_status run_check_resume(run *r)
     long long other = run_newest(r, LLONG_MAX, 1);
     if (run_rank || run_newest(r, LLONG_MAX, 0) >= 0) return MTT_OK;
     if (other >= 0)
-        return run_fail(r, MTT_E_FILE, "%s is no file: start without --resume", run_checkpoint(r, other));
-    return run_fail(r, MTT_E_FILE, "nothing to resume: there is no %s: start without --resume",
-                    run_path(r, "_step*.safetensors"));
+        return failure(r->env, MTT_E_FILE, "%s is no file: start without --resume", run_checkpoint(r, other));
+    return failure(r->env, MTT_E_FILE, "nothing to resume: there is no %s: start without --resume",
+                   run_path(r, "_step*.safetensors"));
 }
 
 /* Continues from the newest checkpoint that is whole. */
@@ -808,10 +802,10 @@ static mtt_status run_save_last(run *r, mtt_trainer *t, const mtt_batches *batch
         snprintf(path, sizeof(path), "%.3000s/%s_step%lld.safetensors", folders[i], r->name,
                  (long long)mtt_trainer_step(t));
         if (mtt_save(t, path, batches)) continue;
-        return run_fail(r, status, "%.700s; saved as %.1000s: move it to %.500s, then --resume", reason, path,
-                        r->folder);
+        return failure(r->env, status, "%.700s; saved as %.1000s: move it to %.500s, then --resume", reason,
+                       path, r->folder);
     }
-    return run_fail(r, status, "%s", reason);
+    return failure(r->env, status, "%s", reason);
 }
 
 /* ---- settings ---- */
@@ -992,11 +986,11 @@ static mtt_status run_count_steps(run *r, const mtt_batches *batches, int accumu
     uint64_t in_step = (uint64_t)batches->batch * (uint64_t)accumulate * (uint64_t)batches->ranks;
     uint64_t count = batches->sequences * (uint64_t)epochs / in_step;
     *steps = (int)(count > INT_MAX ? INT_MAX : count);
-    if (count > INT_MAX) return run_fail(r, MTT_E_ARGUMENT, "--epochs: more than 2^31 - 1 steps");
+    if (count > INT_MAX) return failure(r->env, MTT_E_ARGUMENT, "--epochs: more than 2^31 - 1 steps");
     if (count) return MTT_OK;
-    return run_fail(r, MTT_E_DATA, "the text has only %llu sequences, but a step takes %llu: lower "
-                    "--batch-size, give more text, or set --steps", (unsigned long long)batches->sequences,
-                    (unsigned long long)in_step);
+    return failure(r->env, MTT_E_DATA, "the text has only %llu sequences, but a step takes %llu: lower "
+                   "--batch-size, give more text, or set --steps", (unsigned long long)batches->sequences,
+                   (unsigned long long)in_step);
 }
 
 /* The validation split's quality. `better`: it is the best so far. A signal ends it and sets r->stopped; then

@@ -117,8 +117,8 @@ static mtt_status open_data(mtt_dataset *data, mtt_batches *batches)
     if (status) return status;
     vocab = mtt_tokens_vocab(data->train);
     if (prepared && (set.tokenizer || (option_given("vocab-size") && set.model.vocab != vocab)))
-        return run_fail(&files, MTT_E_ARGUMENT, "%s has its own tokenizer: leave out --tokenizer and "
-                        "--vocab-size, or give the text", prefix);
+        return failure(files.env, MTT_E_ARGUMENT, "%s has its own tokenizer: leave out --tokenizer and "
+                       "--vocab-size, or give the text", prefix);
     status = run_check_text(&files, set.data, data, set.seq_len, &set.model);
     if (!status)
         status = mtt_batches_init(&env, batches, data->train, set.batch, set.seq_len, (uint64_t)set.seed, 0);
@@ -236,8 +236,9 @@ static int prepare(mtt_dataset *data, mtt_batches *batches)
     if (set.find_max) return speak_largest(max_batch, set.seq_len, set.policy.budget_bytes);
     speak_plan(&plan, set.dry_run, set.json, max_batch);
     if (max_batch && plan.arena_bytes > budget)
-        return report(run_fail(&files, MTT_E_BUDGET, "a batch of %d does not fit --memory-budget, %d does; or"
-                               " pass --recompute budget%s", set.batch, max_batch, speak_split(&set.policy)));
+        return report(failure(files.env, MTT_E_BUDGET, "a batch of %d does not fit --memory-budget, %d does; "
+                              "or pass --recompute budget%s", set.batch, max_batch,
+                              speak_split(&set.policy)));
     if (set.dry_run) return 0;
     status = choose_steps(batches);
     if (!status && !run_rank) status = run_meet(&files);
@@ -254,6 +255,7 @@ static int execute(mtt_backend *backend, mtt_batches *batches, const mtt_dataset
                           .write = result_write_token, .user = stdout};
     set.optim.seed = set.sampling.seed = (uint64_t)set.seed;
     job.sampling = set.sampling;
+    set.optim.zero_weights = set.resume || files.model; /* they are loaded */
     set.optim.total_steps = set.steps;
     status = mtt_trainer_create(&env, &set.model, &set.policy, &set.optim, backend, set.batch, set.seq_len,
                                 &t);

@@ -43,8 +43,7 @@ MTTDEF mtt_tokenizer_kind mtt_wordpiece(const mtt_wordpiece_options *options);
 #endif
 #endif /* MTT_WORDPIECE_INCLUDED */
 
-#ifdef MTT_IMPLEMENTATION
-#ifndef MTT_WORDPIECE_DONE
+#if defined(MTT__LENGTH) && !defined(MTT_WORDPIECE_DONE) /* this file has mtt.h's implementation */
 #define MTT_WORDPIECE_DONE
 
 /* Two tables of code points: classes and lower case. All numbers are hexadecimal. The decompositions that
@@ -592,4 +591,3 @@ MTTDEF mtt_tokenizer_kind mtt_wordpiece(const mtt_wordpiece_options *options)
 }
 
 #endif /* MTT_WORDPIECE_DONE */
-#endif /* MTT_IMPLEMENTATION */

@@ -13,34 +13,9 @@
 #define MTT_IMPLEMENTATION
 #include "../../mtt.h"
 #include "../../tools/wordpiece.h"
-
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+#include "../test.h"
 
 static mtt_env env;
-
-typedef struct setup {
-    mtt_model_desc model;
-    mtt_policy policy;
-    mtt_optim_desc optim;
-    int batch, seq_len;
-} setup;
-
-static uint64_t random_state;
-
-static uint64_t random_bits(void) /* splitmix64 (Steele et al. 2014) */
-{
-    uint64_t z = random_state += 0x9e3779b97f4a7c15u;
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-    return z ^ z >> 31;
-}
-
-static int below(int bound)
-{
-    return (int)(random_bits() % (uint64_t)bound);
-}
 
 static uint64_t checksum(uint64_t hash, const void *data, size_t bytes) /* FNV-1a */
 {
@@ -261,15 +236,6 @@ static int plans(void)
 
 /* ---- files ---- */
 
-static const char *path(const char *folder, const char *name)
-{
-    static char text[4][512];
-    static int next;
-    next = (next + 1) % 4;
-    snprintf(text[next], sizeof(text[0]), "%s/%s", folder, name);
-    return text[next];
-}
-
 static const char *const sample =
     "The quick brown fox jumps over the lazy dog. It's 1,234 o'clock; "
     "\xc5\xbc\xc3\xb3\xc5\x82w & \xe4\xb8\xad\xe6\x96\x87!\n";
@@ -307,14 +273,14 @@ static void go_on(const char *what, mtt_trainer *t, mtt_batches *batches)
            (unsigned long long)losses, (unsigned long long)weights_checksum(t));
 }
 
-static void checkpoint(const char *folder, int compact, int make)
+static void checkpoint(int compact, int make)
 {
     setup s = checkpoint_setup(compact);
-    const char *file = path(folder, compact ? "compact.safetensors" : "full.safetensors");
+    const char *file = in(compact ? "compact.safetensors" : "full.safetensors");
     mtt_tokens *tokens;
     mtt_batches batches;
     mtt_trainer *t;
-    if (mtt_tokens_open(&env, path(folder, "bpe.train.tokens"), &tokens)) fail("tokens");
+    if (mtt_tokens_open(&env, in("bpe.train.tokens"), &tokens)) fail("tokens");
     if (mtt_batches_init(&env, &batches, tokens, s.batch, s.seq_len, 3, 0)) fail("batches");
     if (mtt_trainer_create(&env, &s.model, &s.policy, &s.optim, mtt_cpu_backend(), s.batch, s.seq_len, &t))
         fail("trainer");
@@ -329,14 +295,14 @@ static void checkpoint(const char *folder, int compact, int make)
     mtt_tokens_close(tokens);
 }
 
-static void tokenizer(const char *folder, const char *name)
+static void tokenizer(const char *name)
 {
     int32_t ids[512];
     size_t count, i, bytes = 0, size;
     uint64_t pieces = HASH_START;
     mtt_tokenizer *t;
     mtt_tokenizer_kind kind = mtt_wordpiece(NULL);
-    if (mtt_tokenizer_load(&env, path(folder, name), &kind, &t)) fail(name);
+    if (mtt_tokenizer_load(&env, in(name), &kind, &t)) fail(name);
     if (mtt_encode(t, sample, strlen(sample), ids, 512, &count)) fail(name);
     for (i = 0; i < (size_t)mtt_tokenizer_vocab(t); i++) {
         const char *piece = mtt_tokenizer_bytes(t, (int)i, &size);
@@ -350,12 +316,12 @@ static void tokenizer(const char *folder, const char *name)
     mtt_tokenizer_destroy(t);
 }
 
-static void token_file(const char *folder, const char *name)
+static void token_file(const char *name)
 {
     mtt_tokens *tokens;
     int32_t ids[20000];
     uint64_t count;
-    if (mtt_tokens_open(&env, path(folder, name), &tokens)) fail(name);
+    if (mtt_tokens_open(&env, in(name), &tokens)) fail(name);
     count = mtt_tokens_count(tokens);
     if (count > 20000 || mtt_tokens_read(tokens, 0, (size_t)count, ids)) fail(name);
     printf("file %s tokens %llu vocabulary %d %016llx\n", name, (unsigned long long)count,
@@ -383,42 +349,43 @@ static void write_text(const char *name)
     fclose(f);
 }
 
-static int files(const char *folder, int make)
+static int files(int make)
 {
     mtt_prepare_desc desc;
     mtt_wordpiece_options options = {.lowercase = 1, .strip_accents = 1};
     mtt_tokenizer_kind kind = mtt_wordpiece(&options);
     memset(&desc, 0, sizeof(desc));
     if (make) {
-        write_text(path(folder, "text.jsonl"));
-        desc.input = path(folder, "text.jsonl");
+        write_text(in("text.jsonl"));
+        desc.input = in("text.jsonl");
         desc.vocab = 300;
-        desc.output = path(folder, "bpe");
+        desc.output = in("bpe");
         if (mtt_prepare(&env, &desc, NULL)) fail("prepare");
         desc.kind = &kind;
         desc.vocab = 60;
-        desc.output = path(folder, "wordpiece");
+        desc.output = in("wordpiece");
         if (mtt_prepare(&env, &desc, NULL)) fail("prepare");
-        checkpoint(folder, 0, 1);
-        checkpoint(folder, 1, 1);
+        checkpoint(0, 1);
+        checkpoint(1, 1);
     }
-    tokenizer(folder, "bpe.tokenizer.json");
-    tokenizer(folder, "wordpiece.tokenizer.json");
-    token_file(folder, "bpe.train.tokens");
-    token_file(folder, "bpe.valid.tokens");
-    token_file(folder, "wordpiece.train.tokens");
-    checkpoint(folder, 0, 0);
-    checkpoint(folder, 1, 0);
+    tokenizer("bpe.tokenizer.json");
+    tokenizer("wordpiece.tokenizer.json");
+    token_file("bpe.train.tokens");
+    token_file("bpe.valid.tokens");
+    token_file("wordpiece.train.tokens");
+    checkpoint(0, 0);
+    checkpoint(1, 0);
     return 0;
 }
 
 int main(int argc, char **argv)
 {
     const char *what = argc > 1 ? argv[1] : "", *more = argc > 2 ? argv[2] : "";
+    snprintf(folder, sizeof(folder), "%s", more);
     if (!strcmp(what, "runs")) return runs(!strcmp(more, "cuda"));
     if (!strcmp(what, "plans")) return plans();
-    if (argc > 2 && !strcmp(what, "files")) return files(more, 0);
-    if (argc > 2 && !strcmp(what, "make")) return files(more, 1);
+    if (argc > 2 && !strcmp(what, "files")) return files(0);
+    if (argc > 2 && !strcmp(what, "make")) return files(1);
     fprintf(stderr, "golden runs [cpu|cuda] | plans | files FOLDER | make FOLDER\n");
     return 2;
 }

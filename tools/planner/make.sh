@@ -7,7 +7,7 @@
 set -eu -o pipefail
 cd "$(dirname "$0")/../.."
 . tests/lib.sh
-sources=$(cat mtt.h tools/{explorer,options,quiz}.h tools/planner/* | sha256sum | cut -c 1-16)
+sources=$(cat mtt.h tools/{explorer,failure,options,quiz}.h tools/planner/* | sha256sum | cut -c 1-16)
 [ "$1" != --sources ] || { echo "$sources"; exit; }
 page=$(realpath "$1") work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -19,7 +19,7 @@ wasm-ld -mwasm64 --no-entry --gc-sections --strip-all -z stack-size=1048576 "$wo
   -o "$work/planner.wasm"
 wasm-opt --enable-memory64 --enable-bulk-memory --memory64-lowering -Os "$work/planner.wasm" \
   -o "$work/lowered.wasm"
-cc -O1 examples/schedule.c -o "$work/schedule" -lm
+cc -O1 tools/schedule.c -o "$work/schedule" -lm
 (cd "$work" && ./schedule --html fixed.html > /dev/null)
 {
   sed '$d' "$work/fixed.html" # its last line is </html>
