@@ -1790,6 +1790,12 @@ typedef struct mtt_counters {
 #define MTT__UNROLL
 #endif
 
+#ifdef __cplusplus
+#define MTT__CONSTANT constexpr MTT__BOTH /* of constants a constant */
+#else
+#define MTT__CONSTANT MTT__BOTH
+#endif
+
 MTT__BOTH int64_t mtt__min(int64_t a, int64_t b) { return a < b ? a : b; }
 MTT__BOTH int64_t mtt__ceil_div(int64_t value, int64_t by) { return (value + by - 1) / by; }
 MTT__BOTH int64_t mtt__round_up(int64_t value, int64_t to) { return mtt__ceil_div(value, to) * to; }
@@ -1818,6 +1824,11 @@ MTT__BOTH int64_t mtt__elements(const mtt_tensor *t)
 /* The last dimension, and the number of rows of that width. */
 MTT__BOTH int64_t mtt__width(const mtt_tensor *t) { return t->shape[t->dims - 1]; }
 MTT__BOTH int64_t mtt__rows(const mtt_tensor *t) { return mtt__elements(t) / mtt__width(t); }
+
+/* An MLP's form without its gate. A gate's result is multiplied by `up`: the first matrix has d_ff columns of
+   the gate, and then those of up. */
+MTT__CONSTANT mtt_mlp mtt__ungated(mtt_mlp mlp) { return mlp == MTT_MLP_SWIGLU ? MTT_MLP_SILU : mlp; }
+MTT__CONSTANT int mtt__is_gated(mtt_mlp mlp) { return mtt__ungated(mlp) != mlp; }
 
 /* Neither infinite nor NaN, by its bits: options for fast arithmetic drop comparisons with either. */
 MTT__BOTH int mtt__finite(double x)
@@ -4062,10 +4073,10 @@ enum { MTT__BEFORE, MTT__LAYER, MTT__AFTER }; /* place of a parameter in the mod
 /* Initial values. The last three: uniform up to 1 / sqrt(rows), N(0, 0.02), that over sqrt(2 * layers). */
 enum { MTT__ZEROS, MTT__ONES, MTT__UNIFORM, MTT__NORMAL, MTT__NORMAL_RESIDUAL };
 
-/* Columns of the MLP's first matrix: SwiGLU has the gate's, and then those of up. */
+/* Columns of the MLP's first matrix. */
 static int mtt__fc_width(const mtt_model_desc *m)
 {
-    return m->mlp == MTT_MLP_SWIGLU ? 2 * m->d_ff : m->d_ff;
+    return mtt__is_gated(m->mlp) ? 2 * m->d_ff : m->d_ff;
 }
 
 /* Every parameter: kind, name, place, rows, columns (0 = a vector), initial values, exists if. Matrices are
@@ -6782,53 +6793,62 @@ MTT__INLINE float mtt__gelu_sigmoid(float x)
     return 1.0f / (1.0f + mtt__exp(-1.5957691216f * (x + 0.044715f * x * x * x)));
 }
 
-/* y = f(x) of the MLP: GELU, max(x, 0)^2, or x s with s = 1 / (1 + e^-x), times `up` for SwiGLU. */
+/* y = f(x) of the MLP: GELU, max(x, 0)^2, or x s with s = 1 / (1 + e^-x), times `up` with a gate. */
 static void mtt__activation_block(mtt_mlp mlp, const float *x, const float *up, float *y, int64_t n)
 {
     int64_t k;
-    switch (mlp) {
+    switch (mtt__ungated(mlp)) {
     case MTT_MLP_GELU:
         for (k = 0; k < n; k++) y[k] = x[k] * mtt__gelu_sigmoid(x[k]);
         break;
     case MTT_MLP_RELU2:
         for (k = 0; k < n; k++) y[k] = x[k] > 0 ? x[k] * x[k] : 0.0f;
         break;
-    case MTT_MLP_SWIGLU:
     case MTT_MLP_SILU:
         for (k = 0; k < n; k++) y[k] = x[k] / (1.0f + mtt__exp(-x[k]));
-        for (k = 0; k < n && mlp == MTT_MLP_SWIGLU; k++) y[k] *= up[k];
         break;
     default: for (k = 0; k < n; k++) y[k] = NAN; /* a form without a case must not pass for another */
     }
+    for (k = 0; k < n && mtt__is_gated(mlp); k++) y[k] *= up[k];
+}
+
+/* The gradient g of y = x s [up] becomes that of x, by the slope of x s, and that of up takes its place. */
+MTT__INLINE void mtt__slope(int gated, float x, float s, float slope, float *up, float *g)
+{
+    float dy = *g;
+    if (gated) slope *= *up, *up = dy * x * s;
+    *g = dy * slope;
 }
 
 /* Gradients: g, of y, becomes that of x, and `up` that of up. */
 static void mtt__slope_block(mtt_mlp mlp, const float *x, float *up, float *g, int64_t n)
 {
+    const int gated = mtt__is_gated(mlp);
     int64_t k;
-    switch (mlp) {
+    switch (mtt__ungated(mlp)) {
     case MTT_MLP_GELU:
         for (k = 0; k < n; k++) {
             float s = mtt__gelu_sigmoid(x[k]), slope = 1.5957691216f * (1.0f + 0.134145f * x[k] * x[k]);
-            g[k] *= s + x[k] * s * (1.0f - s) * slope;
+            mtt__slope(gated, x[k], s, s + x[k] * s * (1.0f - s) * slope, &up[k], &g[k]);
         }
         break;
     case MTT_MLP_RELU2:
-        for (k = 0; k < n; k++) g[k] *= x[k] > 0 ? 2 * x[k] : 0.0f;
+        for (k = 0; k < n; k++) {
+            float s = x[k] > 0 ? x[k] : 0.0f;
+            mtt__slope(gated, x[k], s, 2 * s, &up[k], &g[k]);
+        }
         break;
-    case MTT_MLP_SWIGLU:
     case MTT_MLP_SILU:
         for (k = 0; k < n; k++) {
-            float s = 1.0f / (1.0f + mtt__exp(-x[k])), slope = s + x[k] * s * (1.0f - s), dy = g[k];
-            if (mlp == MTT_MLP_SWIGLU) slope *= up[k], up[k] = dy * x[k] * s;
-            g[k] *= slope;
+            float s = 1.0f / (1.0f + mtt__exp(-x[k]));
+            mtt__slope(gated, x[k], s, s + x[k] * s * (1.0f - s), &up[k], &g[k]);
         }
         break;
     default: for (k = 0; k < n; k++) g[k] = NAN; /* as above */
     }
 }
 
-/* A row of x has a second half, `up`, under SwiGLU alone. */
+/* A row of x has a second half, `up`, with a gate alone. */
 static void mtt__activate_rows(mtt_mlp mlp, const mtt_tensor *x_of, const mtt_tensor *y_of)
 {
     int64_t n = mtt__width(y_of), pitch = mtt__width(x_of), rows = mtt__rows(y_of), row;

@@ -733,7 +733,7 @@ static void option_costs(int *seen)
             const mtt_op *op = &s->programs[MTT__TRAIN].ops[k];
             const mtt_op_activation_backward *a = MTT_OPERANDS_OF(activation_backward, op);
             const sizes z = sizes_of(&c);
-            const double padded = ceil(z.R / 16) * 16, X = z.F * (c.model.mlp == MTT_MLP_SWIGLU ? 2 : 1);
+            const double padded = ceil(z.R / 16) * 16, X = z.F * (mtt__is_gated(c.model.mlp) ? 2 : 1);
             const double made = bytes_of(op->operands[op->inputs]);
             double flops, bytes;
             if (op->kind == MTT_OP_activation) flops = 10 * z.RF, bytes = z.R * (z.E * X + made * z.F);
