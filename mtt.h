@@ -56,7 +56,7 @@
    >>tensors     all
    >>schedule    the opening, the builder, passes, recomputation, gradients of tensors, the forward pass,
                  adjoints, the backward pass, fusions, gradients of layers, the step
-   >>plan        the opening, memory during each operation, schedules
+   >>plan        memory during each operation, schedules
    >>cpu         views, flash attention
    >>trainer     steps
 
@@ -2523,8 +2523,8 @@ static void mtt__os_huge_pages(void *block, size_t bytes)
 }
 
 /* Gives back the memory of bytes `begin` to `end` of a part of a mapped file that was only read: the next use
-   reads them again. Without it a file takes as much memory as the weights that are made of it. Pages come with
-   their neighbours, so a MiB before `begin` goes, too. Windows has no such maps. */
+   reads them again. Without it a file takes as much memory as the weights that are made of it. Pages come
+   with their neighbours, so a MiB before `begin` goes, too. Windows has no such maps. */
 static void mtt__os_forget(const void *part, size_t begin, size_t end)
 {
 #ifdef MADV_DONTNEED
@@ -6033,6 +6033,24 @@ static void mtt__op_cost(const mtt_op *op, double *flops, double *traffic)
     }
 }
 
+/* ---- the cost of a plan ---- */
+
+/* Seconds of a batch and the step, to compare policies by: an operation takes as long as its arithmetic or
+   its traffic, whichever is longer (the roofline, Williams et al. 2009), and 4 us to begin and end. An H200
+   moves 4.2 TB/s (measured); a CPU's 250 GFLOP/s and 10 GB/s are estimates. */
+static double mtt__plan_cost(const mtt_schedule *s)
+{
+    const mtt__program *p = &s->programs[MTT__TRAIN];
+    int cuda = s->policy.device == MTT_DEVICE_CUDA, i;
+    double rate = cuda ? mtt__precisions[s->policy.precision].rate : 250e9;
+    double cost = 0;
+    for (i = 0; i < p->op_count; i++) {
+        double flops = p->ops[i].flops / rate, traffic = p->ops[i].traffic_bytes / (cuda ? 4.2e12 : 10e9);
+        cost += (4e-6 + (flops > traffic ? flops : traffic)) * (p->ops[i].phase == MTT_STEP ? 1 : s->split);
+    }
+    return cost;
+}
+
 /* ---- memory during each operation ---- */
 
 static size_t *mtt__alive(mtt_op *op, const mtt_tensor *t)
@@ -6069,24 +6087,6 @@ static mtt_status mtt__measure(mtt_env *env, mtt__program *p)
         op->host_bytes = host += op->host_bytes;
     }
     return MTT_OK;
-}
-
-/* ---- the cost of a plan ---- */
-
-/* Seconds of a batch and the step, to compare policies by: an operation takes as long as its arithmetic or
-   its traffic, whichever is longer (the roofline, Williams et al. 2009), and 4 us to begin and end. An H200
-   moves 4.2 TB/s (measured); a CPU's 250 GFLOP/s and 10 GB/s are estimates. */
-static double mtt__plan_cost(const mtt_schedule *s)
-{
-    const mtt__program *p = &s->programs[MTT__TRAIN];
-    int cuda = s->policy.device == MTT_DEVICE_CUDA, i;
-    double rate = cuda ? mtt__precisions[s->policy.precision].rate : 250e9;
-    double cost = 0;
-    for (i = 0; i < p->op_count; i++) {
-        double flops = p->ops[i].flops / rate, traffic = p->ops[i].traffic_bytes / (cuda ? 4.2e12 : 10e9);
-        cost += (4e-6 + (flops > traffic ? flops : traffic)) * (p->ops[i].phase == MTT_STEP ? 1 : s->split);
-    }
-    return cost;
 }
 
 /* ---- schedules ---- */
