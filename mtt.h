@@ -402,6 +402,9 @@ typedef enum mtt_recompute {
    full. */
 typedef enum mtt_loss { MTT_LOSS_AUTO, MTT_LOSS_FULL, MTT_LOSS_CHUNKED } mtt_loss;
 
+/* AdamW: decoupled decay (Loshchilov & Hutter 2019) on matrices only. Its constants are in mtt_optim_desc. */
+typedef enum mtt_optimizer { MTT_ADAMW } mtt_optimizer;
+
 /* State of the optimizer. Full: FP32 moments, and an FP32 master for a 16-bit weight. Compact, after
    FlashOptim (arXiv 2602.23349): a 16-bit weight gets 8 more mantissa bits, and moments are 8 bits in groups
    of 32 with a 16-bit scale. That is 5.125 bytes a parameter instead of 14; under FP32 and TF32, whose
@@ -439,6 +442,7 @@ typedef struct mtt_policy {
     int loss_chunk_rows;     /* tokens of a chunk of logits, 1..2^24, for FP8 rounded up to a multiple of 16;
                                 default 1024, on CUDA 2048, and under auto there a quarter of a
                                 micro-batch's, from 8,192 to 16,384 */
+    mtt_optimizer optimizer; /* default AdamW */
     mtt_state state;         /* default full */
     int accumulate;          /* micro-batches per step, 1..2^20, default 1; above 1, their gradients are
                                 added up in FP32, in sums that stay in memory */
@@ -491,8 +495,8 @@ typedef struct mtt_group {
 } mtt_group;
 enum { MTT_MOST_GROUPS = 7 };
 
-/* AdamW with decoupled decay (Loshchilov & Hutter 2019) on matrices only. Zero means the default; where the
-   default is not zero, a negative number means none, but for lr and loss_scale. */
+/* Rates and constants of the optimizer. Zero means the default; where the default is not zero, a negative
+   number means none, but for lr and loss_scale. */
 typedef struct mtt_optim_desc {
     float lr;                    /* peak learning rate, above 0, at most 100, default 3e-4 */
     float beta1, beta2;          /* below 1, default 0.9 and 0.999 */
@@ -819,12 +823,12 @@ MTTDEF mtt_status mtt_save_merged(mtt_trainer *trainer, const char *path);
 MTTDEF mtt_status mtt_trainer_set_note(mtt_trainer *trainer, const char *text);
 /* Bytes of the file that mtt_save writes, at any step, with or without batches; 0 when out of host memory. */
 MTTDEF uint64_t mtt_checkpoint_bytes(const mtt_trainer *trainer);
-/* Continues exactly where mtt_save stopped. Model, token file, what is frozen and the groups of parameters
-   must be the same, or MTT_E_MISMATCH names the difference. Policy, batch, backend and learning rate may
-   differ; the seed is the file's. A file that is older than a field of the model means its default. The file
-   holds FP32 in either state: the compact state's values exactly, and a compact trainer rounds those of a
-   full one. A file that is damaged, without checksums, or with weights or moments that are not finite is
-   refused before anything changes, and so are different files on different ranks. */
+/* Continues exactly where mtt_save stopped. Model, token file, optimizer, what is frozen and the groups of
+   parameters must be the same, or MTT_E_MISMATCH names the difference. The rest of the policy, batch, backend
+   and learning rate may differ; the seed is the file's. A file that is older than a field of the model means
+   its default. The file holds FP32 in either state: the compact state's values exactly, and a compact trainer
+   rounds those of a full one. A file that is damaged, without checksums, or with weights or moments that are
+   not finite is refused before anything changes, and so are different files on different ranks. */
 MTTDEF mtt_status mtt_resume(mtt_trainer *trainer, const char *path, mtt_batches *batches);
 
 #ifndef MTT_NO_TEXT
@@ -1301,7 +1305,7 @@ MTTDEF void mtt_ranks_close(mtt_ranks *ranks);
     X(mtt_env) X(mtt_model_desc) X(mtt_policy) X(mtt_group) X(mtt_optim_desc) X(mtt_field)               \
     X(mtt_plan_report) X(mtt_backend) X(mtt_step_info) X(mtt_batches) X(mtt_json) X(mtt_slice)           \
     X(mtt_scale) X(mtt_tensor) X(mtt_shape) X(mtt_transfer) X(mtt_op) X(mtt_rate) X(mtt_control)         \
-    X(mtt_counters) X(mtt_draw) X(mtt_qkv) X(mtt_adamw_rates) X(mtt_range)   \
+    X(mtt_counters) X(mtt_draw) X(mtt_qkv) X(mtt_update_rates) X(mtt_range)                             \
     X(mtt_part) X(mtt_count)                                                                             \
     MTT__TEXT_STRUCTS(X) MTT__MODELS_STRUCTS(X) MTT__GENERATOR_STRUCTS(X) MTT__RANKS_STRUCTS(X)
 
@@ -1751,6 +1755,9 @@ struct mtt_op {
 /* The operands by name: const mtt_op_norm *o = MTT_OPERANDS_OF(norm, op); then o->x, o->gain, ... */
 #define MTT_OPERANDS_OF(name, op) ((const mtt_op_##name *)(const void *)(op)->operands)
 
+/* 1 = the operation updates parameters, by whichever optimizer. */
+#define MTT_IS_UPDATE(op) ((op)->gradients && (op)->weights)
+
 /* ---- numbers of a step ---- */
 
 /* The rates of some parameters: a factor of the learning rate, and the decay. */
@@ -1775,7 +1782,7 @@ typedef struct mtt_counters {
     int64_t clipped;                       /* values outside e4m3's range in the last step, under FP8 */
     float loss_scale, step_scale;          /* of the next step; of the gradients in memory */
     float gradient_scale;                  /* undoes step_scale and clips */
-    float adamw_step, adamw_correction;    /* lr / (1 - beta1^updates), 1 / sqrt(1 - beta2^updates) */
+    float update_step, update_correction;    /* lr / (1 - beta1^updates), 1 / sqrt(1 - beta2^updates) */
     int32_t good_steps, skipped;           /* skipped: 1 = overflow, loss scaled; 2 = not finite in another
                                               precision, until the host resets it */
 } mtt_counters;
@@ -2126,8 +2133,8 @@ MTT__BOTH void mtt__scale_gradients(const mtt_control *control, mtt_counters *co
     counters->steps += counters->skipped != 2;
     if (!counters->skipped) { /* powers in double, once for all parameters */
         double updates = (double)counters->updates;
-        counters->adamw_step = (float)((double)control->lr / (1.0 - pow((double)control->beta1, updates)));
-        counters->adamw_correction = (float)(1.0 / sqrt(1.0 - pow((double)control->beta2, updates)));
+        counters->update_step = (float)((double)control->lr / (1.0 - pow((double)control->beta1, updates)));
+        counters->update_correction = (float)(1.0 / sqrt(1.0 - pow((double)control->beta2, updates)));
     }
     if (!control->scaling) return;
     if (counters->skipped) {
@@ -2139,19 +2146,19 @@ MTT__BOTH void mtt__scale_gradients(const mtt_control *control, mtt_counters *co
     }
 }
 
-/* What AdamW computes once for a parameter. */
-typedef struct mtt_adamw_rates {
+/* What an update computes once for a parameter. */
+typedef struct mtt_update_rates {
     float step;       /* lr / (1 - b1^t) */
     float correction; /* 1 / sqrt(1 - b2^t) */
     float keep;       /* 1 - lr * decay */
     float scale, b1, b2, eps;
-} mtt_adamw_rates;
+} mtt_update_rates;
 
-MTT__BOTH mtt_adamw_rates mtt__adamw_rates(const mtt_control *c, const mtt_counters *counters, int group)
+MTT__BOTH mtt_update_rates mtt__update_rates(const mtt_control *c, const mtt_counters *counters, int group)
 {
-    mtt_adamw_rates r;
-    r.step = counters->adamw_step * c->rates[group].lr;
-    r.correction = counters->adamw_correction;
+    mtt_update_rates r;
+    r.step = counters->update_step * c->rates[group].lr;
+    r.correction = counters->update_correction;
     r.keep = 1.0f - c->lr * c->rates[group].lr * c->rates[group].decay;
     r.scale = counters->gradient_scale;
     r.b1 = c->beta1;
@@ -2162,7 +2169,7 @@ MTT__BOTH mtt_adamw_rates mtt__adamw_rates(const mtt_control *c, const mtt_count
 
 /* m = b1 m + (1-b1) g, v = b2 v + (1-b2) g^2, w -= lr (m / (1-b1^t) / (sqrt(v / (1-b2^t)) + eps) + decay
    w) */
-MTT__BOTH void mtt__adamw_element(const mtt_adamw_rates *r, float g, float *m, float *v, float *w)
+MTT__BOTH void mtt__adamw_element(const mtt_update_rates *r, float g, float *m, float *v, float *w)
 {
     float d = g * r->scale;
     *m = r->b1 * *m + (1.0f - r->b1) * d;
@@ -3545,6 +3552,7 @@ static const mtt_field mtt__policy_field[] = {
     MTT__FIELD(loss, CHOICE, 0, 0, MTT_LOSS_CHUNKED, "auto|full|chunked",
                "logits of all tokens or of a chunk; auto: on CUDA of a large chunk")
     MTT__FIELD(loss_chunk_rows, INT, 0, 1, 1 << 24, NULL, "rows of logits in a chunk (1024, on CUDA 2048)")
+    MTT__FIELD(optimizer, CHOICE, 0, 0, MTT_ADAMW, "adamw", "optimizer")
     MTT__FIELD(state, CHOICE, 0, 0, MTT_STATE_COMPACT, "full|compact", "optimizer state")
     MTT__FIELD(accumulate, INT, 1, 1, 1 << 20, NULL, "micro-batches in a step")
     MTT__FIELD(early_update, FLAG, 0, 0, 1, NULL, "layers are updated in the backward pass, without clipping")
@@ -8099,7 +8107,7 @@ static uint16_t *mtt__group_scales(const mtt_tensor *moments, int64_t first)
 
 /* Updates n elements of a parameter from `at` up. A compact state is decoded before and encoded after,
    rounded by 16 random bits an element. */
-static void mtt__adamw_block(const mtt_op *op, const mtt_op_adamw *o, const mtt_adamw_rates *r,
+static void mtt__adamw_block(const mtt_op *op, const mtt_op_adamw *o, const mtt_update_rates *r,
                              uint64_t stream, int parameter, int64_t at, int64_t n)
 {
     const mtt_part *part = &op->parts[parameter];
@@ -8136,7 +8144,7 @@ static void mtt__cpu_adamw(const mtt_op *op, const mtt_op_adamw *o)
     int p;
     for (p = 0; p < op->parameters && !counters->skipped; p++) {
         uint64_t stream = mtt__stream(op->site, op->parts[p].number, (uint64_t)counters->updates);
-        mtt_adamw_rates r = mtt__adamw_rates(c, counters, op->parts[p].group);
+        mtt_update_rates r = mtt__update_rates(c, counters, op->parts[p].group);
         int64_t begin = op->parts[p].begin, count = op->parts[p].count, i;
         MTT__THREADS(count)
         for (i = 0; i < count; i += MTT__BLOCK)
@@ -14880,6 +14888,24 @@ static mtt_status mtt__checkpoint_model(mtt__checkpoint *c)
     return c->status;
 }
 
+/* Writes the name of the optimizer, or compares it. A file without one means AdamW, as all early ones did. */
+static mtt_status mtt__checkpoint_optimizer(mtt__checkpoint *c)
+{
+    const mtt_policy *policy = &c->t->schedule->policy;
+    const mtt__st_entry *pair = c->st ? mtt__st_find(&c->st->metadata, "optimizer") : NULL;
+    const char *path = c->st ? c->st->path : NULL, *there = pair ? pair->value : "adamw";
+    const mtt_field *f = mtt__policy_field;
+    char here[40];
+    while (f->offset != offsetof(mtt_policy, optimizer)) f++;
+    mtt__field_words(f, (double)policy->optimizer, here);
+    if (!c->st && !c->merged && policy->optimizer != MTT_ADAMW)
+        mtt__print(&c->metadata, ",\"optimizer\":\"%s\"", here);
+    if (path && strcmp(there, here) != 0)
+        c->status = mtt__fail(c->t->env, MTT_E_MISMATCH, "%s has optimizer %.40s, here it is %s: use its "
+                              "run's, or load the weights alone by mtt_trainer_load", path, there, here);
+    return c->status;
+}
+
 /* Numbers of a checkpoint: name, member, range in a file; 0 and 0: the same as here. A SETTING is left out
    where it is 0, and in a merged file. DATA is there if batches are; files of older versions lack LATER. */
 enum { MTT__COUNTER, MTT__SETTING, MTT__DATA, MTT__LATER };
@@ -14913,7 +14939,7 @@ static mtt_status mtt__checkpoint_numbers(mtt__checkpoint *c)
 {
     static const uint64_t none = 0;
     size_t i;
-    mtt__checkpoint_model(c);
+    if (!mtt__checkpoint_model(c)) mtt__checkpoint_optimizer(c);
     for (i = 0; i < MTT__LENGTH(mtt__checkpoint_row) && !c->status; i++) {
         const char *name = mtt__checkpoint_row[i].name;
         const size_t size = mtt__checkpoint_row[i].size;
