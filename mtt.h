@@ -49,18 +49,16 @@
    >>data       corpora, splits, datasets
 
    READING PATH
-   How memory-efficient training works, in about 2,000 lines: rooms by tag, and the parts of them that have
-   these headings. "The opening" is what stands before a room's first heading. Print a list of operations
-   first, and before and after each pass: make build/schedule && build/schedule --after adjoints. Look at
-   struct mtt_tensor, mtt_shape, the table MTT_LOCAL_OPS and mtt_op, which all of this is about: they are in
-   the interface, in the section on the backend. Adapters and 8 bits, in >>schedule, are for another evening.
-   >>tensors    all
-   >>schedule   the opening, the builder, passes, recomputation, gradients of tensors, the forward pass,
-                adjoints, the backward pass, fusions, gradients of layers, ends of layers, the step,
-                programs, the table of passes
-   >>plan       the opening, memory during each operation, schedules
-   >>cpu        the opening, flash attention
-   >>trainer    the opening, steps
+   How memory-efficient training works, in about 2,200 lines: of each room the parts that have these headings,
+   one after the other. Print a list of operations first, and before and after each pass: make build/schedule
+   && build/schedule --after adjoints.
+   >>operations  tensors, operations
+   >>tensors     all
+   >>schedule    the opening, the builder, passes, recomputation, gradients of tensors, the forward pass,
+                 adjoints, the backward pass, fusions, gradients of layers, the step
+   >>plan        the opening, memory during each operation, schedules
+   >>cpu         views, flash attention
+   >>trainer     steps
 
    WHAT IT DOES
    mtt trains GPT-like decoders on your text. The field's memory techniques are settings: BF16, FP16 and FP8,
@@ -1385,177 +1383,17 @@ extern "C" {
 /* The compute capability that a CUDA device needs for each mtt_precision, times 10. */
 #define MTT_CUDA_CAPABILITIES {75, 80, 80, 75, 89}
 
-/* Type, elements of a block, bytes of a block. */
-#define MTT_DTYPES(X)                                                                   \
-    X(MTT_F32, 1, 4)                                                                    \
-    X(MTT_BF16_BITS, 1, 2)                                                              \
-    X(MTT_F16_BITS, 1, 2)                                                               \
-    X(MTT_F8_E4M3, 1, 1)                                                                \
-    X(MTT_F8_E5M2, 1, 1)                                                                \
-    X(MTT_I32, 1, 4)                                                                    \
-    X(MTT_U8, 1, 1)
-#define MTT__DTYPE_ENUM(dtype, block, bytes) dtype,
-typedef enum mtt_dtype { MTT_DTYPES(MTT__DTYPE_ENUM) MTT_DTYPE_COUNT } mtt_dtype;
+/* ---- rows of wings ---- */
 
-/* The scale of an 8-bit tensor, an entry of the state `scales`. The tensor holds its values times `scale`, a
-   power of two. During a step, operations record the largest absolute value that they round; the operation
-   rescale makes the next step's scale of it. e4m3 ends at 448: larger values are clipped and counted. */
-typedef struct mtt_scale {
-    float inverse, scale; /* inverse = 1 / scale, first: cuBLASLt refuses it if not aligned to 16 bytes */
-    uint32_t largest;     /* the bits of a float, so that integers compare as these floats do */
-    uint32_t clipped;     /* values, in this step */
-} mtt_scale;
-
-struct mtt_tensor {
-    char name[40];
-    mtt_dtype dtype;
-    mtt_category category;
-    int dims;        /* of its shape, 1 to 3 */
-    int64_t shape[4];
-    int transposed;  /* a linear layer's weight or its gradient: 1 = [out, in], as the head's; 0 = [in, out] */
-    mtt_place place; /* of the arena that it is in: the card's or the host's */
-    size_t bytes;    /* of its elements; its slot in the arena is rounded up to 256 */
-    size_t offset;   /* in the arena */
-    void *data;      /* address; set once the arena exists */
-    int first, last; /* operations between which it lives; state lives through all of them */
-    int persistent;  /* 1 = state: the same place in every program */
-    int role, layer; /* its row in the table of activations, and its layer; -1 = not an activation */
-    int parameter;   /* the number of the parameter that it holds; -1 = none */
-    int entry;       /* of an 8-bit tensor in the table of scales; -1 = none: its scale is 1 */
-    mtt_scale *scale; /* the address of that entry, set with `data` */
-    int recorded;    /* 1 = its largest value and what is clipped go into the entry */
-    int index;       /* in mtt_schedule_tensors */
-};
-
-/* The numbers that a model, a batch and a policy fix for every operation. */
-typedef struct mtt_shape {
-    int batch, seq_len, layers, d_model, heads, heads_kv, d_head, d_ff, vocab, vocab_padded;
-    int d_fc;      /* columns of the MLP's first matrix: d_ff, or 2 * d_ff with a gate */
-    mtt_norm_form norm;
-    float norm_eps;
-    mtt_mlp mlp;
-    int window;    /* keys that a query attends; 0 = all up to it */
-    int rotary_interleaved;
-    int64_t rows;  /* batch * seq_len */
-    float dropout; /* 0 in evaluation */
-    int ranks, rank;
-} mtt_shape;
-
-/* Operations. A row: name; number of inputs; operands, inputs first; FLOPs; bytes moved; bytes of scratch on
-   CUDA. A row makes the struct mtt_op_<name>, whose members are the operands. An operand that is both input
-   and output changes in place. Some operands may be absent (NULL): biases, positions and their gradients,
-   `angles`, gains of q and k and what only these need, `joined`, the `y` of linear_gelu, `shift` of RMSNorm,
-   `out_8`, `d_qkv_t`, the gradients of chunked_loss, `master`, and `ranges` on the CPU. grad_norm and adamw
-   work on all parameters besides, mtt_op's `gradients` and `weights`. o: the row's struct. N: elements, W:
-   width, B: bytes of a tensor. MOVED: each operand on the card once, twice where it is read and written.
-   cuBLASLt's scratch is not in the last column: it takes what mtt_policy.workspace_bytes gives.
-
-   norm_backward's d_bias is the sum of the rows of dx, which is the gradient of the bias of the linear layer
-   before the residual. Operands with _8 and _t are of FP8: see MTT_EIGHT_OPS.
-
-   activation is the MLP's where that is not GELU; x has 2 * d_ff columns with a gate. add joins the gradients
-   of two uses of a tensor, where no norm's backward pass does. move copies x to y, in another place.
-
-   rotary normalizes q and k, if there are gains, and rotates them, if there are angles: the cosine and the
-   sine of each position and pair. linear_rotary does so in place, where the product is needed no further. The
-   gradient of rotary is also made in place, or with dx_t in 8 bits; it is rounded to 16 bits first. */
-#define MTT_OPERANDS(...) mtt_tensor __VA_ARGS__;
-#define MTT_LOCAL_OPS(X)                                                                                     \
-    X(embed, 4, MTT_OPERANDS(*tokens, *wte, *positions, *control, *x),                                       \
-      mtt__count(o->x), 3 * (double)o->x->bytes, 0)                                                          \
-    X(norm, 3, MTT_OPERANDS(*x, *gain, *shift, *y, *stats),                                                  \
-      8 * mtt__count(o->x), moved, 0)                                                                        \
-    X(linear, 3, MTT_OPERANDS(*x, *weight, *bias, *y),                                                       \
-      2 * mtt__count(o->y) * mtt__columns(o->x), moved, 0)                                                   \
-    X(gelu, 1, MTT_OPERANDS(*x, *y),                                                                         \
-      12 * mtt__count(o->y), moved, 0)                                                                       \
-    X(activation, 1, MTT_OPERANDS(*x, *y),                                                                   \
-      10 * mtt__count(o->y), moved, 0)                                                                       \
-    X(linear_gelu, 3, MTT_OPERANDS(*x, *weight, *bias, *pre, *y),                                            \
-      (2 * mtt__columns(o->x) + (o->y ? 12 : 0)) * mtt__count(o->pre), moved,                                \
-      o->bias ? 0 : 2 * mtt__width(o->pre))                                                                  \
-    X(rotary, 4, MTT_OPERANDS(*qkv, *angles, *q_gain, *k_gain, *y),                                          \
-      (o->q_gain ? 7 : 3) * mtt__count(o->y), moved, 0)                                                      \
-    X(linear_rotary, 6, MTT_OPERANDS(*x, *weight, *bias, *angles, *q_gain, *k_gain, *y),                     \
-      (2 * mtt__columns(o->x) + (o->q_gain ? 7 : 3)) * mtt__count(o->y), moved + 2 * (double)o->y->bytes, 0) \
-    X(residual, 3, MTT_OPERANDS(*x, *branch, *control, *sum),                                                \
-      mtt__count(o->sum), moved, 0)                                                                          \
-    X(residual_norm, 5, MTT_OPERANDS(*x, *branch, *control, *gain, *shift, *sum, *y, *stats),                \
-      9 * mtt__count(o->sum), moved, 0)                                                                      \
-    X(attention_scores, 1, MTT_OPERANDS(*qkv, *scores),                                                      \
-      2 * mtt__count(o->scores) * d->d_head, moved, 0)                                                       \
-    X(softmax, 1, MTT_OPERANDS(*scores, *probs),                                                             \
-      5 * mtt__count(o->probs), moved, 0)                                                                    \
-    X(dropout_scores, 2, MTT_OPERANDS(*probs, *control, *dropped),                                           \
-      mtt__count(o->dropped), moved, 0)                                                                      \
-    X(attention_values, 2, MTT_OPERANDS(*probs, *qkv, *out),                                                 \
-      2 * mtt__count(o->probs) * d->d_head, moved, 0)                                                        \
-    X(flash, 2, MTT_OPERANDS(*qkv, *control, *out, *lse, *out_8),                                            \
-      4 * mtt__attention_pairs(d) * d->d_head, moved, 0)                                                     \
-    X(pick_row, 2, MTT_OPERANDS(*x, *control, *row),                                                         \
-      mtt__count(o->row), 2 * (double)o->row->bytes, 0)                                                      \
-    X(cross_entropy, 2, MTT_OPERANDS(*logits, *targets, *losses),                                            \
-      4 * mtt__count(o->logits), moved, 0)                                                                   \
-    X(chunked_loss, 8, MTT_OPERANDS(*x, *x_t, *weight, *weight_t, *bias, *targets, *control, *counters,      \
-      *losses, *logits, *d_logits, *d_logits_t, *dx, *d_weight, *d_bias),                                    \
-      (o->dx ? 6 : 2) * mtt__count(o->x) * d->vocab_padded, mtt__chunked_bytes(op),                          \
-      o->d_logits && o->d_bias ? 4 * (size_t)d->vocab_padded : 0)                                            \
-    X(sum_loss, 2, MTT_OPERANDS(*losses, *control, *counters, *count),                                       \
-      mtt__count(o->losses), moved, 0)                                                                       \
-    X(cross_entropy_backward, 5, MTT_OPERANDS(*logits, *losses, *targets, *control, *counters, *d_logits),   \
-      4 * mtt__count(o->d_logits), moved, 0)                                                                 \
-    X(linear_backward_weight, 2, MTT_OPERANDS(*x, *dy, *d_weight, *d_bias),                                  \
-      o->d_weight ? 2 * mtt__count(o->d_weight) * (double)d->rows : mtt__count(o->dy), moved, 0)             \
-    X(linear_backward_input, 2, MTT_OPERANDS(*dy, *weight, *dx),                                             \
-      2 * mtt__count(o->dx) * mtt__columns(o->dy), moved, 0)                                                 \
-    X(norm_backward, 6, MTT_OPERANDS(*dy, *x, *stats, *gain, *shift, *joined, *dx, *dx_8, *dx_t, *y_t,       \
-      *d_gain, *d_shift, *d_bias),                                                                           \
-      14 * mtt__count(o->dx) + (o->dx_t ? mtt__count(o->dx) : 0) + (o->y_t ? 5 * mtt__count(o->x) : 0),      \
-      moved, (o->d_bias ? 12 : 8) * mtt__width(o->dx))                                                       \
-    X(dropout_backward, 2, MTT_OPERANDS(*dy, *control, *dx),                                                 \
-      mtt__count(o->dx), moved, 0)                                                                           \
-    X(gelu_backward, 2, MTT_OPERANDS(*dy, *x, *dx, *dx_t, *y_t),                                             \
-      21 * mtt__count(o->dx), moved, 0)                                                                      \
-    X(activation_backward, 2, MTT_OPERANDS(*dy, *x, *dx, *dx_t, *y_t),                                       \
-      12 * mtt__count(o->x), moved, 0)                                                                       \
-    X(add, 2, MTT_OPERANDS(*a, *b, *sum),                                                                    \
-      mtt__count(o->sum), moved, 0)                                                                          \
-    X(linear_backward_gelu, 3, MTT_OPERANDS(*dy, *weight, *pre, *dx, *dx_t, *y_t, *d_bias),                  \
-      2 * mtt__count(o->dx) * mtt__columns(o->dy) + 21 * mtt__count(o->dx), moved,                           \
-      o->dx_t ? 512 * mtt__width(o->dx) + 512 : o->d_bias ? 8 * mtt__width(o->dx) : 0)                       \
-    X(attention_values_backward, 3, MTT_OPERANDS(*d_out, *probs, *qkv, *d_probs, *d_qkv),                    \
-      4 * mtt__count(o->d_probs) * d->d_head, moved, 0)                                                      \
-    X(softmax_backward, 3, MTT_OPERANDS(*d_probs, *probs, *control, *d_scores),                              \
-      5 * mtt__count(o->d_scores), moved, 0)                                                                 \
-    X(attention_scores_backward, 2, MTT_OPERANDS(*d_scores, *qkv, *d_qkv),                                   \
-      4 * mtt__count(o->d_scores) * d->d_head, moved, 0)                                                     \
-    X(flash_backward, 5, MTT_OPERANDS(*d_out, *qkv, *out, *lse, *control, *d_qkv, *d_qkv_t),                 \
-      10 * mtt__attention_pairs(d) * d->d_head, moved,                                                       \
-      mtt__flash_scratch(d, o->qkv->dtype, 2 * (d->heads / d->heads_kv) + (d->heads > d->heads_kv)))         \
-    X(rotary_backward, 5, MTT_OPERANDS(*dy, *qkv, *angles, *q_gain, *k_gain, *dx, *d_q_gain, *d_k_gain,      \
-      *dx_t),                                                                                                \
-      (o->q_gain ? 15 : 3) * mtt__count(o->dx), moved, o->q_gain ? mtt__rotary_scratch(d) : 0)               \
-    X(embed_backward, 3, MTT_OPERANDS(*dx, *tokens, *control, *d_wte, *d_wpe),                               \
-      mtt__count(o->dx), 3 * (double)o->dx->bytes,                                                           \
-      mtt__sort_scratch(mtt__min(d->rows, MTT__SORT_LEAST), d->d_model))                                     \
-    X(sum_gradients, 2, MTT_OPERANDS(*ranges, *received),                                                    \
-      parameters, moved, 0)                                                                                  \
-    X(grad_norm, 3, MTT_OPERANDS(*control, *ranges, *squares, *counters),                                    \
-      2 * parameters, moved, o->ranges ? 8 * MTT__RANGE_BLOCKS * (size_t)op->range_count : 0)                \
-    X(adamw, 3, MTT_OPERANDS(*control, *counters, *ranges, *master, *m, *v),                                 \
-      16 * parameters, moved, 0)                                                                             \
-    X(move, 1, MTT_OPERANDS(*x, *y),                                                                         \
-      0, moved, 0)
-
-/* Rows of wings. A wing is a technique that can be left out: its rows stand here, the rest of it in a room of
+/* A wing is a technique that can be left out: its rows stand here, the rest of it in a room of
    its own behind the hall. MTT_IF_...(code) is code that only such a build has. */
 #ifndef MTT_NO_RANKS
 #define MTT_IF_RANKS(...) __VA_ARGS__
 
-/* >>exchange: all_to_all sends each rank its share of the gradients, and receives this rank's share of theirs:
-   first all of rank 0's, then those of rank 1, and so on, without this rank's own. sum_gradients then adds up
-   the shares of all ranks in their order. all_gather sends `row` to all, and makes those `rows` that are of
-   others. gather_squares, gather_sums and gather_weights send what this rank has made of `squares`, of
+/* >>exchange: all_to_all sends each rank its share of the gradients, and receives this rank's share of
+   theirs: first all of rank 0's, then those of rank 1, and so on, without this rank's own. sum_gradients then
+   adds up the shares of all ranks in their order. all_gather sends `row` to all, and makes those `rows` that
+   are of others. gather_squares, gather_sums and gather_weights send what this rank has made of `squares`, of
    mtt_op's `sums` and of its `weights`, and receive the rest. sum_squares makes a number of each block of the
    gradients of this rank's share, for grad_norm. sum_loss makes `count`, an mtt_count, and not the counters,
    where add_counts adds up those of all ranks. merge_records joins what all ranks have recorded in the table
@@ -1682,7 +1520,7 @@ typedef struct mtt_chosen {
       mtt__count(o->scales), moved, 0)
 #define MTT__EIGHT_ADJOINTS(X) X(quantize, quantize) X(quantize_weights, none)
 /* The transposed weights, in the order of mtt__linears, and attention's output beside that in 16 bits. */
-enum { MTT__EIGHT = MTT_F8_E4M3 };
+#define MTT__EIGHT MTT_F8_E4M3 /* the type of such a row */
 #define MTT__EIGHT_ACTIVATIONS(X)                                                                            \
     X(QKV_EIGHT, "attn.c_attn.t8", qkv.row, d->d_model, 0, EIGHT, MTT_WEIGHTS, ALWAYS, NONE)                 \
     X(PROJ_EIGHT, "attn.c_proj.t8", d->d_model, wide, 0, EIGHT, MTT_WEIGHTS, ALWAYS, NONE)                   \
@@ -1695,6 +1533,176 @@ enum { MTT__EIGHT = MTT_F8_E4M3 };
 #define MTT__EIGHT_ADJOINTS(X)
 #define MTT__EIGHT_ACTIVATIONS(X)
 #endif /* MTT_NO_FP8 */
+
+/* -----------------------------------------------------------------------------------------------------------
+   >>operations
+   -------------------------------------------------------------------------------------------------------- */
+
+/* ---- tensors ---- */
+
+/* Type, elements of a block, bytes of a block. */
+#define MTT_DTYPES(X)                                                                   \
+    X(MTT_F32, 1, 4)                                                                    \
+    X(MTT_BF16_BITS, 1, 2)                                                              \
+    X(MTT_F16_BITS, 1, 2)                                                               \
+    X(MTT_F8_E4M3, 1, 1)                                                                \
+    X(MTT_F8_E5M2, 1, 1)                                                                \
+    X(MTT_I32, 1, 4)                                                                    \
+    X(MTT_U8, 1, 1)
+#define MTT__DTYPE_ENUM(dtype, block, bytes) dtype,
+typedef enum mtt_dtype { MTT_DTYPES(MTT__DTYPE_ENUM) MTT_DTYPE_COUNT } mtt_dtype;
+
+/* The scale of an 8-bit tensor, an entry of the state `scales`. The tensor holds its values times `scale`, a
+   power of two. During a step, operations record the largest absolute value that they round; the operation
+   rescale makes the next step's scale of it. e4m3 ends at 448: larger values are clipped and counted. */
+typedef struct mtt_scale {
+    float inverse, scale; /* inverse = 1 / scale, first: cuBLASLt refuses it if not aligned to 16 bytes */
+    uint32_t largest;     /* the bits of a float, so that integers compare as these floats do */
+    uint32_t clipped;     /* values, in this step */
+} mtt_scale;
+
+struct mtt_tensor {
+    char name[40];
+    mtt_dtype dtype;
+    mtt_category category;
+    int dims;        /* of its shape, 1 to 3 */
+    int64_t shape[4];
+    int transposed;  /* 1 = the weight of a linear layer, or its gradient, as [out, in], not [in, out] */
+    mtt_place place; /* of the arena that it is in: the card's or the host's */
+    size_t bytes;    /* of its elements; its slot in the arena is rounded up to 256 */
+    size_t offset;   /* in the arena */
+    void *data;      /* address; set once the arena exists */
+    int first, last; /* operations between which it lives; state lives through all of them */
+    int persistent;  /* 1 = state: the same place in every program */
+    int role, layer; /* its row in the table of activations, and its layer; -1 = not an activation */
+    int parameter;   /* the number of the parameter that it holds; -1 = none */
+    int entry;       /* of an 8-bit tensor in the table of scales; -1 = none: its scale is 1 */
+    mtt_scale *scale; /* the address of that entry, set with `data` */
+    int recorded;    /* 1 = its largest value and what is clipped go into the entry */
+    int index;       /* in mtt_schedule_tensors */
+};
+
+/* The numbers that a model, a batch and a policy fix for every operation. */
+typedef struct mtt_shape {
+    int batch, seq_len, layers, d_model, heads, heads_kv, d_head, d_ff, vocab, vocab_padded;
+    int d_fc;      /* columns of the MLP's first matrix: d_ff, or 2 * d_ff with a gate */
+    mtt_norm_form norm;
+    float norm_eps;
+    mtt_mlp mlp;
+    int window;    /* keys that a query attends; 0 = all up to it */
+    int rotary_interleaved;
+    int64_t rows;  /* batch * seq_len */
+    float dropout; /* 0 in evaluation */
+    int ranks, rank;
+} mtt_shape;
+
+/* ---- operations ---- */
+
+/* Operations. A row: name; number of inputs; operands, inputs first; FLOPs; bytes moved; bytes of scratch on
+   CUDA. A row makes the struct mtt_op_<name>, whose members are the operands. An operand that is both input
+   and output changes in place. Some operands may be absent (NULL): biases, positions and their gradients,
+   `angles`, gains of q and k and what only these need, `joined`, the `y` of linear_gelu, `shift` of RMSNorm,
+   `out_8`, `d_qkv_t`, the gradients of chunked_loss, `master`, and `ranges` on the CPU. grad_norm and adamw
+   work on all parameters besides, mtt_op's `gradients` and `weights`. o: the row's struct. N: elements, W:
+   width, B: bytes of a tensor. MOVED: each operand on the card once, twice where it is read and written.
+   cuBLASLt's scratch is not in the last column: it takes what mtt_policy.workspace_bytes gives.
+
+   norm_backward's d_bias is the sum of the rows of dx, which is the gradient of the bias of the linear layer
+   before the residual. Operands with _8 and _t are of FP8: see MTT_EIGHT_OPS.
+
+   activation is the MLP's where that is not GELU; x has 2 * d_ff columns with a gate. add joins the gradients
+   of two uses of a tensor, where no norm's backward pass does. move copies x to y, in another place.
+
+   rotary normalizes q and k, if there are gains, and rotates them, if there are angles: the cosine and the
+   sine of each position and pair. linear_rotary does so in place, where the product is needed no further. The
+   gradient of rotary is also made in place, or with dx_t in 8 bits; it is rounded to 16 bits first. */
+#define MTT_OPERANDS(...) mtt_tensor __VA_ARGS__;
+#define MTT_LOCAL_OPS(X)                                                                                     \
+    X(embed, 4, MTT_OPERANDS(*tokens, *wte, *positions, *control, *x),                                       \
+      mtt__count(o->x), 3 * (double)o->x->bytes, 0)                                                          \
+    X(norm, 3, MTT_OPERANDS(*x, *gain, *shift, *y, *stats),                                                  \
+      8 * mtt__count(o->x), moved, 0)                                                                        \
+    X(linear, 3, MTT_OPERANDS(*x, *weight, *bias, *y),                                                       \
+      2 * mtt__count(o->y) * mtt__columns(o->x), moved, 0)                                                   \
+    X(gelu, 1, MTT_OPERANDS(*x, *y),                                                                         \
+      12 * mtt__count(o->y), moved, 0)                                                                       \
+    X(activation, 1, MTT_OPERANDS(*x, *y),                                                                   \
+      10 * mtt__count(o->y), moved, 0)                                                                       \
+    X(linear_gelu, 3, MTT_OPERANDS(*x, *weight, *bias, *pre, *y),                                            \
+      (2 * mtt__columns(o->x) + (o->y ? 12 : 0)) * mtt__count(o->pre), moved,                                \
+      o->bias ? 0 : 2 * mtt__width(o->pre))                                                                  \
+    X(rotary, 4, MTT_OPERANDS(*qkv, *angles, *q_gain, *k_gain, *y),                                          \
+      (o->q_gain ? 7 : 3) * mtt__count(o->y), moved, 0)                                                      \
+    X(linear_rotary, 6, MTT_OPERANDS(*x, *weight, *bias, *angles, *q_gain, *k_gain, *y),                     \
+      (2 * mtt__columns(o->x) + (o->q_gain ? 7 : 3)) * mtt__count(o->y), moved + 2 * (double)o->y->bytes, 0) \
+    X(residual, 3, MTT_OPERANDS(*x, *branch, *control, *sum),                                                \
+      mtt__count(o->sum), moved, 0)                                                                          \
+    X(residual_norm, 5, MTT_OPERANDS(*x, *branch, *control, *gain, *shift, *sum, *y, *stats),                \
+      9 * mtt__count(o->sum), moved, 0)                                                                      \
+    X(attention_scores, 1, MTT_OPERANDS(*qkv, *scores),                                                      \
+      2 * mtt__count(o->scores) * d->d_head, moved, 0)                                                       \
+    X(softmax, 1, MTT_OPERANDS(*scores, *probs),                                                             \
+      5 * mtt__count(o->probs), moved, 0)                                                                    \
+    X(dropout_scores, 2, MTT_OPERANDS(*probs, *control, *dropped),                                           \
+      mtt__count(o->dropped), moved, 0)                                                                      \
+    X(attention_values, 2, MTT_OPERANDS(*probs, *qkv, *out),                                                 \
+      2 * mtt__count(o->probs) * d->d_head, moved, 0)                                                        \
+    X(flash, 2, MTT_OPERANDS(*qkv, *control, *out, *lse, *out_8),                                            \
+      4 * mtt__attention_pairs(d) * d->d_head, moved, 0)                                                     \
+    X(pick_row, 2, MTT_OPERANDS(*x, *control, *row),                                                         \
+      mtt__count(o->row), 2 * (double)o->row->bytes, 0)                                                      \
+    X(cross_entropy, 2, MTT_OPERANDS(*logits, *targets, *losses),                                            \
+      4 * mtt__count(o->logits), moved, 0)                                                                   \
+    X(chunked_loss, 8, MTT_OPERANDS(*x, *x_t, *weight, *weight_t, *bias, *targets, *control, *counters,      \
+      *losses, *logits, *d_logits, *d_logits_t, *dx, *d_weight, *d_bias),                                    \
+      (o->dx ? 6 : 2) * mtt__count(o->x) * d->vocab_padded, mtt__chunked_bytes(op),                          \
+      o->d_logits && o->d_bias ? 4 * (size_t)d->vocab_padded : 0)                                            \
+    X(sum_loss, 2, MTT_OPERANDS(*losses, *control, *counters, *count),                                       \
+      mtt__count(o->losses), moved, 0)                                                                       \
+    X(cross_entropy_backward, 5, MTT_OPERANDS(*logits, *losses, *targets, *control, *counters, *d_logits),   \
+      4 * mtt__count(o->d_logits), moved, 0)                                                                 \
+    X(linear_backward_weight, 2, MTT_OPERANDS(*x, *dy, *d_weight, *d_bias),                                  \
+      o->d_weight ? 2 * mtt__count(o->d_weight) * (double)d->rows : mtt__count(o->dy), moved, 0)             \
+    X(linear_backward_input, 2, MTT_OPERANDS(*dy, *weight, *dx),                                             \
+      2 * mtt__count(o->dx) * mtt__columns(o->dy), moved, 0)                                                 \
+    X(norm_backward, 6, MTT_OPERANDS(*dy, *x, *stats, *gain, *shift, *joined, *dx, *dx_8, *dx_t, *y_t,       \
+      *d_gain, *d_shift, *d_bias),                                                                           \
+      14 * mtt__count(o->dx) + (o->dx_t ? mtt__count(o->dx) : 0) + (o->y_t ? 5 * mtt__count(o->x) : 0),      \
+      moved, (o->d_bias ? 12 : 8) * mtt__width(o->dx))                                                       \
+    X(dropout_backward, 2, MTT_OPERANDS(*dy, *control, *dx),                                                 \
+      mtt__count(o->dx), moved, 0)                                                                           \
+    X(gelu_backward, 2, MTT_OPERANDS(*dy, *x, *dx, *dx_t, *y_t),                                             \
+      21 * mtt__count(o->dx), moved, 0)                                                                      \
+    X(activation_backward, 2, MTT_OPERANDS(*dy, *x, *dx, *dx_t, *y_t),                                       \
+      12 * mtt__count(o->x), moved, 0)                                                                       \
+    X(add, 2, MTT_OPERANDS(*a, *b, *sum),                                                                    \
+      mtt__count(o->sum), moved, 0)                                                                          \
+    X(linear_backward_gelu, 3, MTT_OPERANDS(*dy, *weight, *pre, *dx, *dx_t, *y_t, *d_bias),                  \
+      2 * mtt__count(o->dx) * mtt__columns(o->dy) + 21 * mtt__count(o->dx), moved,                           \
+      o->dx_t ? 512 * mtt__width(o->dx) + 512 : o->d_bias ? 8 * mtt__width(o->dx) : 0)                       \
+    X(attention_values_backward, 3, MTT_OPERANDS(*d_out, *probs, *qkv, *d_probs, *d_qkv),                    \
+      4 * mtt__count(o->d_probs) * d->d_head, moved, 0)                                                      \
+    X(softmax_backward, 3, MTT_OPERANDS(*d_probs, *probs, *control, *d_scores),                              \
+      5 * mtt__count(o->d_scores), moved, 0)                                                                 \
+    X(attention_scores_backward, 2, MTT_OPERANDS(*d_scores, *qkv, *d_qkv),                                   \
+      4 * mtt__count(o->d_scores) * d->d_head, moved, 0)                                                     \
+    X(flash_backward, 5, MTT_OPERANDS(*d_out, *qkv, *out, *lse, *control, *d_qkv, *d_qkv_t),                 \
+      10 * mtt__attention_pairs(d) * d->d_head, moved,                                                       \
+      mtt__flash_scratch(d, o->qkv->dtype, 2 * (d->heads / d->heads_kv) + (d->heads > d->heads_kv)))         \
+    X(rotary_backward, 5, MTT_OPERANDS(*dy, *qkv, *angles, *q_gain, *k_gain, *dx, *d_q_gain, *d_k_gain,      \
+      *dx_t),                                                                                                \
+      (o->q_gain ? 15 : 3) * mtt__count(o->dx), moved, o->q_gain ? mtt__rotary_scratch(d) : 0)               \
+    X(embed_backward, 3, MTT_OPERANDS(*dx, *tokens, *control, *d_wte, *d_wpe),                               \
+      mtt__count(o->dx), 3 * (double)o->dx->bytes,                                                           \
+      mtt__sort_scratch(mtt__min(d->rows, MTT__SORT_LEAST), d->d_model))                                     \
+    X(sum_gradients, 2, MTT_OPERANDS(*ranges, *received),                                                    \
+      parameters, moved, 0)                                                                                  \
+    X(grad_norm, 3, MTT_OPERANDS(*control, *ranges, *squares, *counters),                                    \
+      2 * parameters, moved, o->ranges ? 8 * MTT__RANGE_BLOCKS * (size_t)op->range_count : 0)                \
+    X(adamw, 3, MTT_OPERANDS(*control, *counters, *ranges, *master, *m, *v),                                 \
+      16 * parameters, moved, 0)                                                                             \
+    X(move, 1, MTT_OPERANDS(*x, *y),                                                                         \
+      0, moved, 0)
 
 #define MTT_WING_OPS(X) MTT_RANK_OPS(X) MTT_GENERATOR_OPS(X) MTT_ADAPTERS_OPS(X) MTT_EIGHT_OPS(X)
 #define MTT_OPS(X) MTT_LOCAL_OPS(X) MTT_WING_OPS(X)
@@ -1742,6 +1750,8 @@ struct mtt_op {
 /* The operands by name: const mtt_op_norm *o = MTT_OPERANDS_OF(norm, op); then o->x, o->gain, ... */
 #define MTT_OPERANDS_OF(name, op) ((const mtt_op_##name *)(const void *)(op)->operands)
 
+/* ---- numbers of a step ---- */
+
 /* The rates of some parameters: a factor of the learning rate, and the decay. */
 typedef struct mtt_rate {
     float lr, decay;
@@ -1779,6 +1789,12 @@ typedef struct mtt_counters {
 #define MTT__UNROLL
 #endif
 
+#ifdef __cplusplus
+#define MTT__CONSTANT constexpr MTT__BOTH /* of constants a constant */
+#else
+#define MTT__CONSTANT MTT__BOTH
+#endif
+
 MTT__BOTH int64_t mtt__min(int64_t a, int64_t b) { return a < b ? a : b; }
 MTT__BOTH int64_t mtt__ceil_div(int64_t value, int64_t by) { return (value + by - 1) / by; }
 MTT__BOTH int64_t mtt__round_up(int64_t value, int64_t to) { return mtt__ceil_div(value, to) * to; }
@@ -1807,6 +1823,11 @@ MTT__BOTH int64_t mtt__elements(const mtt_tensor *t)
 /* The last dimension, and the number of rows of that width. */
 MTT__BOTH int64_t mtt__width(const mtt_tensor *t) { return t->shape[t->dims - 1]; }
 MTT__BOTH int64_t mtt__rows(const mtt_tensor *t) { return mtt__elements(t) / mtt__width(t); }
+
+/* An MLP's form without its gate. A gate's result is multiplied by `up`: the first matrix has d_ff columns of
+   the gate, and then those of up. */
+MTT__CONSTANT mtt_mlp mtt__ungated(mtt_mlp mlp) { return mlp == MTT_MLP_SWIGLU ? MTT_MLP_SILU : mlp; }
+MTT__CONSTANT int mtt__is_gated(mtt_mlp mlp) { return mtt__ungated(mlp) != mlp; }
 
 /* Neither infinite nor NaN, by its bits: options for fast arithmetic drop comparisons with either. */
 MTT__BOTH int mtt__finite(double x)
@@ -2217,13 +2238,6 @@ MTT__BOTH int mtt__needs_transfers(const mtt_op *op)
            op->kind == MTT_OP_sum_squares || op->kind == MTT_OP_grad_norm
            MTT_IF_EIGHT(|| op->kind == MTT_OP_merge_records);
 }
-
-/* Joins what another rank has recorded of a tensor. Bits of positive floats are in their order. */
-MTT__BOTH void mtt__merge_record(mtt_scale *s, const mtt_scale *other)
-{
-    if (other->largest > s->largest) s->largest = other->largest;
-    s->clipped += other->clipped;
-}
 #endif /* MTT_NO_RANKS */
 
 /* ---- 8-bit floats ---- */
@@ -2268,6 +2282,15 @@ MTT__BOTH void mtt__scale_logits(mtt_scale *s, const mtt_control *control, const
     s->scale = mtt__power_of_two(32768.0f / mtt__loss_factor(control, counters));
     s->inverse = 1.0f / s->scale;
 }
+
+#ifndef MTT_NO_RANKS
+/* Joins what another rank has recorded of a tensor. Bits of positive floats are in their order. */
+MTT__BOTH void mtt__merge_record(mtt_scale *s, const mtt_scale *other)
+{
+    if (other->largest > s->largest) s->largest = other->largest;
+    s->clipped += other->clipped;
+}
+#endif
 #endif /* MTT_NO_FP8 */
 
 /* ---- scratch of operations on CUDA ---- */
@@ -2498,15 +2521,17 @@ static void mtt__os_huge_pages(void *block, size_t bytes)
 #endif
 }
 
-/* Gives back the memory of a part of a mapped file that was only read: the next use reads it again. Without it
-   a file takes as much memory as the weights that are made of it. Windows has no such maps. */
-static void mtt__os_forget(const void *data, size_t bytes)
+/* Gives back the memory of bytes `begin` to `end` of a part of a mapped file that was only read: the next use
+   reads them again. Without it a file takes as much memory as the weights that are made of it. Pages come with
+   their neighbours, so a MiB before `begin` goes, too. Windows has no such maps. */
+static void mtt__os_forget(const void *part, size_t begin, size_t end)
 {
 #ifdef MADV_DONTNEED
-    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), from = (uintptr_t)data / page * page;
-    madvise((void *)from, (uintptr_t)data + bytes - from, MADV_DONTNEED); /* if it fails, it stays in use */
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), before = begin < 1 << 20 ? begin : 1 << 20;
+    const uintptr_t from = ((uintptr_t)part + begin - before) / page * page;
+    madvise((void *)from, (uintptr_t)part + end - from, MADV_DONTNEED); /* if it fails, it stays in use */
 #else
-    (void)data, (void)bytes;
+    (void)part, (void)begin, (void)end;
 #endif
 }
 
@@ -3836,8 +3861,8 @@ MTTDEF mtt_status mtt_policy_resolve(mtt_env *env, const mtt_policy *policy, con
                  "precision is fp8, which MTT_NO_FP8 left out of this build: take bf16");
 #endif
 #ifdef MTT_NO_RANKS
-    mtt__require(&faults, p.ranks < 2, "ranks is %d, but MTT_NO_RANKS left ranks out of this build: set it to "
-                 "1", p.ranks);
+    mtt__require(&faults, p.ranks < 2 && !p.rank,
+                 "ranks and rank must be 1 and 0: MTT_NO_RANKS left ranks out of this build");
 #endif
 #ifdef MTT_NO_ADAPTERS
     mtt__require(&faults, !p.lora_rank, "lora_rank is %d, but MTT_NO_ADAPTERS left adapters out of this "
@@ -4047,10 +4072,10 @@ enum { MTT__BEFORE, MTT__LAYER, MTT__AFTER }; /* place of a parameter in the mod
 /* Initial values. The last three: uniform up to 1 / sqrt(rows), N(0, 0.02), that over sqrt(2 * layers). */
 enum { MTT__ZEROS, MTT__ONES, MTT__UNIFORM, MTT__NORMAL, MTT__NORMAL_RESIDUAL };
 
-/* Columns of the MLP's first matrix: SwiGLU has the gate's, and then those of up. */
+/* Columns of the MLP's first matrix. */
 static int mtt__fc_width(const mtt_model_desc *m)
 {
-    return m->mlp == MTT_MLP_SWIGLU ? 2 * m->d_ff : m->d_ff;
+    return mtt__is_gated(m->mlp) ? 2 * m->d_ff : m->d_ff;
 }
 
 /* Every parameter: kind, name, place, rows, columns (0 = a vector), initial values, exists if. Matrices are
@@ -4238,10 +4263,11 @@ static int64_t mtt__parameter_elements(const mtt__parameter *q)
       adjoints    the forward list in reverse; each operation's adjoint emits its backward operations, and
                   mtt__need emits again the forward operations whose results were dropped
       [absorb]    FP8: what makes a tensor also rounds it
-      gradients   after each layer they are summed, exchanged between ranks, or used at once
+      gradients   after each layer they are summed, or used at once
       fusions     neighbours that one kernel can do are joined
       step        the gradient's norm and the update
       [scales]    FP8: the scales of the next step
+      [exchange]  ranks: they add up each other's gradients, and each may update a share of the weights
    mtt_schedule_print_passes shows the list between them. Offsets are not a concern here: mtt__close_program
    finds the first and the last use of every tensor, and the plan its place. */
 
@@ -4447,6 +4473,62 @@ static mtt_op *mtt__emit(mtt__builder *b, mtt_op_kind kind, int layer, int site,
    has dealt with. With 0 the operation stays, with the operands that the rule has left it. The list ends at
    `end`, where the rule is asked once more. The driver sets b->phase, b->layer and b->left before. */
 typedef int mtt__rule(mtt__builder *b, mtt_op *op, const mtt_op *end);
+
+typedef void mtt__pass_writer(mtt__builder *b);
+typedef int mtt__condition(const mtt__builder *b);
+
+/* In their order: each writes on at the end of the list (EMIT), or writes the list again (RULE), where it
+   applies. What changes which operation makes a value comes before the adjoints, so that recomputation makes
+   it the same way; what only moves or joins comes after them. */
+#ifndef MTT__EXTRA_PASSES /* of a file that includes this one: it defines the rules behind it */
+#define MTT__EXTRA_PASSES(EMIT, RULE)
+#endif
+#define MTT__PASS_LIST(EMIT, RULE)                                                      \
+    EMIT(forward, always)                                                               \
+    MTT_IF_GENERATOR(RULE(generate, generates))                                         \
+    MTT_IF_ADAPTERS(RULE(adapters, has_adapters))                                       \
+    MTT_IF_EIGHT(RULE(eight, has_eight))                                                \
+    EMIT(adjoints, has_backward)                                                        \
+    MTT_IF_EIGHT(RULE(absorb, has_eight))                                               \
+    RULE(gradients, has_backward)                                                       \
+    RULE(fusions, always)                                                               \
+    MTT__EXTRA_PASSES(EMIT, RULE)                                                       \
+    EMIT(step, has_step)                                                                \
+    MTT_IF_EIGHT(EMIT(scales, has_eight))                                               \
+    MTT_IF_RANKS(RULE(exchange, has_ranks))
+
+#define MTT__EMIT_DECLARED(name, applies)                                               \
+    static mtt__pass_writer mtt__emit_##name;                                           \
+    static mtt__condition mtt__##applies;
+#define MTT__RULE_DECLARED(name, applies)                                               \
+    static mtt__rule mtt__rule_##name;                                                  \
+    static mtt__condition mtt__##applies;
+MTT__PASS_LIST(MTT__EMIT_DECLARED, MTT__RULE_DECLARED)
+#define MTT__EMIT_ROW(name, applies) {#name, mtt__emit_##name, NULL, mtt__##applies},
+#define MTT__RULE_ROW(name, applies) {#name, NULL, mtt__rule_##name, mtt__##applies},
+static const struct {
+    const char *name;
+    mtt__pass_writer *write;
+    mtt__rule *rule;
+    mtt__condition *applies;
+} mtt__passes[] = {MTT__PASS_LIST(MTT__EMIT_ROW, MTT__RULE_ROW)};
+enum { MTT__PASSES = MTT__LENGTH(mtt__passes) };
+
+static int mtt__always(const mtt__builder *b)
+{
+    (void)b;
+    return 1;
+}
+
+static int mtt__has_backward(const mtt__builder *b)
+{
+    return b->trains;
+}
+
+static int mtt__has_step(const mtt__builder *b)
+{
+    return b->trains && !b->policy->early_update;
+}
 
 /* Returns what a rule keeps from operation to operation: zeros at first. NULL: out of memory. */
 static void *mtt__own(mtt__builder *b, size_t bytes)
@@ -4852,19 +4934,6 @@ static void mtt__emit_forward(mtt__builder *b)
     x = mtt__product_input(b, layers, MTT__FINAL_NORM, x);
     if (b->logits) p->output = mtt__emit_logits(b, x);
     else mtt__emit_loss(b, x);
-}
-
-/* ---- the linear layers of a layer, for passes that change them ---- */
-
-static const int mtt__linears[] = {MTT__QKV_WEIGHT, MTT__PROJ_WEIGHT, MTT__FC_WEIGHT, MTT__MLP_WEIGHT};
-
-/* Which of these an operation is; -1: none. */
-static MTT__UNUSED int mtt__linear_number(const mtt__builder *b, const mtt_op *op)
-{
-    int k = 4;
-    if (op->kind == MTT_OP_linear && op->layer >= 0)
-        while (--k >= 0 && mtt__weight(b, mtt__linears[k], op->layer) != op->operands[1]) {}
-    return k == 4 ? -1 : k;
 }
 
 /* ---- adjoints ---- */
@@ -5317,6 +5386,19 @@ static void mtt__emit_step(mtt__builder *b)
     mtt__emit_update(b, 0, p->parameter_count, -1);
 }
 
+/* ---- the linear layers of a layer, for passes that change them ---- */
+
+static const int mtt__linears[] = {MTT__QKV_WEIGHT, MTT__PROJ_WEIGHT, MTT__FC_WEIGHT, MTT__MLP_WEIGHT};
+
+/* Which of these an operation is; -1: none. */
+static MTT__UNUSED int mtt__linear_number(const mtt__builder *b, const mtt_op *op)
+{
+    int k = 4;
+    if (op->kind == MTT_OP_linear && op->layer >= 0)
+        while (--k >= 0 && mtt__weight(b, mtt__linears[k], op->layer) != op->operands[1]) {}
+    return k == 4 ? -1 : k;
+}
+
 /* ---- state ---- */
 
 static void mtt__add_parameter(mtt__builder *b, int kind, int layer)
@@ -5473,8 +5555,7 @@ static void mtt__set_shape(mtt_shape *d, const mtt_schedule *s, int batch, int s
     d->window = s->policy.window;
     d->rows = (int64_t)batch * seq_len;
     d->dropout = m->dropout;
-    d->ranks = s->policy.ranks;
-    d->rank = s->policy.rank;
+    d->ranks = s->policy.ranks, d->rank = s->policy.rank;
 }
 
 /* Notes that an operation uses a tensor: the first use gives it its place in the table. */
@@ -5524,64 +5605,6 @@ static void mtt__close_program(mtt__builder *b)
         p->later_ops[i].later = 1;
     }
 }
-
-/* ---- the table of passes ---- */
-
-typedef void mtt__pass_writer(mtt__builder *b);
-typedef int mtt__condition(const mtt__builder *b);
-
-static int mtt__always(const mtt__builder *b)
-{
-    (void)b;
-    return 1;
-}
-
-static int mtt__has_backward(const mtt__builder *b)
-{
-    return b->trains;
-}
-
-static int mtt__has_step(const mtt__builder *b)
-{
-    return b->trains && !b->policy->early_update;
-}
-
-/* In their order: each writes on at the end of the list (EMIT), or writes the list again (RULE), where it
-   applies. What changes which operation makes a value comes before the adjoints, so that recomputation makes
-   it the same way; what only moves or joins comes after them. */
-#ifndef MTT__EXTRA_PASSES /* of a file that includes this one: it defines the rules behind it */
-#define MTT__EXTRA_PASSES(EMIT, RULE)
-#endif
-#define MTT__PASS_LIST(EMIT, RULE)                                                      \
-    EMIT(forward, always)                                                               \
-    MTT_IF_GENERATOR(RULE(generate, generates))                                         \
-    MTT_IF_ADAPTERS(RULE(adapters, has_adapters))                                       \
-    MTT_IF_EIGHT(RULE(eight, has_eight))                                                \
-    EMIT(adjoints, has_backward)                                                        \
-    MTT_IF_EIGHT(RULE(absorb, has_eight))                                               \
-    RULE(gradients, has_backward)                                                       \
-    RULE(fusions, always)                                                               \
-    MTT__EXTRA_PASSES(EMIT, RULE)                                                       \
-    EMIT(step, has_step)                                                                \
-    MTT_IF_EIGHT(EMIT(scales, has_eight))                                               \
-    MTT_IF_RANKS(RULE(exchange, has_ranks))
-
-#define MTT__EMIT_DECLARED(name, applies)                                               \
-    static mtt__pass_writer mtt__emit_##name;                                           \
-    static mtt__condition mtt__##applies;
-#define MTT__RULE_DECLARED(name, applies)                                               \
-    static mtt__rule mtt__rule_##name;                                                  \
-    static mtt__condition mtt__##applies;
-MTT__PASS_LIST(MTT__EMIT_DECLARED, MTT__RULE_DECLARED)
-#define MTT__EMIT_ROW(name, applies) {#name, mtt__emit_##name, NULL, mtt__##applies},
-#define MTT__RULE_ROW(name, applies) {#name, NULL, mtt__rule_##name, mtt__##applies},
-static const struct {
-    const char *name;
-    mtt__pass_writer *write;
-    mtt__rule *rule;
-    mtt__condition *applies;
-} mtt__passes[] = {MTT__PASS_LIST(MTT__EMIT_ROW, MTT__RULE_ROW)};
-enum { MTT__PASSES = MTT__LENGTH(mtt__passes) };
 
 /* Writes a program by the first `passes` of the passes. */
 static mtt_status mtt__build_program(mtt_schedule *s, int which, int passes)
@@ -5978,11 +6001,11 @@ static double mtt__attention_pairs(const mtt_shape *d)
 }
 
 /* What >>exchange adds to a plan. */
-typedef double mtt__wire_function(const mtt_op *op);
+typedef double mtt__op_function(const mtt_op *op);
 typedef void mtt__report_function(const mtt_schedule *s, mtt_plan_report *r);
 typedef void mtt__print_function(mtt__text *text, const mtt_plan_report *r);
-typedef mtt_status mtt__policy_function(mtt_env *env, const mtt_model_desc *model, int seq_len, mtt_policy *p);
-MTT_IF_RANKS(static mtt__wire_function mtt__wire_bytes; static mtt__policy_function mtt__take_fullest_rank;)
+typedef mtt_status mtt__policy_function(mtt_env *env, const mtt_model_desc *m, int seq_len, mtt_policy *p);
+MTT_IF_RANKS(static mtt__op_function mtt__wire_bytes; static mtt__policy_function mtt__take_fullest;)
 MTT_IF_RANKS(static mtt__report_function mtt__report_wires; static mtt__print_function mtt__print_wires;)
 
 /* Evaluates an operation's row: FLOPs and bytes moved. */
@@ -6281,7 +6304,7 @@ static mtt_status mtt__fit_split(mtt_schedule *s, const mtt_policy *asked)
     int batch = s->batch, accumulate = s->policy.accumulate, best = 0, last = 0, split;
     double best_cost = 0;
     mtt_status status = MTT_OK;
-    MTT_IF_RANKS(status = mtt__take_fullest_rank(s->env, &s->model, s->seq_len, &s->policy);)
+    MTT_IF_RANKS(status = mtt__take_fullest(s->env, &s->model, s->seq_len, &s->policy);)
     if (status) return status;
     for (split = 1; split <= batch && split <= (1 << 20) / accumulate && !last; split++) {
         if (batch % split) continue;
@@ -6430,7 +6453,7 @@ MTTDEF mtt_status mtt_plan_max_batch(mtt_env *env, const mtt_model_desc *model, 
     mtt_policy p = *policy;
     int low = 0, high = 1 << 20, next = 1; /* low fits, high + 1 does not */
     mtt_status status = MTT_OK;
-    MTT_IF_RANKS(status = mtt__take_fullest_rank(env, model, seq_len, &p);)
+    MTT_IF_RANKS(status = mtt__take_fullest(env, model, seq_len, &p);)
     p.budget_bytes = budget_bytes ? budget_bytes : 1;
     p.split = 0;
     *batch = 0;
@@ -6493,7 +6516,7 @@ MTTDEF mtt_status mtt_policy_fit(mtt_env *env, const mtt_model_desc *model, cons
     mtt_status status = mtt_model_resolve(env, model, &m);
     f.budget = p.budget_bytes = budget_bytes ? budget_bytes : 1;
     if (!status) status = mtt_policy_resolve(env, &p, &m, batch, seq_len, &f.fit);
-    MTT_IF_RANKS(if (!status) status = mtt__take_fullest_rank(env, model, seq_len, &p);)
+    MTT_IF_RANKS(if (!status) status = mtt__take_fullest(env, model, seq_len, &p);)
     if (status) return status;
     f.least = SIZE_MAX;
     f.cost = HUGE_VAL;
@@ -6767,53 +6790,62 @@ MTT__INLINE float mtt__gelu_sigmoid(float x)
     return 1.0f / (1.0f + mtt__exp(-1.5957691216f * (x + 0.044715f * x * x * x)));
 }
 
-/* y = f(x) of the MLP: GELU, max(x, 0)^2, or x s with s = 1 / (1 + e^-x), times `up` for SwiGLU. */
+/* y = f(x) of the MLP: GELU, max(x, 0)^2, or x s with s = 1 / (1 + e^-x), times `up` with a gate. */
 static void mtt__activation_block(mtt_mlp mlp, const float *x, const float *up, float *y, int64_t n)
 {
     int64_t k;
-    switch (mlp) {
+    switch (mtt__ungated(mlp)) {
     case MTT_MLP_GELU:
         for (k = 0; k < n; k++) y[k] = x[k] * mtt__gelu_sigmoid(x[k]);
         break;
     case MTT_MLP_RELU2:
         for (k = 0; k < n; k++) y[k] = x[k] > 0 ? x[k] * x[k] : 0.0f;
         break;
-    case MTT_MLP_SWIGLU:
     case MTT_MLP_SILU:
         for (k = 0; k < n; k++) y[k] = x[k] / (1.0f + mtt__exp(-x[k]));
-        for (k = 0; k < n && mlp == MTT_MLP_SWIGLU; k++) y[k] *= up[k];
         break;
     default: for (k = 0; k < n; k++) y[k] = NAN; /* a form without a case must not pass for another */
     }
+    for (k = 0; k < n && mtt__is_gated(mlp); k++) y[k] *= up[k];
+}
+
+/* The gradient g of y = x s [up] becomes that of x, by the slope of x s, and that of up takes its place. */
+MTT__INLINE void mtt__slope(int gated, float x, float s, float slope, float *up, float *g)
+{
+    float dy = *g;
+    if (gated) slope *= *up, *up = dy * x * s;
+    *g = dy * slope;
 }
 
 /* Gradients: g, of y, becomes that of x, and `up` that of up. */
 static void mtt__slope_block(mtt_mlp mlp, const float *x, float *up, float *g, int64_t n)
 {
+    const int gated = mtt__is_gated(mlp);
     int64_t k;
-    switch (mlp) {
+    switch (mtt__ungated(mlp)) {
     case MTT_MLP_GELU:
         for (k = 0; k < n; k++) {
             float s = mtt__gelu_sigmoid(x[k]), slope = 1.5957691216f * (1.0f + 0.134145f * x[k] * x[k]);
-            g[k] *= s + x[k] * s * (1.0f - s) * slope;
+            mtt__slope(gated, x[k], s, s + x[k] * s * (1.0f - s) * slope, &up[k], &g[k]);
         }
         break;
     case MTT_MLP_RELU2:
-        for (k = 0; k < n; k++) g[k] *= x[k] > 0 ? 2 * x[k] : 0.0f;
+        for (k = 0; k < n; k++) {
+            float s = x[k] > 0 ? x[k] : 0.0f;
+            mtt__slope(gated, x[k], s, 2 * s, &up[k], &g[k]);
+        }
         break;
-    case MTT_MLP_SWIGLU:
     case MTT_MLP_SILU:
         for (k = 0; k < n; k++) {
-            float s = 1.0f / (1.0f + mtt__exp(-x[k])), slope = s + x[k] * s * (1.0f - s), dy = g[k];
-            if (mlp == MTT_MLP_SWIGLU) slope *= up[k], up[k] = dy * x[k] * s;
-            g[k] *= slope;
+            float s = 1.0f / (1.0f + mtt__exp(-x[k]));
+            mtt__slope(gated, x[k], s, s + x[k] * s * (1.0f - s), &up[k], &g[k]);
         }
         break;
     default: for (k = 0; k < n; k++) g[k] = NAN; /* as above */
     }
 }
 
-/* A row of x has a second half, `up`, under SwiGLU alone. */
+/* A row of x has a second half, `up`, with a gate alone. */
 static void mtt__activate_rows(mtt_mlp mlp, const mtt_tensor *x_of, const mtt_tensor *y_of)
 {
     int64_t n = mtt__width(y_of), pitch = mtt__width(x_of), rows = mtt__rows(y_of), row;
@@ -8017,7 +8049,7 @@ static void mtt__cpu_sum_gradients(const mtt_op *op, const mtt_op_sum_gradients 
     }
 }
 
-/* Sums of squares of up to MTT__SQUARES blocks of the elements that a rank updates, which threads share. */
+/* Sums of squares of up to MTT__SQUARES blocks of the elements that are updated here, which threads share. */
 enum { MTT__SQUARES = 64 };
 static int mtt__block_squares(const mtt_op *op, int parameter, int64_t first, double *sums)
 {
@@ -8268,9 +8300,9 @@ MTTDEF mtt_status mtt_cuda_backend(mtt_env *env, int device, mtt_backend *backen
 /* A trainer is a schedule, its arena on a backend, and the number of steps taken. mtt_trainer_create plans,
    allocates and fills the state. A step uploads tokens, targets and mtt_control for each micro-batch and lets
    the backend run the program's lists: forward and backward once a micro-batch, then the update. The CPU runs
-   a list at once; CUDA queues it on a stream, from its second run on as one graph, with transfers between
-   ranks on a stream beside it. The host reads only mtt_counters. Parameters, gradients and moments pass
-   between host and device in pieces, as floats in every precision. */
+   a list at once; CUDA queues it on a stream, from its second run on as one graph. The host reads only
+   mtt_counters. Parameters, gradients and moments pass between host and device in pieces, as floats in every
+   precision. */
 
 /* Elements that pass at a time: whole groups of the compact state. */
 enum { MTT__STAGING = 65536 };
@@ -8310,21 +8342,13 @@ typedef struct mtt__agreements {
     void (*fail)(mtt_ranks *ranks, const char *reason);
 } mtt__agreements;
 
+typedef mtt_status mtt__join_function(mtt_trainer *t, mtt_policy *p);
+MTT_IF_RANKS(static mtt__join_function mtt__join_others;)
+
 /* The backend's handle begins with their address. NULL: this process is alone. */
 static const mtt__agreements *mtt__others(const mtt_trainer *t)
 {
     return t->backend.ranks ? *(const mtt__agreements *const *)(const void *)t->backend.ranks : NULL;
-}
-
-/* Takes the number of the others, and of this one, from the backend. */
-static mtt_status mtt__join_others(mtt_trainer *t, mtt_policy *p)
-{
-    int given = p->ranks;
-    p->ranks = 1, p->rank = 0;
-    if (mtt__others(t)) mtt__others(t)->join(t, p);
-    if (given < 2 || given == p->ranks) return MTT_OK;
-    return mtt__fail(t->env, MTT_E_ARGUMENT, "the policy has %d ranks, the backend %d: set its `ranks` to "
-                     "what mtt_ranks_fork or mtt_ranks_connect gives", given, p->ranks);
 }
 
 /* Passes on the outcome of a call of the backend. A failure is this process's alone, and the others would
@@ -8682,7 +8706,7 @@ static mtt_status mtt__refuse_memory(mtt_trainer *t, const mtt_policy *policy)
                      "seq_len, recompute more, or use the chunked loss", reason, batch, s->seq_len);
 }
 
-/* Closing may fail, too, if other ranks have. env->error stays that of the failure before, which says why. */
+/* Closing may fail, too, if others have. env->error stays that of the failure before, which says why. */
 MTTDEF void mtt_trainer_destroy(mtt_trainer *t)
 {
     char error[sizeof(t->env->error)];
@@ -8752,7 +8776,7 @@ MTTDEF mtt_status mtt_trainer_create(mtt_env *env, const mtt_model_desc *model, 
     t->backend = *backend;
     p.device = backend->device;
     status = mtt__check_backend(env, backend);
-    if (!status) status = mtt__join_others(t, &p);
+    MTT_IF_RANKS(if (!status) status = mtt__join_others(t, &p);)
     if (!status) status = mtt_optim_resolve(env, optim, &t->optim);
     if (!status && policy->early_update && t->optim.clip > 0)
         status = mtt__fail(env, MTT_E_ARGUMENT, "early_update is 1, but to clip at %g needs the norm of all "
@@ -10157,6 +10181,7 @@ static mtt_status mtt__fill_scales(mtt_trainer *t)
     return mtt__move_scales(t, MTT__PUT, 0, count, t->values);
 }
 
+#ifndef MTT_NO_RANKS
 /* Takes the scales of rank 0, whose micro-batch is the first. */
 static mtt_status mtt__take_scales(mtt_trainer *t)
 {
@@ -10165,6 +10190,7 @@ static mtt_status mtt__take_scales(mtt_trainer *t)
     if (!status) status = mtt__spread(t, 0, t->staging, scales->bytes);
     return status ? status : mtt__copy(t, MTT__PUT, scales->data, t->staging, scales->bytes);
 }
+#endif
 
 /* Measures the scales of 8-bit tensors by the first step's forward pass. */
 static mtt_status mtt__measure_scales(mtt_trainer *t, const int32_t *tokens, const int32_t *targets,
@@ -10180,7 +10206,7 @@ static mtt_status mtt__measure_scales(mtt_trainer *t, const int32_t *tokens, con
     if (!status) status = mtt__told(t, t->backend.run(t->context, p->ops, forward));
     if (!status) /* rescale, the last operation: FP8 has no early updates, so there is a step */
         status = mtt__told(t, t->backend.run(t->context, p->ops + p->op_count - 1, 1));
-    if (!status && t->schedule->policy.ranks > 1) status = mtt__take_scales(t);
+    MTT_IF_RANKS(if (!status && t->schedule->policy.ranks > 1) status = mtt__take_scales(t);)
     t->measured = !status;
     return status;
 }
@@ -10307,7 +10333,7 @@ static void mtt__emit_exchange(mtt__builder *b, mtt__under_way *w, int first, in
         q->received_at = bytes - (int64_t)mtt__bytes_of(dtype, (size_t)q->part.mine);
         bytes += (int64_t)mtt__bytes_of(dtype, (size_t)(q->part.end - q->part.mine));
     }
-    if (!bytes) bytes = 8; /* this rank owns no part of a small layer, whose gradients live until they are sent */
+    if (!bytes) bytes = 8; /* nothing of a small layer is mine, but its gradients live until they are sent */
     received = mtt__add_tensor(b, MTT_U8, MTT_GRADIENTS, layer, "", "received", b->policy->ranks - 1, bytes,
                                0);
     mtt__emit_arrived(b, w);
@@ -10467,7 +10493,7 @@ static void mtt__print_wires(mtt__text *text, const mtt_plan_report *r)
 
 /* Makes a policy that of the rank with the largest share, if ranks divide anything. What they must decide
    alike goes by what that one can hold. Shares are those of any batch. */
-static mtt_status mtt__take_fullest_rank(mtt_env *env, const mtt_model_desc *model, int seq_len,
+static mtt_status mtt__take_fullest(mtt_env *env, const mtt_model_desc *model, int seq_len,
                                          mtt_policy *p)
 {
     mtt_policy any = *p;
@@ -10593,6 +10619,17 @@ static mtt_status mtt__bind_transfers(mtt_trainer *t)
     return MTT_OK;
 }
 
+/* Takes the number of ranks, and of this one, from the backend. */
+static mtt_status mtt__join_others(mtt_trainer *t, mtt_policy *p)
+{
+    int given = p->ranks;
+    p->ranks = 1, p->rank = 0;
+    if (mtt__others(t)) mtt__others(t)->join(t, p);
+    if (given < 2 || given == p->ranks) return MTT_OK;
+    return mtt__fail(t->env, MTT_E_ARGUMENT, "the policy has %d ranks, the backend %d: set its `ranks` to "
+                     "what mtt_ranks_fork or mtt_ranks_connect gives", given, p->ranks);
+}
+
 /* Moves what the optimizer keeps, wherever it is. All ranks get it from the one that has it. */
 static mtt_status mtt__move_shares(mtt_trainer *t, int way, const mtt__parameter *q, int kind, int64_t at,
                                  int64_t count, float *values)
@@ -10645,15 +10682,14 @@ static void mtt__add_gradients(const mtt_op *op, const mtt_tensor *received, int
 {
     const mtt_part *part = &op->parts[parameter];
     mtt_tensor gradient = *op->gradients[parameter];
-    void *own = gradient.data;
+    char *own = (char *)gradient.data, *rows = (char *)received->data + offset;
     float *sum = (float *)op->sums[parameter]->data + at - part->base;
     float buffer[MTT__BLOCK], total[MTT__BLOCK];
     int rank, me = op->shape->rank;
     if (op->later) memcpy(total, sum, (size_t)n * sizeof(float));
     for (rank = 0; rank < op->shape->ranks; rank++) {
         const float *from;
-        gradient.data = rank == me ? own : (char *)received->data + (rank - (rank > me)) * received->shape[1] +
-                                           offset;
+        gradient.data = rank == me ? own : rows + (rank - (rank > me)) * received->shape[1];
         from = mtt__read(&gradient, rank == me ? at : at - part->mine, n, buffer);
         if (rank || op->later) mtt__add_block(from, total, n);
         else memcpy(total, from, (size_t)n * sizeof(float));
@@ -14514,7 +14550,7 @@ static mtt_status mtt__st_open(mtt_env *env, const char *path, mtt__st *st)
 static size_t mtt__st_piece(const mtt__st_entry *e, size_t at)
 {
     const size_t most = MTT__ST_CHUNK * sizeof(float);
-    if (e->data && at) mtt__os_forget(e->data + (at - 1) / most * most, (at - 1) % most + 1);
+    if (e->data && at) mtt__os_forget(e->data, (at - 1) / most * most, at);
     return e->bytes - at < most ? e->bytes - at : most;
 }
 
@@ -15414,7 +15450,7 @@ static int mtt__st_equal(const mtt__st_entry *a, const mtt__st_entry *b)
             strcmp(mtt__st_dtype[both[k]->dtype].name, "F64")) return 0;
     for (k = 0; k < a->rank; k++) count *= (size_t)a->shape[k];
     for (i = 0; i < count && mtt__st_float(a, i) == mtt__st_float(b, i);) i++;
-    for (k = 0; k < 2; k++) mtt__os_forget(both[k]->data, both[k]->bytes);
+    for (k = 0; k < 2; k++) mtt__os_forget(both[k]->data, 0, both[k]->bytes);
     return i == count;
 }
 
@@ -15801,7 +15837,7 @@ static void mtt__model_copy(const mtt_model *m, const char *parameter, int64_t c
     while ((e = mtt__model_next(m, parameter, &cursor, &t)) != NULL) {
         const int64_t first = at / t.width, rows = mtt__ceil_div(at + count, t.width) - first;
         const int64_t lines = t.transposed ? t.columns : rows, length = t.transposed ? rows : t.columns;
-        const size_t row_bytes = e->bytes / (size_t)t.rows;
+        const size_t row_bytes = e->bytes / (size_t)t.rows, end = (size_t)(first + rows) * row_bytes;
         int64_t line, i;
         MTT__OMP(omp parallel for private(i))
         for (line = 0; line < lines; line++)
@@ -15811,8 +15847,8 @@ static void mtt__model_copy(const mtt_model *m, const char *parameter, int64_t c
                 const int64_t from = t.transposed ? column * t.rows + row : row * t.columns + column;
                 if (to >= 0 && to < count) values[to] = mtt__st_float(e, (size_t)from);
             }
-        if (!t.transposed) mtt__os_forget(e->data + (size_t)first * row_bytes, (size_t)rows * row_bytes);
-        else if (at + count == t.rows * t.width) mtt__os_forget(e->data, e->bytes);
+        if (!t.transposed || end == e->bytes)
+            mtt__os_forget(e->data, t.transposed ? 0 : (size_t)first * row_bytes, end);
     }
 }
 

@@ -596,31 +596,37 @@ template <class T> MTT__DEVICE float mtt__silu_gate(float x)
     return mtt__reciprocal(1.0f + mtt__exp2(-1.4426950409f * x));
 }
 
-/* The MLP's activation y of x, and of `up` under SwiGLU. */
+/* s of the MLP's activation x s. */
+template <class T, mtt_mlp FORM> MTT__DEVICE float mtt__gate(float x)
+{
+    static_assert(FORM == MTT_MLP_GELU || FORM == MTT_MLP_RELU2 || FORM == MTT_MLP_SILU,
+                  "a new form of the MLP needs its formula here, and its slope below");
+    return FORM == MTT_MLP_RELU2  ? fmaxf(x, 0.0f)
+           : FORM == MTT_MLP_GELU ? mtt__gelu_gate<T>(x)
+                                  : mtt__silu_gate<T>(x);
+}
+
+/* The activation y of x, and of `up` with a gate. ReLU squared is s s: x s could be -0. */
 template <class T, mtt_mlp MLP> MTT__DEVICE float mtt__activated(float x, float up)
 {
-    static_assert(MLP == MTT_MLP_GELU || MLP == MTT_MLP_RELU2 || MLP == MTT_MLP_SWIGLU || MLP == MTT_MLP_SILU,
-                  "a new form of the MLP needs its formula here");
-    if (MLP == MTT_MLP_RELU2) return fmaxf(x, 0.0f) * fmaxf(x, 0.0f);
-    const float y = x * (MLP == MTT_MLP_GELU ? mtt__gelu_gate<T>(x) : mtt__silu_gate<T>(x));
-    return MLP == MTT_MLP_SWIGLU ? y * up : y;
+    constexpr mtt_mlp FORM = mtt__ungated(MLP);
+    const float s = mtt__gate<T, FORM>(x), y = (FORM == MTT_MLP_RELU2 ? s : x) * s;
+    return mtt__is_gated(MLP) ? y * up : y;
 }
 
 /* Turns g, the gradient of y, into that of x, and `up` into its gradient. */
 template <class T, mtt_mlp MLP> MTT__DEVICE void mtt__activation_slopes(float x, float &up, float &g)
 {
-    static_assert(MLP == MTT_MLP_GELU || MLP == MTT_MLP_RELU2 || MLP == MTT_MLP_SWIGLU || MLP == MTT_MLP_SILU,
-                  "a new form of the MLP needs its slope here");
-    if (MLP == MTT_MLP_GELU || MLP == MTT_MLP_RELU2) {
-        g *= MLP == MTT_MLP_GELU ? mtt__gelu_slope<T>(x) : 2.0f * fmaxf(x, 0.0f);
-        return;
-    }
-    const float s = mtt__silu_gate<T>(x), y = x * s, slope = fmaf(-s, y, y) + s, dy = g;
-    g *= MLP == MTT_MLP_SWIGLU ? slope * up : slope;
+    constexpr mtt_mlp FORM = mtt__ungated(MLP);
+    const float s = mtt__gate<T, FORM>(x), y = x * s, dy = g;
+    const float slope = FORM == MTT_MLP_RELU2  ? 2.0f * s
+                        : FORM == MTT_MLP_GELU ? mtt__gelu_slope_of(x, s)
+                                               : fmaf(-s, y, y) + s;
+    g *= mtt__is_gated(MLP) ? slope * up : slope;
     up = dy * y;
 }
 
-/* A launch works through packs of 8 elements of y, `packs` a row. Under SwiGLU a row of x and dx has the F
+/* A launch works through packs of 8 elements of y, `packs` a row. With a gate a row of x and dx has the F
    columns of the gate, then the F columns of up. */
 template <class T> struct mtt__activation_operands {
     const T *x, *dy;
@@ -629,10 +635,10 @@ template <class T> struct mtt__activation_operands {
     uint32_t packs;
 };
 
-/* Returns the element of x, of the gate's under SwiGLU, with which a pack of y begins. */
+/* Returns the element of x, of the gate's if there is one, with which a pack of y begins. */
 template <mtt_mlp MLP> MTT__DEVICE int64_t mtt__gate_of(uint32_t pack, uint32_t packs)
 {
-    return ((int64_t)pack + (MLP == MTT_MLP_SWIGLU ? pack / packs * packs : 0)) * 8;
+    return ((int64_t)pack + (mtt__is_gated(MLP) ? pack / packs * packs : 0)) * 8;
 }
 
 /* Computes PACKS packs of y. store(at, v) takes those from element `at`. All of x is read before the first
@@ -640,7 +646,7 @@ template <mtt_mlp MLP> MTT__DEVICE int64_t mtt__gate_of(uint32_t pack, uint32_t 
 template <mtt_mlp MLP, int PACKS, class T, class STORE>
 MTT__DEVICE void mtt__activation_packs(const mtt__activation_operands<T> &o, STORE store)
 {
-    enum { GATED = MLP == MTT_MLP_SWIGLU };
+    enum { GATED = mtt__is_gated(MLP) };
     const uint32_t first = blockIdx.x * (256 * PACKS) + threadIdx.x;
     mtt__vector<T> xs[PACKS], ups[PACKS];
     MTT__UNROLL for (int i = 0; i < PACKS; i++) {
@@ -673,7 +679,7 @@ static __global__ void __launch_bounds__(256) mtt_k_activation(const mtt__activa
 }
 
 /* Math:        dx = dy GELU'(x), dy 2 max(x, 0), or dy (s + x s (1 - s)) with s = 1 / (1 + e^-x), times
-                up under SwiGLU; d_up = dy x s
+                up with a gate; d_up = dy x s
    Shapes:      dy [rows, F], x and dx [rows, F] or [rows, 2 F], all T
    Launch:      256 threads, a pack of 8 elements each
    Requires:    F a multiple of 8; fewer than 2^32 packs; dx may be x, or without a gate dy
@@ -690,10 +696,10 @@ static __global__ void __launch_bounds__(256)
     if (pack >= o.count) return;
     mtt__read_floats(o.dy + (int64_t)pack * 8, g);
     mtt__read_floats(o.x + at, x);
-    if (MLP == MTT_MLP_SWIGLU) mtt__read_floats(o.x + at + o.packs * 8, up);
+    if (mtt__is_gated(MLP)) mtt__read_floats(o.x + at + o.packs * 8, up);
     MTT__UNROLL for (int k = 0; k < 8; k++) mtt__activation_slopes<T, MLP>(x[k], up[k], g[k]);
     mtt__store_floats(o.dx + at, g);
-    if (MLP == MTT_MLP_SWIGLU) mtt__store_floats(o.dx + at + o.packs * 8, up);
+    if (mtt__is_gated(MLP)) mtt__store_floats(o.dx + at + o.packs * 8, up);
 }
 
 /* Math:        y = a + mask * b, or mask * b where a is NULL
@@ -4112,7 +4118,7 @@ template <int KIND, class Q> MTT__DEVICE void mtt__quantize_tile(const mtt__quan
     enum {
         COLUMNS = MTT__TILE_COLUMNS,
         WITH_DY = KIND >= MTT__GELU_BACKWARD,
-        GATED = KIND == MTT__GELU_BACKWARD + MTT_MLP_SWIGLU,
+        GATED = WITH_DY && mtt__is_gated((mtt_mlp)(KIND - MTT__GELU_BACKWARD)),
         TILES = 1 + WITH_DY + GATED
     };
     __shared__ mtt__transposed_tile turned[TILES];
@@ -4170,7 +4176,7 @@ template <int KIND, class Q> MTT__DEVICE void mtt__quantize_tile(const mtt__quan
                 BF16; GELU_BACKWARD dy GELU'(x), and gelu_t the transpose of GELU(x) in e4m3; from there up
                 the same for the other activations
    Shapes:      x, dy, y [rows, width], y_t, gelu_t [width, padded]; x, dy BF16, y and y_t type Q; angles [T,
-                D] float. SwiGLU: x and y have 2 width columns, y_t as many rows, gate before up
+                D] float. Gated: x and y have 2 width columns, y_t as many rows, gate before up
    Launch:      a block of 256 threads for a tile of 128 x 64; a thread has 8 columns of 4 rows
    Requires:    width and D multiples of 8; padded one of 16, less than 128 above rows
    Traffic:     x and dy read, what is wanted written: transposes in pieces of 128 bytes, by shared memory

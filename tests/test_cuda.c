@@ -824,7 +824,7 @@ static void activation_elements(const textbook *t, const double *x, int64_t rows
                                 double *y_size)
 {
     mtt_mlp mlp = t->op->shape->mlp;
-    int64_t pitch = mlp == MTT_MLP_SWIGLU ? 2 * F : F, i;
+    int64_t pitch = mtt__is_gated(mlp) ? 2 * F : F, i;
     MTT__OMP(omp parallel for if (rows * F > 10000))
     for (i = 0; i < rows * F; i++) {
         const double *at = x + i / F * pitch + i % F;

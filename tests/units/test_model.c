@@ -152,7 +152,7 @@ static void add_parameter(reference *r, int from, int rows, int cols, const char
 
 static void reference_init(reference *r, const mtt_model_desc *m, int window, int batch, int seq_len)
 {
-    int C = m->d_model, F = m->d_ff, gated = m->mlp == MTT_MLP_SWIGLU, layers = m->layers;
+    int C = m->d_model, F = m->d_ff, gated = mtt__is_gated(m->mlp), layers = m->layers;
     int normed = m->norm_place != MTT_NORM_NONE, shifted = normed && m->norm == MTT_NORM_LAYER;
     int wide = m->heads * m->d_head, row = wide + 2 * m->heads_kv * m->d_head;
     memset(r, 0, sizeof(*r));
@@ -362,7 +362,7 @@ static void mlp_half(const reference *r, const double *w, const double *masks, i
                      double *y)
 {
     int C = r->model.d_model, F = r->model.d_ff, rows = r->batch * r->seq_len;
-    int fc = F << (r->model.mlp == MTT_MLP_SWIGLU);
+    int fc = F << mtt__is_gated(r->model.mlp);
     size_t width = (size_t)(rows * C), scores = (size_t)(r->batch * r->model.heads * r->seq_len * r->seq_len);
     const double *mask = masks + width + (size_t)layer * (scores + 2 * width) + scores + width;
     double *n = malloc((2 * width + (size_t)(rows * (F + fc))) * sizeof(double)), *o = n + width,

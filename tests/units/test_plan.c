@@ -733,7 +733,7 @@ static void option_costs(int *seen)
             const mtt_op *op = &s->programs[MTT__TRAIN].ops[k];
             const mtt_op_activation_backward *a = MTT_OPERANDS_OF(activation_backward, op);
             const sizes z = sizes_of(&c);
-            const double padded = ceil(z.R / 16) * 16, X = z.F * (c.model.mlp == MTT_MLP_SWIGLU ? 2 : 1);
+            const double padded = ceil(z.R / 16) * 16, X = z.F * (mtt__is_gated(c.model.mlp) ? 2 : 1);
             const double made = bytes_of(op->operands[op->inputs]);
             double flops, bytes;
             if (op->kind == MTT_OP_activation) flops = 10 * z.RF, bytes = z.R * (z.E * X + made * z.F);
@@ -974,7 +974,9 @@ static void ranks(void)
         if (!s) return;
         mtt_schedule_report(s, &report);
         exposed += report.exposed_bytes;
-        blocks = (double)s->programs[MTT__TRAIN].blocks;
+        const mtt__program *p = &s->programs[MTT__TRAIN];
+        const mtt_part *last = &p->parameters[p->parameter_count - 1].part;
+        blocks = (double)(last->square + mtt__ceil_div(last->elements, MTT__RANGE_BLOCK));
         check(report.wire_ms == report.wire_bytes / (double)c.policy.bandwidth / 1e6 &&
                   report.exposed_ms == report.exposed_bytes / (double)c.policy.bandwidth / 1e6,
               "%.0f bytes at 100 GB/s take %g ms, %.0f exposed %g ms", report.wire_bytes, report.wire_ms,
@@ -2159,11 +2161,12 @@ static void lists_between_passes(void)
         {"lora_B",
          "adapters",
          {.precision = MTT_BF16, .lora_rank = 8, .lora_alpha = 8, .lora_targets = "*"}},
-        {"all_gather", "gradients", {.ranks = 2}},
+        {"all_gather", "exchange", {.ranks = 2}},
         {"all_to_all",
-         "gradients",
+         "exchange",
          {.ranks = 3, .rank = 1, .shard = MTT_SHARD_GRADIENTS, .accumulate = 2}},
-        {"gather_weights", "step", {.ranks = 2, .shard = MTT_SHARD_OPTIMIZER}},
+        {"sum_gradients", "gradients", {.ranks = 2}},
+        {"gather_weights", "exchange", {.ranks = 2, .shard = MTT_SHARD_OPTIMIZER}},
         {"adamw", "gradients", {.early_update = 1}},
         {"adamw", "step", {.state = MTT_STATE_COMPACT}},
         {"residual_norm", "fusions", {.precision = MTT_FP16}},
