@@ -83,7 +83,8 @@
    policy        how the model is held in memory and computed
    schedule      the operations of a micro-batch and of a step, in order
    plan          bytes, offsets and timeline of a schedule
-   arena         the one block of memory that a plan fills
+   place         the memory that a tensor lies in: the card's, or the host's, pinned
+   arena         the one block of memory that a plan fills; those of the host have another
    backend       runs the operations: the CPU here, a CUDA device in mtt_kernels.cu
    rank          one of several processes that train one model together
    state         tensors that live from step to step: weights, moments, counters
@@ -4477,12 +4478,13 @@ typedef int mtt__rule(mtt__builder *b, mtt_op *op, const mtt_op *end);
 typedef void mtt__pass_writer(mtt__builder *b);
 typedef int mtt__condition(const mtt__builder *b);
 
+#ifndef MTT__EXTRA_PASSES /* those of a test, which defines their rules after it includes this file */
+#define MTT__EXTRA_PASSES(EMIT, RULE)
+#endif
+
 /* In their order: each writes on at the end of the list (EMIT), or writes the list again (RULE), where it
    applies. What changes which operation makes a value comes before the adjoints, so that recomputation makes
    it the same way; what only moves or joins comes after them. */
-#ifndef MTT__EXTRA_PASSES /* of a file that includes this one: it defines the rules behind it */
-#define MTT__EXTRA_PASSES(EMIT, RULE)
-#endif
 #define MTT__PASS_LIST(EMIT, RULE)                                                      \
     EMIT(forward, always)                                                               \
     MTT_IF_GENERATOR(RULE(generate, generates))                                         \

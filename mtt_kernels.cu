@@ -9075,7 +9075,8 @@ static mtt_status mtt__alloc_pinned(mtt__cuda *c, size_t bytes, void **block)
     if (error == cudaSuccess) return MTT_OK;
     *block = NULL;
     cudaGetLastError(); /* a failed allocation is no fault of later operations */
-    if (error != cudaErrorMemoryAllocation) return mtt__checked(c, error, "taking pinned memory");
+    if (error != cudaErrorMemoryAllocation && error != cudaErrorInvalidValue) /* the latter of huge sizes */
+        return mtt__checked(c, error, "taking pinned memory");
     return mtt__cuda_fail(c->env, MTT_E_MEMORY,
                           "%zu bytes (%.1f GiB) of the host's memory cannot be pinned: keep more on CUDA "
                           "device %d, end other programs, or raise the limit of locked memory (ulimit -l)",
