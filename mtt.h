@@ -83,7 +83,8 @@
    policy        how the model is held in memory and computed
    schedule      the operations of a micro-batch and of a step, in order
    plan          bytes, offsets and timeline of a schedule
-   arena         the one block of memory that a plan fills
+   place         the memory that a tensor lies in: the card's, or the host's, pinned
+   arena         the one block of memory that a plan fills; those of the host have another
    backend       runs the operations: the CPU here, a CUDA device in mtt_kernels.cu
    rank          one of several processes that train one model together
    state         tensors that live from step to step: weights, moments, counters
@@ -1508,7 +1509,7 @@ typedef struct mtt_chosen {
 /* >>eight: under FP8 a product sums along the rows of both operands, so some are needed transposed: `_t` is
    the transpose of a tensor in 8 bits, whose rows are padded to 16 elements. quantize rounds x, or x
    normalized where there are stats, and makes y, y_t or both. quantize_weights rounds a layer's weights, and
-   transposes them where mtt_op's `transposed` is set. linear and linear_backward_input take weights that are
+   transposes them where its results are `transposed`. linear and linear_backward_input take weights that are
    transposed where they need it; linear_backward_weight takes x_t and dy_t. gelu_backward and
    activation_backward make d_x, its transpose and the activation's result, transposed. norm_backward may also
    make dx in 8 bits, in both orders, and the norm's result, transposed, for which alone it has `shift`. out_8
@@ -1571,6 +1572,7 @@ struct mtt_tensor {
     mtt_category category;
     int dims;        /* of its shape, 1 to 3 */
     int64_t shape[4];
+    int transposed;  /* 1 = the weight of a linear layer, or its gradient, as [out, in], not [in, out] */
     mtt_place place; /* of the arena that it is in: the card's or the host's */
     size_t bytes;    /* of its elements; its slot in the arena is rounded up to 256 */
     size_t offset;   /* in the arena */
@@ -1734,8 +1736,6 @@ struct mtt_op {
                        chunk of a loss to those of the chunks before */
     int later;      /* sum_loss, sum_gradients: 1 = of a micro-batch after the first one of a step */
     float scale;    /* linear, linear_backward_input: multiplies the product; 0 = 1 */
-    int transposed; /* linear: the weight is [out, in], as the head's, and not [in, out]; quantize_weights:
-                       the results are */
     int inputs, outputs;
     mtt_tensor **operands;             /* as in the row, inputs first: see MTT_OPERANDS_OF */
     mtt_tensor **gradients;            /* sum_gradients, grad_norm, adamw: of some parameters, in order */
@@ -4486,12 +4486,13 @@ typedef int mtt__rule(mtt__builder *b, mtt_op *op, const mtt_op *end);
 typedef void mtt__pass_writer(mtt__builder *b);
 typedef int mtt__condition(const mtt__builder *b);
 
+#ifndef MTT__EXTRA_PASSES /* those of a test, which defines their rules after it includes this file */
+#define MTT__EXTRA_PASSES(EMIT, RULE)
+#endif
+
 /* In their order: each writes on at the end of the list (EMIT), or writes the list again (RULE), where it
    applies. What changes which operation makes a value comes before the adjoints, so that recomputation makes
    it the same way; what only moves or joins comes after them. */
-#ifndef MTT__EXTRA_PASSES /* of a file that includes this one: it defines the rules behind it */
-#define MTT__EXTRA_PASSES(EMIT, RULE)
-#endif
 #define MTT__PASS_LIST(EMIT, RULE)                                                      \
     EMIT(forward, always)                                                               \
     MTT_IF_GENERATOR(RULE(generate, generates))                                         \
@@ -4589,6 +4590,7 @@ static mtt_tensor *mtt__make_again(mtt__builder *b, const mtt_tensor *t)
 {
     mtt_tensor *again = mtt__make(b, t->role, t->layer);
     again->dtype = t->dtype, again->bytes = t->bytes, again->entry = t->entry;
+    again->transposed = t->transposed;
     return again;
 }
 
@@ -4730,6 +4732,7 @@ static mtt_tensor *mtt__parameter_gradient(mtt__builder *b, const mtt_tensor *we
     once = policy->state == MTT_STATE_COMPACT && policy->accumulate == 1 && q->layer >= 0 && q->shape[1];
     q->gradient = mtt__add_tensor(b, once ? weight->dtype : MTT_F32, MTT_GRADIENTS, -1, "d_", weight->name,
                                   weight->shape[0], weight->shape[1], 0);
+    q->gradient->transposed = weight->transposed;
     return q->gradient;
 }
 
@@ -4897,7 +4900,6 @@ static mtt_tensor *mtt__emit_logits(mtt__builder *b, mtt_tensor *normed)
 {
     mtt_tensor *logits = mtt__make(b, MTT__A_LOGITS, b->program->shape.layers);
     MTT__EMIT(b, -1, 0, linear, normed, mtt__head_weight(b), mtt__weight(b, MTT__HEAD_BIAS, -1), logits);
-    b->op->transposed = 1;
     return logits;
 }
 
@@ -4916,7 +4918,6 @@ static void mtt__emit_chunked_loss(mtt__builder *b, mtt_tensor *x, mtt_tensor *l
     }
     MTT__EMIT(b, -1, MTT__SITE_LOGITS, chunked_loss, x, NULL, weight, NULL, bias, p->targets, p->control,
               p->counters, losses, logits, NULL, NULL, dx, d_weight, d_bias);
-    b->op->transposed = 1;
 }
 
 /* The loss of every row and their sum. */
@@ -4995,19 +4996,16 @@ static void mtt__adjoint_norm(mtt__builder *b, const mtt_op *op)
 /* dW first: after it x is not needed. With a frozen weight there is no dW, with nothing to train below no
    dx. */
 static void mtt__linear_gradients(mtt__builder *b, const mtt_op *op, mtt_tensor *x, mtt_tensor *weight,
-                                  mtt_tensor *dy, int transposed)
+                                  mtt_tensor *dy)
 {
     const mtt_op_linear *f = MTT_OPERANDS_OF(linear, op);
     mtt_tensor *d_weight = mtt__parameter_gradient(b, weight), *d_bias = mtt__parameter_gradient(b, f->bias);
     mtt_tensor *other = *mtt__gradient(b, f->x), *dx;
-    if (d_weight || d_bias) {
+    if (d_weight || d_bias)
         MTT__EMIT(b, op->layer, 0, linear_backward_weight, d_weight ? x : NULL, dy, d_weight, d_bias);
-        b->op->transposed = transposed;
-    }
     if (!mtt__trains(b, f->x)) return;
     dx = mtt__make_gradient(b, f->x);
     MTT__EMIT(b, op->layer, 0, linear_backward_input, dy, weight, dx);
-    b->op->transposed = transposed;
     mtt__join_gradient(b, op->layer, f->x, other);
 }
 
@@ -5021,7 +5019,7 @@ static void mtt__adjoint_linear(mtt__builder *b, const mtt_op *op)
     x = mtt__trains(b, f->weight) ? mtt__need(b, f->x) : NULL;
     if (mtt__is_activation(maker.kind) && mtt__trains(b, f->x))
         mtt__need(b, maker.operands[0]); /* later, it would part linear_backward_input from gelu_backward */
-    mtt__linear_gradients(b, op, x, f->weight, *mtt__gradient(b, f->y), op->transposed);
+    mtt__linear_gradients(b, op, x, f->weight, *mtt__gradient(b, f->y));
 }
 
 /* Serves GELU, too. dx overwrites dy, or x if that has a gate's columns, since nothing reads x after it. */
@@ -5428,6 +5426,7 @@ static void mtt__add_parameter(mtt__builder *b, int kind, int layer)
     q->kind = kind;
     q->layer = layer;
     q->weight = mtt__add_state(b, mtt__dtype(b), MTT_WEIGHTS, name, stored[0], stored[1]);
+    q->weight->transposed = kind == MTT__WTE || kind == MTT__HEAD_WEIGHT;
     q->frozen = fate == MTT__FROZEN || mtt__matches(b->policy->freeze, name);
     q->first_range = p->range_count;
     if (!q->frozen) p->range_count += (int)mtt__ceil_div(mtt__elements(q->weight), MTT__RANGE);
@@ -7683,21 +7682,22 @@ static void mtt__cpu_norm_backward(const mtt_op *op, const mtt_op_norm_backward 
 /* y = x W + b, or x W^T + b for a transposed weight; scale x W for an adapter's A */
 static void mtt__cpu_linear(const mtt_op *op, const mtt_op_linear *o)
 {
-    mtt__gemm(op, mtt__matrix(o->x, 0), mtt__matrix(o->weight, op->transposed), mtt__matrix(o->y, 0),
+    mtt__gemm(op, mtt__matrix(o->x, 0), mtt__matrix(o->weight, o->weight->transposed), mtt__matrix(o->y, 0),
               o->bias, 0, mtt__op_scale(op));
 }
 
 /* dx = scale dy W^T */
 static void mtt__cpu_linear_backward_input(const mtt_op *op, const mtt_op_linear_backward_input *o)
 {
-    mtt__gemm(op, mtt__matrix(o->dy, 0), mtt__matrix(o->weight, !op->transposed), mtt__matrix(o->dx, 0),
-              NULL, 0, mtt__op_scale(op));
+    mtt__gemm(op, mtt__matrix(o->dy, 0), mtt__matrix(o->weight, !o->weight->transposed),
+              mtt__matrix(o->dx, 0), NULL, 0, mtt__op_scale(op));
 }
 
 /* d_weight (+)= x^T dy, or dy^T x for a transposed weight; d_bias (+)= sum over rows of dy */
 static void mtt__cpu_linear_backward_weight(const mtt_op *op, const mtt_op_linear_backward_weight *o)
 {
-    const mtt_tensor *left = op->transposed ? o->dy : o->x, *right = op->transposed ? o->x : o->dy;
+    int transposed = o->d_weight && o->d_weight->transposed;
+    const mtt_tensor *left = transposed ? o->dy : o->x, *right = transposed ? o->x : o->dy;
     if (o->d_weight)
         mtt__gemm(op, mtt__matrix(left, 1), mtt__matrix(right, 0), mtt__matrix(o->d_weight, 0), NULL,
                   op->adds, 1);
@@ -9587,8 +9587,9 @@ static void mtt__emit_weights(mtt__builder *b, int layer, int transposed)
         operands[4 + i] = transposed ? mtt__make_eight(b, role, layer)
                                      : mtt__add_eight(b, w, mtt__scale_entry(b, role, layer), 0);
         operands[4 + i]->parameter = w->parameter;
+        operands[4 + i]->transposed = transposed;
     }
-    if (!b->status) mtt__emit(b, MTT_OP_quantize_weights, layer, 0, operands)->transposed = transposed;
+    if (!b->status) mtt__emit(b, MTT_OP_quantize_weights, layer, 0, operands);
 }
 
 /* y = x W + b with x and W in 8 bits, and W transposed. A layer's weights are made before its first one. Only
@@ -9600,7 +9601,6 @@ static int mtt__eight_linear(mtt__builder *b, const mtt_op *op, int which)
     if (which == 0) mtt__emit_weights(b, op->layer, 1);
     w = b->activations[mtt__slot(b, MTT__A_QKV_EIGHT + which, op->layer)].current;
     MTT__EMIT(b, op->layer, 0, linear, x, w, f->bias, f->y);
-    b->op->transposed = 1;
     return 1;
 }
 
@@ -9619,6 +9619,7 @@ static int mtt__eight_loss(mtt__builder *b, const mtt_op *op)
     f.weight = mtt__add_eight(b, w, scales + MTT__SCALE_HEAD, 0);
     f.weight_t = mtt__add_eight(b, w, scales + MTT__SCALE_HEAD, 1);
     f.weight->recorded = 1;
+    f.weight->transposed = w->transposed; /* and weight_t is [in, out] */
     MTT__EMIT(b, -1, 0, quantize, w, NULL, NULL, NULL, f.weight, f.weight_t);
     if (f.d_weight) f.x_t = mtt__input_again(b, -1, x);
     f.x = x;
@@ -9628,7 +9629,7 @@ static int mtt__eight_loss(mtt__builder *b, const mtt_op *op)
     f.d_logits_t = mtt__add_tensor(b, MTT_F8_E5M2, MTT_LOGITS, -1, "", "d_logits.t8", vocab,
                                    mtt__round_up(rows, 16), 0);
     f.d_logits->entry = f.d_logits_t->entry = scales + MTT__SCALE_LOGITS;
-    mtt__emit(b, MTT_OP_chunked_loss, -1, op->site, &f)->transposed = 1;
+    mtt__emit(b, MTT_OP_chunked_loss, -1, op->site, &f);
     return 1;
 }
 
@@ -9679,7 +9680,8 @@ static mtt_tensor *mtt__weight_eight(mtt__builder *b, int layer, const mtt_tenso
     int i = b->program->op_count, k = 0;
     while (i-- > 0) {
         op = &b->program->ops[i];
-        if (op->kind == MTT_OP_quantize_weights && !op->transposed) break; /* of this layer or one above */
+        if (op->kind == MTT_OP_quantize_weights && !op->operands[op->inputs]->transposed)
+            break; /* of this layer or one above */
     }
     if (i < 0 || op->layer != layer) mtt__emit_weights(b, layer, 0), i = b->program->op_count - 1;
     if (b->status) return NULL;
@@ -9967,7 +9969,7 @@ static void mtt__cpu_quantize_weights(const mtt_op *op, const mtt_op_quantize_we
     (void)o;
     for (i = 0; i < 4; i++) {
         mtt_op_quantize q = {op->operands[i], NULL, NULL, NULL, NULL, NULL};
-        if (op->transposed) q.y_t = op->operands[4 + i];
+        if (op->operands[4 + i]->transposed) q.y_t = op->operands[4 + i];
         else q.y = op->operands[4 + i];
         mtt__cpu_quantize(op, &q);
     }
@@ -10035,7 +10037,8 @@ static void mtt__sum_columns(const mtt_tensor *dy_t, const mtt_tensor *sums, int
 /* d_weight (+)= x_t dy_t^T, or dy_t x_t^T for a transposed weight; d_bias (+)= sums of the rows of dy_t */
 static void mtt__weight_gradients_eight(const mtt_op *op, const mtt_op_linear_backward_weight *o)
 {
-    const mtt_tensor *left = op->transposed ? o->dy : o->x, *right = op->transposed ? o->x : o->dy;
+    int transposed = o->d_weight && o->d_weight->transposed;
+    const mtt_tensor *left = transposed ? o->dy : o->x, *right = transposed ? o->x : o->dy;
     if (o->d_weight)
         mtt__gemm(op, mtt__matrix(left, 0), mtt__matrix(right, 1), mtt__matrix(o->d_weight, 0), NULL,
                   op->adds, 1);
@@ -10069,8 +10072,6 @@ static void mtt__chunk_gradients_eight(const mtt_op *op, const mtt_op_chunked_lo
     mtt_op_linear_backward_input d_input = {&d_logits, o->weight_t, &c->dx};
     float factor = mtt__loss_factor(mtt__control(o->control), mtt__counters(o->counters));
     int64_t rows = mtt__rows(&d_logits), width = mtt__width(&d_logits), row;
-    mtt_op plain = *op;
-    plain.transposed = 0; /* weight_t is [in, out] */
     MTT__THREADS(rows * width)
     for (row = 0; row < rows; row++) {
         float x[MTT__BLOCK];
@@ -10082,7 +10083,7 @@ static void mtt__chunk_gradients_eight(const mtt_op *op, const mtt_op_chunked_lo
         }
     }
     mtt__round_also(op, &d_logits, NULL, o->d_logits_t);
-    mtt__cpu_linear_backward_input(&plain, &d_input);
+    mtt__cpu_linear_backward_input(op, &d_input);
     if (o->d_weight) {
         mtt__view left = mtt__matrix(o->d_logits_t, 0), right = mtt__matrix(o->x_t, 1);
         left.n = right.m = mtt__round_up(rows, 16);

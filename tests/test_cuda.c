@@ -485,8 +485,8 @@ static void textbook_linear(const textbook *t)
 {
     const mtt_op_linear *o = MTT_OPERANDS_OF(linear, t->op);
     const numbers_linear *v = VALUES(linear, t), *magnitude = MAGNITUDES(linear, t);
-    biased_product(t, mtt__rows(o->y), mtt__width(o->y), mtt__width(o->x), v->x, v->weight, t->op->transposed,
-                   v->bias, v->y, magnitude->y);
+    biased_product(t, mtt__rows(o->y), mtt__width(o->y), mtt__width(o->x), v->x, v->weight,
+                   o->weight->transposed, v->bias, v->y, magnitude->y);
     scale_product(t, mtt__elements(o->y), v->y, magnitude->y);
 }
 
@@ -513,7 +513,7 @@ static void textbook_linear_backward_input(const textbook *t)
     const mtt_op_linear_backward_input *o = MTT_OPERANDS_OF(linear_backward_input, t->op);
     const numbers_linear_backward_input *v = VALUES(linear_backward_input, t);
     biased_product(t, mtt__rows(o->dx), mtt__width(o->dx), mtt__width(o->dy), v->dy, v->weight,
-                   !t->op->transposed, NULL, v->dx, MAGNITUDES(linear_backward_input, t)->dx);
+                   !o->weight->transposed, NULL, v->dx, MAGNITUDES(linear_backward_input, t)->dx);
     scale_product(t, mtt__elements(o->dx), v->dx, MAGNITUDES(linear_backward_input, t)->dx);
 }
 
@@ -555,15 +555,15 @@ static void column_sums(const textbook *t, const double *x, const double *from, 
 
 /* d_weight (+)= x^T dy, or dy^T x for a transposed weight; dy_size: magnitudes of dy, or NULL for |dy|. */
 static void weight_gradient(const textbook *t, double *x, int64_t k, double *dy, double *dy_size, int64_t n,
-                            int64_t rows, double *d_weight, double *magnitude)
+                            int64_t rows, int is_transposed, double *d_weight, double *magnitude)
 {
     matrix left = transposed(rows_of(x, k)), right = rows_of(dy, n),
            sizes = rows_of(dy_size ? dy_size : dy, n);
     double *sums = malloc((size_t)(k * n) * sizeof(double));
-    int64_t height = t->op->transposed ? n : k, width = t->op->transposed ? k : n, i;
-    if (t->op->transposed) product(t, n, k, rows, transposed(right), transposed(left), rows_of(sums, k));
+    int64_t height = is_transposed ? n : k, width = is_transposed ? k : n, i;
+    if (is_transposed) product(t, n, k, rows, transposed(right), transposed(left), rows_of(sums, k));
     else product(t, k, n, rows, left, right, rows_of(sums, n));
-    if (t->exact && t->op->transposed)
+    if (t->exact && is_transposed)
         product_magnitude(n, k, rows, transposed(sizes), transposed(left), rows_of(magnitude, k));
     else if (t->exact) product_magnitude(k, n, rows, left, sizes, rows_of(magnitude, n));
     MTT__OMP(omp parallel for if (height * width > 10000))
@@ -585,7 +585,9 @@ static void textbook_linear_backward_weight(const textbook *t)
         k = o->x ? mtt__rows(o->x) : 0, n = mtt__rows(o->dy), rows = mtt__width(o->dy);
         x = o->x ? turned(v->x, k, rows, k) : NULL, dy = turned(v->dy, n, rows, n);
     }
-    if (v->d_weight) weight_gradient(t, x, k, dy, NULL, n, rows, v->d_weight, magnitude->d_weight);
+    if (v->d_weight)
+        weight_gradient(t, x, k, dy, NULL, n, rows, o->d_weight->transposed, v->d_weight,
+                        magnitude->d_weight);
     if (v->d_bias) column_sums(t, dy, NULL, rows, n, v->d_bias, magnitude->d_bias);
     if (t->eight) free(x), free(dy);
 }
@@ -746,7 +748,7 @@ static void textbook_quantize_weights(const textbook *t)
     for (i = 0; i < 4; i++) {
         const mtt_tensor *x = t->op->operands[i];
         size_t bytes = (size_t)mtt__elements(x) * sizeof(double);
-        if (t->op->transposed)
+        if (t->op->operands[4 + i]->transposed)
             turn(t->values[i], mtt__rows(x), mtt__width(x), mtt__rows(x), t->values[4 + i]);
         else memcpy(t->values[4 + i], t->values[i], bytes);
         if (t->exact) memset(t->magnitudes[4 + i], 0, bytes);
@@ -907,7 +909,7 @@ static void textbook_linear_gelu(const textbook *t)
     const mtt_op_linear_gelu *o = MTT_OPERANDS_OF(linear_gelu, t->op);
     const numbers_linear_gelu *v = VALUES(linear_gelu, t), *magnitude = MAGNITUDES(linear_gelu, t);
     biased_product(t, mtt__rows(o->pre), mtt__width(o->pre), mtt__width(o->x), v->x, v->weight,
-                   t->op->transposed, v->bias, v->pre, magnitude->pre);
+                   o->weight->transposed, v->bias, v->pre, magnitude->pre);
     if (!o->y) return;
     store_all(t, o->pre, v->pre);
     gelu_elements(t, v->pre, magnitude->pre, mtt__elements(o->pre), v->y, magnitude->y);
@@ -920,7 +922,7 @@ static void textbook_linear_backward_gelu(const textbook *t)
     const numbers_linear_backward_gelu *v = VALUES(linear_backward_gelu, t);
     const numbers_linear_backward_gelu *magnitude = MAGNITUDES(linear_backward_gelu, t);
     int64_t rows = mtt__rows(o->dx), n = mtt__width(o->dx);
-    biased_product(t, rows, n, mtt__width(o->dy), v->dy, v->weight, !t->op->transposed, NULL, v->dx,
+    biased_product(t, rows, n, mtt__width(o->dy), v->dy, v->weight, !o->weight->transposed, NULL, v->dx,
                    magnitude->dx);
     store_all(t, o->dx, v->dx);
     gelu_gradients(t, v->dx, magnitude->dx, v->pre, rows * n, v->dx, magnitude->dx);
@@ -1402,7 +1404,7 @@ static void textbook_linear_rotary(const textbook *t)
     int64_t count = mtt__elements(o->y);
     double *size = calloc((size_t)count, sizeof(double));
     biased_product(t, mtt__rows(o->y), mtt__width(o->y), mtt__width(o->x), v->x, v->weight,
-                   t->op->transposed, v->bias, v->y, size);
+                   o->weight->transposed, v->bias, v->y, size);
     if (!t->exact) store_all(t, o->y, v->y);
     turn_rows(t, v->angles, v->q_gain, v->k_gain, v->y, size);
     if (t->exact) memcpy(MAGNITUDES(linear_rotary, t)->y, size, (size_t)count * sizeof(double));
@@ -1575,7 +1577,7 @@ static void textbook_chunked_loss_eight(const textbook *t)
                               transposed(rows_of(v->weight_t, width)), rows_of(magnitude->dx, C));
         x = o->x_t ? turned(v->x_t, C, mtt__width(o->x_t), C) : NULL;
         if (v->d_weight)
-            weight_gradient(&back, x, C, gradients, NULL, width, rows, v->d_weight,
+            weight_gradient(&back, x, C, gradients, NULL, width, rows, 1, v->d_weight,
                             t->exact ? magnitude->d_weight : NULL);
         if (v->d_bias)
             column_sums(t, gradients, NULL, rows, width, v->d_bias, t->exact ? magnitude->d_bias : NULL);
@@ -1623,7 +1625,7 @@ static void textbook_chunked_loss(const textbook *t)
         product(t, rows, C, width, all, weight, rows_of(v->dx, C));
         if (t->exact) product_magnitude(rows, C, width, all_sizes, weight, rows_of(magnitude->dx, C));
         if (v->d_weight)
-            weight_gradient(t, v->x, C, logits, sizes, width, rows, v->d_weight,
+            weight_gradient(t, v->x, C, logits, sizes, width, rows, 1, v->d_weight,
                             t->exact ? magnitude->d_weight : NULL);
         if (v->d_bias)
             column_sums(t, logits, sizes, rows, width, v->d_bias, t->exact ? magnitude->d_bias : NULL);
@@ -2364,12 +2366,12 @@ static int is_new(const mtt_op *op)
     const mtt_shape *d = op->shape;
     uint64_t hash = 1469598103934665603u;
     int64_t key[] = {op->kind,  d->batch,       d->seq_len,     d->heads, d->heads_kv, d->rotary_interleaved,
-                     d->window, d->dropout > 0, op->transposed, op->adds};
+                     d->window, d->dropout > 0, op->adds};
     int i, k;
 #define MIX(x) hash = (hash ^ (uint64_t)(x)) * 1099511628211u, hash ^= hash >> 29
     for (i = 0; i < (int)MTT__LENGTH(key); i++) MIX(key[i]);
     for (i = 0; i < op->inputs + op->outputs; i++) {
-        MIX(op->operands[i] != NULL);
+        MIX(op->operands[i] ? 1 + op->operands[i]->transposed : 0);
         for (k = 0; op->operands[i] && k < op->operands[i]->dims; k++)
             MIX(op->operands[i]->shape[k] * 8 + op->operands[i]->dtype);
     }
@@ -3519,10 +3521,11 @@ static void probe_eight(void *context)
     workspace = matrix_on_device(context, MTT_F32, 1 << 20, 1);
     cuda.upload(context, scales.data, &one, sizeof(one));
     x.scale = weight.scale = (mtt_scale *)scales.data;
+    weight.transposed = 1;
     for (later = 0; later < 2; later++) {
         uint8_t left[ROWS][TERMS], right[ROWS][TERMS];
         uint16_t result[ROWS][ROWS];
-        mtt_op op = {.kind = MTT_OP_linear, .inputs = 3, .outputs = 1, .transposed = 1, .shape = &shape,
+        mtt_op op = {.kind = MTT_OP_linear, .inputs = 3, .outputs = 1, .shape = &shape,
                      .operands = (mtt_tensor **)(void *)&linear, .workspace = &workspace};
         memset(left, 0, sizeof(left));
         memset(right, 0, sizeof(right));
@@ -5011,10 +5014,11 @@ static void host_memory(void)
               "%zu bytes on the host, %zu and not %zu on the card", plan[1].host_bytes, plan[1].arena_bytes,
               plan[0].arena_bytes);
     }
+    mtt_policy policy = {.ranks = 1};
     void *context = NULL, *block = &s;
     new_case();
-    env.error[0] = 0;
-    check(cuda.open(&env, &cuda, &s.policy, &context) == MTT_OK, "opening: %s", env.error);
+    check(cuda.open(&env, &cuda, &policy, &context) == MTT_OK, "opening: %s", env.error);
+    if (!context) return;
     check(cuda.alloc(context, MTT_HOST, (size_t)1 << 50, &block) == MTT_E_MEMORY && !block &&
               strstr(env.error, "1125899906842624 bytes") && strstr(env.error, "ulimit -l"),
           "2^50 bytes of pinned memory: %s", env.error);

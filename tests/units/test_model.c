@@ -2724,11 +2724,12 @@ static void quantized_weights(void)
     for (int transposed = 0; transposed < 2; transposed++) {
         mtt_scale scale[4];
         mtt_tensor w[4], eight[4], *operands[8];
-        mtt_op op = {.kind = MTT_OP_quantize_weights, .transposed = transposed, .operands = operands};
+        mtt_op op = {.kind = MTT_OP_quantize_weights, .operands = operands};
         for (int i = 0; i < 4; i++) {
             scale[i] = (mtt_scale){.scale = (float)(16 << i), .inverse = 1.0f / (float)(16 << i)};
             w[i] = new_tensor(MTT_BF16_BITS, SHAPES[i][0], SHAPES[i][1], NULL);
             eight[i] = new_tensor(MTT_F8_E4M3, SHAPES[i][transposed], SHAPES[i][!transposed], &scale[i]);
+            eight[i].transposed = transposed;
             operands[i] = &w[i], operands[4 + i] = &eight[i];
             fill(&w[i], 1);
         }
@@ -2968,14 +2969,15 @@ static void linear_eight(void)
         mtt_op_linear forward_ = {&x, &w_t, &bias, &y};
         mtt_op_linear_backward_input input = {&dy, &w, &dx};
         mtt_op_linear_backward_weight weight = {&x_t, &dy_t, &d_weight, &d_bias};
-        mtt_op op = {.transposed = 1}, plain = {.adds = adds};
+        mtt_op op = {.adds = adds};
+        w_t.transposed = 1;
         new_case();
         for (int i = 0; i < rows; i++) ((float *)ones.data)[i] = 1;
         for (int i = 0; i < IN * OUT; i++) before[i] = adds ? ((float *)d_weight.data)[i] : 0;
         for (int i = 0; i < OUT; i++) bias_before[i] = adds ? ((float *)d_bias.data)[i] : 0;
         run_op(MTT_OP_linear, &op, &forward_);
-        run_op(MTT_OP_linear_backward_input, &plain, &input);
-        run_op(MTT_OP_linear_backward_weight, &plain, &weight);
+        run_op(MTT_OP_linear_backward_input, &op, &input);
+        run_op(MTT_OP_linear_backward_weight, &op, &weight);
         check_sums(&y, &x, 0, &w, 0, IN, &bias, NULL, "linear");
         check_sums(&dx, &dy, 0, &w, 1, OUT, NULL, NULL, "linear_backward_input");
         check_sums(&d_weight, &x, 1, &dy, 0, rows, NULL, before, "linear_backward_weight");
@@ -3007,7 +3009,8 @@ static void loss_eight(void)
                    d_bias = new_tensor(MTT_F32, 1, WIDE, NULL), of_control = {.data = &control},
                    of_counters = {.data = &counters};
         mtt_shape shape = {.rows = R, .vocab = V, .vocab_padded = WIDE, .d_model = C};
-        mtt_op op = {.shape = &shape, .transposed = 1, .adds = adds};
+        mtt_op op = {.shape = &shape, .adds = adds};
+        w.transposed = d_weight.transposed = 1;
         fill(&x, 2), fill(&w, 0.5), fill(&bias, 0.5), fill(&d_weight, 5), fill(&d_bias, 5);
         for (int i = V; i < WIDE; i++) memset((uint8_t *)w.data + i * C, 0, C);
         mtt_tensor x_t = new_transpose(&x, 1), w_t = new_transpose(&w, 1);
