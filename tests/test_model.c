@@ -4821,7 +4821,7 @@ static void eight_bit_checkpoints(void)
         expect_refusal(&s, in("forged"), MTT_E_FORMAT, "fp8.scales", what);
     }
     check(!mtt__checkpoint_init(&c, trainer, NULL, 0), "no checkpoint");
-    c.tensors[c.kept].shape[0]--;
+    c.tensors[c.count - 1].shape[0]--;
     check(!mtt__checkpoint_write(&c, in("forged"), mtt__checkpoint_read, &c),
           "a checkpoint could not be saved: %s", env.error);
     mtt__free(&env, c.tensors);
