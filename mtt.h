@@ -9408,36 +9408,28 @@ static const mtt__parameter *mtt__adapter(const mtt_trainer *t, const mtt__param
     return NULL;
 }
 
-/* Returns all values of a parameter, in memory of the caller's; NULL after a failure. */
-static float *mtt__all_values(mtt_trainer *t, const mtt__parameter *q, mtt_status *status)
-{
-    int64_t count = mtt__parameter_elements(q);
-    float *values = *status ? NULL : (float *)mtt__alloc(t->env, (size_t)count, sizeof(float));
-    if (!values && !*status) *status = MTT_E_MEMORY;
-    if (values) *status = mtt__move_optim(t, MTT__GET, q, MTT__MASTER, 0, count, values);
-    return values;
-}
-
 /* Adds scale A B to elements of a weight. */
 static mtt_status mtt__add_adapter(mtt_trainer *t, const mtt__parameter *q, int64_t at, int64_t count,
                                    float *values)
 {
     const mtt__parameter *a = mtt__adapter(t, q, 0), *b = mtt__adapter(t, q, 1);
-    mtt_status status = MTT_OK;
+    const int64_t width = q->shape[1], rank = a ? a->shape[1] : 0, size = q->shape[0] * rank;
+    mtt_status status;
     float *as, *bs;
     int64_t i, k;
     if (!a) return MTT_OK;
-    as = mtt__all_values(t, a, &status);
-    bs = mtt__all_values(t, b, &status);
+    as = (float *)mtt__alloc(t->env, (size_t)(size + rank * width), sizeof(float));
+    if (!as) return MTT_E_MEMORY;
+    bs = as + size;
+    status = mtt__move_optim(t, MTT__GET, a, MTT__MASTER, 0, size, as);
+    if (!status) status = mtt__move_optim(t, MTT__GET, b, MTT__MASTER, 0, rank * width, bs);
     for (i = 0; i < count && !status; i++) {
-        int64_t row = (at + i) / q->shape[1], column = (at + i) % q->shape[1];
+        int64_t row = (at + i) / width, column = (at + i) % width;
         double sum = 0;
-        for (k = 0; k < a->shape[1]; k++)
-            sum += (double)as[row * a->shape[1] + k] * (double)bs[k * q->shape[1] + column];
+        for (k = 0; k < rank; k++) sum += (double)as[row * rank + k] * (double)bs[k * width + column];
         values[i] += (float)((double)mtt__lora_scale(&t->schedule->policy) * sum);
     }
     mtt__free(t->env, as);
-    mtt__free(t->env, bs);
     return status;
 }
 
@@ -14564,15 +14556,6 @@ static size_t mtt__st_piece(const mtt__st_entry *e, size_t at)
     return e->bytes - at < most ? e->bytes - at : most;
 }
 
-static uint32_t mtt__st_crc(const mtt__st *st, const mtt__st_entry *e)
-{
-    uint32_t crc = 0;
-    size_t at, bytes;
-    for (at = 0; (bytes = mtt__st_piece(e, at)) > 0; at += bytes)
-        crc = mtt__crc32(&st->crc, crc, e->data + at, bytes);
-    return crc;
-}
-
 static int mtt__st_crc_is(const mtt__st *st, const char *key, uint32_t crc)
 {
     const mtt__st_entry *pair = mtt__st_find(&st->metadata, key);
@@ -14581,17 +14564,25 @@ static int mtt__st_crc_is(const mtt__st *st, const char *key, uint32_t crc)
            (high << 16 | low) == crc;
 }
 
+/* 1 = the data of a tensor has its checksum. */
+static int mtt__st_is_whole(const mtt__st *st, const mtt__st_entry *e, const char *name)
+{
+    char key[MTT__ST_NAME + 8];
+    uint32_t crc = 0;
+    size_t at, bytes;
+    mtt__format(key, sizeof(key), "crc32.%s", name);
+    for (at = 0; (bytes = mtt__st_piece(e, at)) > 0; at += bytes)
+        crc = mtt__crc32(&st->crc, crc, e->data + at, bytes);
+    return mtt__st_crc_is(st, key, crc);
+}
+
 /* Checks data and metadata. Refuses a file without checksums, such as other programs write. */
 static mtt_status mtt__st_verify(const mtt__st *st)
 {
-    char key[MTT__ST_NAME + 8] = "crc32.";
     const char *wrong = mtt__st_crc_is(st, "crc32", st->metadata_crc) ? NULL : "the metadata";
     size_t i;
-    for (i = 0; i < st->tensors.count && !wrong; i++) {
-        const mtt__st_entry *e = &st->tensors.at[i];
-        memcpy(key + 6, e->name, strlen(e->name) + 1);
-        if (!mtt__st_crc_is(st, key, mtt__st_crc(st, e))) wrong = e->name;
-    }
+    for (i = 0; i < st->tensors.count && !wrong; i++)
+        if (!mtt__st_is_whole(st, &st->tensors.at[i], st->tensors.at[i].name)) wrong = st->tensors.at[i].name;
     if (!wrong) return MTT_OK;
     return mtt__fail(st->env, MTT_E_FORMAT, "%s: %s has no checksum or another one; " MTT__ST_REMEDY,
                      st->path, wrong);
@@ -14728,9 +14719,7 @@ typedef struct mtt__checkpoint {
     mtt__text metadata;
     mtt_counters counters;
     int64_t micro_batch;
-    uint64_t seed, groups;
-    int lora_rank;
-    float lora_alpha;
+    uint64_t seed;
     mtt_batches batches; /* without tokens: none */
 } mtt__checkpoint;
 
@@ -14751,9 +14740,6 @@ static mtt_status mtt__checkpoint_init(mtt__checkpoint *c, mtt_trainer *t, const
     c->merged = merged;
     c->micro_batch = t->micro_batch;
     c->seed = t->optim.seed;
-    c->groups = t->groups;
-    c->lora_rank = t->schedule->policy.lora_rank;
-    c->lora_alpha = t->schedule->policy.lora_alpha;
     if (batches) c->batches = *batches;
     c->tensors = e = (mtt__st_entry *)mtt__alloc(t->env, most, sizeof(*e) + sizeof(*c->saved) +
                                                  MTT__CHECKPOINT_NAME);
@@ -14806,35 +14792,41 @@ static mtt_status mtt__st_optional(const mtt__st *st, const char *name, uint64_t
     return MTT_OK;
 }
 
+/* A SETTING is left out where it is 0, and in a merged file. DATA is there if batches are; files of older
+   versions lack LATER. */
+enum { MTT__NEEDED, MTT__SETTING, MTT__DATA, MTT__LATER };
+
 /* Prints a number to the metadata, or reads it from a file. If high is 0, the file must have the same one. */
-static void mtt__checkpoint_number(mtt__checkpoint *c, const char *name, uint64_t low, uint64_t high,
-                                   void *number, size_t size)
+static void mtt__checkpoint_number(mtt__checkpoint *c, const char *name, void *number, size_t size,
+                                   uint64_t low, uint64_t high, int kind)
 {
-    const mtt__st_entry *pair;
-    const char *bits = strstr(name, "_bits");
+    const mtt__st_entry *pair = c->st ? mtt__st_find(&c->st->metadata, name) : NULL;
+    const char *bits = strstr(name, "_bits"), *path = c->st ? c->st->path : NULL;
     uint64_t here = 0, value;
     int number_there;
-    if (c->status) return;
     memcpy(&here, number, size);
+    if (c->status || (kind == MTT__SETTING && (c->merged || (!pair && !here))) ||
+        (kind >= MTT__DATA && !c->batches.tokens) || (kind == MTT__LATER && c->st && !pair))
+        return;
     if (!c->st) {
         mtt__print(&c->metadata, ",\"%s\":\"%llu\"", name, (unsigned long long)here);
         return;
     }
     if (!high) low = high = here;
-    pair = mtt__st_find(&c->st->metadata, name);
     number_there = mtt__st_number(c->st, name, UINT64_MAX, &value);
     if (number_there && value >= low && value <= high) memcpy(number, &value, size);
-    else if (!number_there || low < high)
-        c->status = mtt__fail(c->t->env, pair ? MTT_E_FORMAT : MTT_E_MISMATCH, MTT__NO_NUMBER, c->st->path,
+    else if (!pair && kind == MTT__SETTING)
+        c->status = mtt__fail(c->t->env, MTT_E_MISMATCH, "%s has no %s: use the settings of its run", path,
                               name);
+    else if (!number_there || low < high)
+        c->status = mtt__fail(c->t->env, pair ? MTT_E_FORMAT : MTT_E_MISMATCH, MTT__NO_NUMBER, path, name);
     else if (bits && value <= UINT32_MAX)
         c->status = mtt__fail(c->t->env, MTT_E_MISMATCH, "%s has %.*s %.7g, here it is %.7g: use its run's",
-                              c->st->path, (int)(bits - name), name, (double)mtt__bits_float((uint32_t)value),
+                              path, (int)(bits - name), name, (double)mtt__bits_float((uint32_t)value),
                               (double)mtt__bits_float((uint32_t)here));
     else
         c->status = mtt__fail(c->t->env, MTT_E_MISMATCH, "%s has %s %s, here it is %llu: use the model and "
-                              "the data of its run", c->st->path, name, pair->value,
-                              (unsigned long long)here);
+                              "the data of its run", path, name, pair->value, (unsigned long long)here);
 }
 
 /* 1 = a checkpoint may be without this field, and then means its default. Every one has the sizes, and this
@@ -14860,12 +14852,11 @@ static int mtt__checkpoint_default(const mtt_model_desc *model, const mtt_field 
 
 /* Writes the fields of the model, or compares them, except for dropout, and for max_seq without a table of
    positions. */
-static mtt_status mtt__checkpoint_model(mtt__checkpoint *c)
+static void mtt__checkpoint_model(mtt__checkpoint *c)
 {
     const mtt_model_desc *m = &c->t->schedule->model;
-    size_t i;
-    for (i = 0; mtt__model_field[i].name; i++) {
-        const mtt_field *f = &mtt__model_field[i];
+    const mtt_field *f;
+    for (f = mtt__model_field; f->name && !c->status; f++) {
         int value = (int)mtt__field_get(m, f), learned = m->positions == MTT_POSITIONS_LEARNED;
         char name[40], words[2][40];
         uint64_t theirs;
@@ -14876,85 +14867,59 @@ static mtt_status mtt__checkpoint_model(mtt__checkpoint *c)
         if (mtt__checkpoint_optional(f, !c->st) && !(c->st && mtt__st_find(&c->st->metadata, name))) {
             if (mtt__checkpoint_default(m, f)) continue;
             if (c->st)
-                return c->status = mtt__fail(c->t->env, MTT_E_MISMATCH,
-                                 "%s says nothing of %s, which means the default: use the model of its run",
-                                 c->st->path, f->name);
+                c->status = mtt__fail(c->t->env, MTT_E_MISMATCH, "%s says nothing of %s, which means the "
+                                      "default: use the model of its run", c->st->path, f->name);
         }
         if (f->choices && c->st && mtt__st_number(c->st, name, INT_MAX, &theirs) && (int)theirs != value)
-            return c->status = mtt__fail(c->t->env, MTT_E_MISMATCH, "%s has %s %s, here it is %s: use its "
-                             "run's", c->st->path, name, mtt__field_words(f, (double)theirs, words[0]),
-                             mtt__field_words(f, value, words[1]));
-        mtt__checkpoint_number(c, name, 0, 0, &value, sizeof(value));
+            c->status = mtt__fail(c->t->env, MTT_E_MISMATCH, "%s has %s %s, here it is %s: use its run's",
+                                  c->st->path, name, mtt__field_words(f, (double)theirs, words[0]),
+                                  mtt__field_words(f, value, words[1]));
+        mtt__checkpoint_number(c, name, &value, sizeof(value), 0, 0, MTT__NEEDED);
     }
-    return c->status;
 }
 
-/* Writes the name of the optimizer, or compares it. A file without one means AdamW, as all early ones did. */
-static mtt_status mtt__checkpoint_optimizer(mtt__checkpoint *c)
+/* Writes the name of the optimizer, or compares it. AdamW's is left out, as in files of older versions. */
+static void mtt__checkpoint_optimizer(mtt__checkpoint *c)
 {
-    const mtt_policy *policy = &c->t->schedule->policy;
+    const int optimizer = (int)c->t->schedule->policy.optimizer;
     const mtt__st_entry *pair = c->st ? mtt__st_find(&c->st->metadata, "optimizer") : NULL;
     const char *path = c->st ? c->st->path : NULL, *there = pair ? pair->value : "adamw";
     const mtt_field *f = mtt__policy_field;
     char here[40];
     while (f->offset != offsetof(mtt_policy, optimizer)) f++;
-    mtt__field_words(f, (double)policy->optimizer, here);
-    if (!c->st && !c->merged && policy->optimizer != MTT_ADAMW)
-        mtt__print(&c->metadata, ",\"optimizer\":\"%s\"", here);
-    if (path && strcmp(there, here) != 0)
+    mtt__field_words(f, optimizer, here);
+    if (!path && optimizer && !c->merged) mtt__print(&c->metadata, ",\"optimizer\":\"%s\"", here);
+    if (path && !c->status && strcmp(there, here) != 0)
         c->status = mtt__fail(c->t->env, MTT_E_MISMATCH, "%s has optimizer %.40s, here it is %s: use its "
                               "run's, or load the weights alone by mtt_trainer_load", path, there, here);
-    return c->status;
 }
 
-/* Numbers of a checkpoint: name, member, range in a file; 0 and 0: the same as here. A SETTING is left out
-   where it is 0, and in a merged file. DATA is there if batches are; files of older versions lack LATER. */
-enum { MTT__COUNTER, MTT__SETTING, MTT__DATA, MTT__LATER };
-enum { MTT__LARGE = 62 }; /* no counter overflows after 2 to the power of it */
-#define MTT__NUMBER(kind, name, member, low, high)                                      \
-    {name, offsetof(mtt__checkpoint, member), sizeof(((mtt__checkpoint *)0)->member), low, high, MTT__##kind}
-static const struct {
-    const char *name;
-    size_t offset, size;
-    uint64_t low, high;
-    int kind;
-} mtt__checkpoint_row[] = {
-    MTT__NUMBER(SETTING, "groups", groups, 0, 0),
-    MTT__NUMBER(SETTING, "lora_rank", lora_rank, 0, 0),
-    MTT__NUMBER(SETTING, "lora_alpha_bits", lora_alpha, 0, 0),
-    MTT__NUMBER(COUNTER, "step", counters.steps, 0, (uint64_t)1 << MTT__LARGE),
-    MTT__NUMBER(COUNTER, "micro_batch", micro_batch, 0, (uint64_t)1 << MTT__LARGE),
-    MTT__NUMBER(COUNTER, "updates", counters.updates, 0, (uint64_t)1 << MTT__LARGE),
-    MTT__NUMBER(COUNTER, "good_steps", counters.good_steps, 0, 1 << 30),
-    MTT__NUMBER(COUNTER, "loss_scale_bits", counters.loss_scale, 1, 0x7f7fffff), /* positive and finite */
-    MTT__NUMBER(COUNTER, "seed", seed, 0, UINT64_MAX),
-    MTT__NUMBER(DATA, "batches.cursor", batches.cursor, 0, (uint64_t)1 << MTT__LARGE),
-    MTT__NUMBER(DATA, "batches.seed", batches.seed, 0, UINT64_MAX),
-    MTT__NUMBER(DATA, "batches.seq_len", batches.seq_len, 0, 0),
-    MTT__NUMBER(DATA, "batches.sequences", batches.sequences, 0, 0),
-    MTT__NUMBER(LATER, "batches.crc32", batches.crc32, 0, 0),
-};
+/* Numbers of a checkpoint: kind, name, member, range in a file. */
+#define MTT__CHECKPOINT_NUMBERS(X)                                                      \
+    X(SETTING, "groups", t->groups, 0, 0)                                               \
+    X(SETTING, "lora_rank", t->schedule->policy.lora_rank, 0, 0)                        \
+    X(SETTING, "lora_alpha_bits", t->schedule->policy.lora_alpha, 0, 0)                 \
+    X(NEEDED, "step", counters.steps, 0, most)                                          \
+    X(NEEDED, "micro_batch", micro_batch, 0, most)                                      \
+    X(NEEDED, "updates", counters.updates, 0, most)                                     \
+    X(NEEDED, "good_steps", counters.good_steps, 0, 1 << 30)                            \
+    X(NEEDED, "loss_scale_bits", counters.loss_scale, 1, largest)                       \
+    X(NEEDED, "seed", seed, 0, UINT64_MAX)                                              \
+    X(DATA, "batches.cursor", batches.cursor, 0, most)                                  \
+    X(DATA, "batches.seed", batches.seed, 0, UINT64_MAX)                                \
+    X(DATA, "batches.seq_len", batches.seq_len, 0, 0)                                   \
+    X(DATA, "batches.sequences", batches.sequences, 0, 0)                               \
+    X(LATER, "batches.crc32", batches.crc32, 0, 0)
 
-/* Writes the model and the numbers, or compares and reads them. */
+/* Writes the model, the optimizer and the numbers, or compares and reads them. */
 static mtt_status mtt__checkpoint_numbers(mtt__checkpoint *c)
 {
-    static const uint64_t none = 0;
-    size_t i;
-    if (!mtt__checkpoint_model(c)) mtt__checkpoint_optimizer(c);
-    for (i = 0; i < MTT__LENGTH(mtt__checkpoint_row) && !c->status; i++) {
-        const char *name = mtt__checkpoint_row[i].name;
-        const size_t size = mtt__checkpoint_row[i].size;
-        const int kind = mtt__checkpoint_row[i].kind, there = c->st && mtt__st_find(&c->st->metadata, name);
-        void *number = (char *)c + mtt__checkpoint_row[i].offset;
-        if (kind == MTT__SETTING && (c->merged || (!there && !memcmp(number, &none, size)))) continue;
-        if (kind >= MTT__DATA && !c->batches.tokens) break;
-        if (kind == MTT__LATER && c->st && !there) continue;
-        if (kind == MTT__SETTING && c->st && !there)
-            return mtt__fail(c->t->env, MTT_E_MISMATCH, "%s has no %s: use the settings of its run",
-                             c->st->path, name);
-        mtt__checkpoint_number(c, name, mtt__checkpoint_row[i].low, mtt__checkpoint_row[i].high, number,
-                               size);
-    }
+    const uint64_t most = (uint64_t)1 << 62, largest = 0x7f7fffff; /* no counter overflows; a finite float */
+    mtt__checkpoint_model(c);
+    mtt__checkpoint_optimizer(c);
+#define MTT__NUMBER(kind, name, member, low, high)                                      \
+    mtt__checkpoint_number(c, name, &c->member, sizeof(c->member), low, high, MTT__##kind);
+    MTT__CHECKPOINT_NUMBERS(MTT__NUMBER)
     return c->status;
 }
 
@@ -15810,84 +15775,69 @@ MTTDEF void mtt_model_training(const mtt_model *m, int *window, int *seq_len)
 
 /* ---- reading ---- */
 
-/* Lists the tensors that make up a parameter: they come one after another from the cursor up. */
-static const mtt__st_entry *mtt__model_next(const mtt_model *m, const char *parameter, int64_t *cursor,
-                                            mtt_form_tensor *t)
+/* Lists the tensors of a parameter: one, or those of q, k and v, or of gate and up. Returns their number. */
+static int mtt__model_parts(const mtt_model *m, const char *parameter, mtt_form_tensor parts[3])
 {
-    if (!mtt_form_next(&m->desc, m->form, cursor, t) || strcmp(t->parameter, parameter)) return NULL;
-    return mtt__model_find(m, t);
+    int64_t cursor = 0;
+    int count = 0;
+    while (count < 3 && mtt_form_next(&m->desc, m->form, &cursor, &parts[count]))
+        count += !strcmp(parts[count].parameter, parameter);
+    return count;
 }
 
-/* Returns the cursor at the first tensor of a parameter, and this tensor; -1: there is none. */
-static int64_t mtt__model_cursor(const mtt_model *m, const char *parameter, mtt_form_tensor *t)
+/* Checks that the values of a tensor are finite, and its checksum, which files of other programs lack. */
+static mtt_status mtt__model_check(const mtt_model *m, const mtt_form_tensor *t)
 {
-    int64_t cursor = 0, before = 0;
-    for (; mtt_form_next(&m->desc, m->form, &cursor, t); before = cursor)
-        if (!strcmp(t->parameter, parameter)) return before;
-    return -1;
+    const mtt__st_entry *e = mtt__model_find(m, t);
+    const size_t size = e->bytes / (size_t)(t->rows * t->columns);
+    size_t at, bytes;
+    int faults = 0;
+    if (mtt__st_find(&e->file->metadata, "crc32") && !mtt__st_is_whole(e->file, e, e->value))
+        return mtt__fail(m->env, MTT_E_FORMAT, "%s: %s does not match its checksum: the file is damaged; "
+                         "copy or save it again", e->file->path, t->name);
+    for (at = 0; (bytes = mtt__st_piece(e, at)) > 0; at += bytes) {
+        const int64_t end = (int64_t)((at + bytes) / size);
+        int64_t i;
+        MTT__OMP(omp parallel for reduction(+ : faults))
+        for (i = (int64_t)(at / size); i < end; i++)
+            faults += !mtt__finite((double)mtt__st_float(e, (size_t)i));
+    }
+    if (!faults) return MTT_OK;
+    return mtt__fail(m->env, MTT_E_FORMAT, "%s: %s has %d values that are not finite: use another file",
+                     m->path, t->name, faults);
 }
 
-/* Checks that the values of a parameter are finite, and checksums, which files of other programs lack. */
-static mtt_status mtt__model_check(const mtt_model *m, const char *parameter, int64_t cursor)
+/* Copies what a tensor has of `count` elements of its parameter, from `at` up. */
+static void mtt__model_copy(const mtt_model *m, const mtt_form_tensor *t, int64_t at, int64_t count,
+                            float *values)
 {
-    const mtt__st_entry *e;
-    mtt_form_tensor t;
-    while ((e = mtt__model_next(m, parameter, &cursor, &t)) != NULL) {
-        const size_t size = (size_t)mtt__st_dtype[e->dtype].bits / 8;
-        char key[MTT__ST_NAME + 8];
-        size_t at, bytes;
-        int faults = 0;
-        mtt__format(key, sizeof(key), "crc32.%s", e->value);
-        if (mtt__st_find(&e->file->metadata, "crc32") &&
-            !mtt__st_crc_is(e->file, key, mtt__st_crc(e->file, e)))
-            return mtt__fail(m->env, MTT_E_FORMAT, "%s: %s does not match its checksum: the file is damaged; "
-                             "copy or save it again", e->file->path, t.name);
-        for (at = 0; (bytes = mtt__st_piece(e, at)) > 0; at += bytes) {
-            const int64_t end = (int64_t)((at + bytes) / size);
-            int64_t i;
-            MTT__OMP(omp parallel for reduction(+ : faults))
-            for (i = (int64_t)(at / size); i < end; i++)
-                faults += !mtt__finite((double)mtt__st_float(e, (size_t)i));
+    const mtt__st_entry *e = mtt__model_find(m, t);
+    const int64_t first = at / t->width, rows = mtt__ceil_div(at + count, t->width) - first;
+    const int64_t lines = t->transposed ? t->columns : rows, length = t->transposed ? rows : t->columns;
+    const size_t row_bytes = e->bytes / (size_t)t->rows, end = (size_t)(first + rows) * row_bytes;
+    int64_t line, i;
+    MTT__OMP(omp parallel for private(i))
+    for (line = 0; line < lines; line++)
+        for (i = 0; i < length; i++) {
+            const int64_t row = first + (t->transposed ? i : line), column = t->transposed ? line : i;
+            const int64_t to = row * t->width + mtt_form_column(t, column) - at;
+            const int64_t from = t->transposed ? column * t->rows + row : row * t->columns + column;
+            if (to >= 0 && to < count) values[to] = mtt__st_float(e, (size_t)from);
         }
-        if (faults)
-            return mtt__fail(m->env, MTT_E_FORMAT, "%s: %s has %d values that are not finite: use another "
-                             "file", m->path, t.name, faults);
-    }
-    return MTT_OK;
-}
-
-/* Copies `count` elements of a parameter, from `at` up. */
-static void mtt__model_copy(const mtt_model *m, const char *parameter, int64_t cursor, int64_t at,
-                            int64_t count, float *values)
-{
-    const mtt__st_entry *e;
-    mtt_form_tensor t;
-    while ((e = mtt__model_next(m, parameter, &cursor, &t)) != NULL) {
-        const int64_t first = at / t.width, rows = mtt__ceil_div(at + count, t.width) - first;
-        const int64_t lines = t.transposed ? t.columns : rows, length = t.transposed ? rows : t.columns;
-        const size_t row_bytes = e->bytes / (size_t)t.rows, end = (size_t)(first + rows) * row_bytes;
-        int64_t line, i;
-        MTT__OMP(omp parallel for private(i))
-        for (line = 0; line < lines; line++)
-            for (i = 0; i < length; i++) {
-                const int64_t row = first + (t.transposed ? i : line), column = t.transposed ? line : i;
-                const int64_t to = row * t.width + mtt_form_column(&t, column) - at;
-                const int64_t from = t.transposed ? column * t.rows + row : row * t.columns + column;
-                if (to >= 0 && to < count) values[to] = mtt__st_float(e, (size_t)from);
-            }
-        if (!t.transposed || end == e->bytes)
-            mtt__os_forget(e->data, t.transposed ? 0 : (size_t)first * row_bytes, end);
-    }
+    if (!t->transposed || end == e->bytes)
+        mtt__os_forget(e->data, t->transposed ? 0 : (size_t)first * row_bytes, end);
 }
 
 MTTDEF mtt_status mtt_model_read(mtt_model *m, const char *name, float *values)
 {
-    mtt_form_tensor t;
-    const int64_t cursor = mtt__model_cursor(m, name, &t);
-    mtt_status status;
-    if (cursor < 0) return mtt__fail(m->env, MTT_E_ARGUMENT, "%s has no parameter %.100s", m->path, name);
-    status = mtt__model_check(m, name, cursor);
-    if (!status) mtt__model_copy(m, name, cursor, 0, t.rows * t.width, values);
+    mtt_form_tensor parts[3];
+    int count = mtt__model_parts(m, name, parts), k;
+    mtt_status status = MTT_OK;
+    if (!count) return mtt__fail(m->env, MTT_E_ARGUMENT, "%s has no parameter %.100s", m->path, name);
+    for (k = 0; k < count && !status; k++) {
+        status = mtt__model_check(m, &parts[k]);
+        if (!status) mtt__model_copy(m, &parts[k], 0, parts[k].rows * parts[k].width, values);
+    }
     return status;
 }
 
@@ -15900,21 +15850,22 @@ MTTDEF mtt_status mtt_trainer_load(mtt_trainer *t, mtt_model *m)
                                            "create it with the model's description");
     const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
     const mtt__parameter *q, *end = p->parameters + p->parameter_count;
-    mtt_form_tensor first;
+    const int ranks = t->schedule->policy.ranks;
+    mtt_form_tensor parts[3];
     mtt__crc_table table;
     uint32_t crc = 0;
     int setting;
     mtt__crc_init(&table);
     for (setting = 0; setting < 2; setting++) {
         for (q = p->parameters; q < end && !status; q++) {
-            const char *name = q->weight->name;
-            const int64_t cursor = mtt__model_cursor(m, name, &first);
-            int64_t at, n, count = setting || t->schedule->policy.ranks > 1 ? mtt__parameter_elements(q) : 0;
-            if (mtt__is_added(q->kind)) continue;
-            if (!setting) status = mtt__model_check(m, name, cursor);
-            for (at = 0; at < count && !status; at += n) {
-                n = mtt__min(MTT__STAGING, count - at);
-                mtt__model_copy(m, name, cursor, at, n, t->values);
+            const int count = mtt__is_added(q->kind) ? 0 : mtt__model_parts(m, q->weight->name, parts);
+            const int64_t elements = count && (setting || ranks > 1) ? mtt__parameter_elements(q) : 0;
+            int64_t at, n;
+            int k;
+            for (k = 0; k < count && !setting && !status; k++) status = mtt__model_check(m, &parts[k]);
+            for (at = 0; at < elements && !status; at += n) {
+                n = mtt__min(MTT__STAGING, elements - at);
+                for (k = 0; k < count; k++) mtt__model_copy(m, &parts[k], at, n, t->values);
                 if (setting) status = mtt__move_optim(t, MTT__PUT, q, MTT__MASTER, at, n, t->values);
                 else crc = mtt__crc32(&table, crc, t->values, (size_t)n * sizeof(*t->values));
             }
