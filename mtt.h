@@ -10503,8 +10503,7 @@ static void mtt__print_wires(mtt__text *text, const mtt_plan_report *r)
 
 /* Makes a policy that of the rank with the largest share, if ranks divide anything. What they must decide
    alike goes by what that one can hold. Shares are those of any batch. */
-static mtt_status mtt__take_fullest(mtt_env *env, const mtt_model_desc *model, int seq_len,
-                                         mtt_policy *p)
+static mtt_status mtt__take_fullest(mtt_env *env, const mtt_model_desc *model, int seq_len, mtt_policy *p)
 {
     mtt_policy any = *p;
     int64_t most = -1, begin;
