@@ -41,12 +41,12 @@
    The wings stand behind it. Most of them can be left out, see OPTIONS. A wing that is a technique adds rows
    to tables of the hall, which stand with the operations in the interface:
 
-   >>adapters   LoRA                              >>batches    shuffled sequences, evaluation
-   >>eight      FP8                               >>checkpoint safetensors, save and resume
+   >>adapters   LoRA                              >>data       corpora, splits, datasets
+   >>eight      FP8                               >>batches    shuffled sequences, evaluation
+   >>exchange   many ranks: shares, transfers     >>checkpoint safetensors, save and resume
    >>json       a pull reader, UTF-8              >>models     files of other programs
    >>files      atomic writing, CRC-32            >>generator  generation, sampling, prompts
-   >>tokenizer  Unicode classes, BPE              >>ranks      processes that train together
-   >>data       corpora, splits, datasets
+   >>tokenizer  Unicode classes, BPE              >>ranks      connections between ranks
 
    READING PATH
    How memory-efficient training works, in about 2,200 lines: of each room the parts that have these headings,
