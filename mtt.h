@@ -41,12 +41,12 @@
    The wings stand behind it. Most of them can be left out, see OPTIONS. A wing that is a technique adds rows
    to tables of the hall, which stand with the operations in the interface:
 
-   >>adapters   LoRA                              >>batches    shuffled sequences, evaluation
-   >>eight      FP8                               >>checkpoint safetensors, save and resume
+   >>adapters   LoRA                              >>data       corpora, splits, datasets
+   >>eight      FP8                               >>batches    shuffled sequences, evaluation
+   >>exchange   many ranks: shares, transfers     >>checkpoint safetensors, save and resume
    >>json       a pull reader, UTF-8              >>models     files of other programs
    >>files      atomic writing, CRC-32            >>generator  generation, sampling, prompts
-   >>tokenizer  Unicode classes, BPE              >>ranks      processes that train together
-   >>data       corpora, splits, datasets
+   >>tokenizer  Unicode classes, BPE              >>ranks      connections between ranks
 
    READING PATH
    How memory-efficient training works, in about 2,200 lines: of each room the parts that have these headings,
@@ -8384,7 +8384,7 @@ static mtt_status mtt__all_same(mtt_trainer *t, const char *what, uint64_t value
 }
 
 /* Sends values to all others, or receives them from the one that has them. */
-static mtt_status mtt__spread(mtt_trainer *t, int from, void *values, size_t bytes)
+MTT__UNUSED static mtt_status mtt__spread(mtt_trainer *t, int from, void *values, size_t bytes)
 {
     return mtt__others(t) ? mtt__others(t)->spread(t, from, values, bytes) : MTT_OK;
 }
@@ -10495,8 +10495,7 @@ static void mtt__print_wires(mtt__text *text, const mtt_plan_report *r)
 
 /* Makes a policy that of the rank with the largest share, if ranks divide anything. What they must decide
    alike goes by what that one can hold. Shares are those of any batch. */
-static mtt_status mtt__take_fullest(mtt_env *env, const mtt_model_desc *model, int seq_len,
-                                         mtt_policy *p)
+static mtt_status mtt__take_fullest(mtt_env *env, const mtt_model_desc *model, int seq_len, mtt_policy *p)
 {
     mtt_policy any = *p;
     int64_t most = -1, begin;
@@ -10514,143 +10513,6 @@ static mtt_status mtt__take_fullest(mtt_env *env, const mtt_model_desc *model, i
         if (share > most) most = share, p->rank = rank;
     }
     if (!status) mtt__release_programs(&s);
-    return status;
-}
-
-/* ---- transfers ---- */
-
-/* Lists what goes to a rank and comes from it: of each parameter its share and mine. */
-static int mtt__parameter_transfers(const mtt_op *op, int peer, mtt_transfer *t)
-{
-    const mtt_tensor *squares = op->kind == MTT_OP_gather_squares ? op->operands[1] : NULL;
-    int rank = op->shape->rank, p;
-    for (p = 0; p < op->parameters; p++, t++) {
-        const mtt_tensor *whole = squares ? squares : op->sums ? op->sums[p] : op->weights[p];
-        int64_t bytes = mtt__gathered_bytes(op, p), mine, theirs;
-        t->send_bytes = (size_t)(mtt__gathered(op, p, rank, &mine) * bytes);
-        t->receive_bytes = (size_t)(mtt__gathered(op, p, peer, &theirs) * bytes);
-        t->send = (char *)whole->data + mine * bytes;
-        t->receive = (char *)whole->data + theirs * bytes;
-    }
-    return op->parameters;
-}
-
-/* Does the same for gradients: to a rank goes its share, and mine comes. */
-static int mtt__gradient_transfers(const mtt_op *op, int peer, mtt_transfer *t)
-{
-    const mtt_tensor *received = MTT_OPERANDS_OF(all_to_all, op)->received;
-    int rank = op->shape->rank, p;
-    char *row = (char *)received->data + (peer - (peer > rank)) * received->shape[1];
-    for (p = 0; p < op->parameters; p++, t++) {
-        int64_t bytes = (int64_t)mtt__bytes_of(op->gradients[p]->dtype, 1), theirs, mine;
-        t->send_bytes = (size_t)(mtt__share(&op->parts[p], peer, &theirs) * bytes);
-        t->receive_bytes = (size_t)(mtt__share(&op->parts[p], rank, &mine) * bytes);
-        t->send = (char *)op->gradients[p]->data + theirs * bytes;
-        t->receive = row;
-        row += t->receive_bytes;
-    }
-    return op->parameters;
-}
-
-/* Does the same for rows. */
-static int mtt__row_transfers(const mtt_op *op, int peer, mtt_transfer *t)
-{
-    const mtt_op_all_gather *o = MTT_OPERANDS_OF(all_gather, op);
-    t->send = o->row->data;
-    t->receive = (char *)o->rows->data + (size_t)peer * o->row->bytes;
-    t->send_bytes = t->receive_bytes = o->row->bytes;
-    return 1;
-}
-
-/* Adds a transfer to the one before it in the list, if it goes on where that ends; otherwise returns 0. The
-   peer does the same, since squares have the same places on all ranks. */
-static int mtt__extend_transfer(mtt_transfer *a, const mtt_transfer *b)
-{
-    int sends = !a->send_bytes || !b->send_bytes || (const char *)a->send + a->send_bytes == b->send;
-    int receives = !a->receive_bytes || !b->receive_bytes ||
-                   (const char *)a->receive + a->receive_bytes == b->receive;
-    if (!sends || !receives || a->peer != b->peer) return 0;
-    if (!a->send_bytes) a->send = b->send;
-    if (!a->receive_bytes) a->receive = b->receive;
-    a->send_bytes += b->send_bytes;
-    a->receive_bytes += b->receive_bytes;
-    return 1;
-}
-
-/* Lists what an operation transfers, without what is empty. Returns the end of the list. */
-static mtt_transfer *mtt__list_transfers(mtt_op *op, mtt_transfer *list)
-{
-    mtt_transfer *end = list, *t;
-    int peer, count, i;
-    for (peer = 0; peer < op->shape->ranks; peer++) {
-        if (peer == op->shape->rank) continue;
-        if (op->kind == MTT_OP_all_to_all) count = mtt__gradient_transfers(op, peer, end);
-        else if (op->kind == MTT_OP_all_gather) count = mtt__row_transfers(op, peer, end);
-        else count = mtt__parameter_transfers(op, peer, end);
-        for (i = 0, t = end; i < count; i++, t++) {
-            t->peer = peer;
-            if (op->kind == MTT_OP_gather_squares && end > list && mtt__extend_transfer(end - 1, t)) continue;
-            if (t->send_bytes || t->receive_bytes) *end++ = *t;
-        }
-    }
-    op->transfers = list;
-    op->transfer_count = (int)(end - list);
-    return end;
-}
-
-/* Lists the transfers of the training program, whose tensors have addresses now. */
-static mtt_status mtt__bind_transfers(mtt_trainer *t)
-{
-    mtt__program *p = &t->schedule->programs[MTT__TRAIN];
-    size_t others = (size_t)t->schedule->policy.ranks - 1, most = 0;
-    mtt_transfer *end;
-    int i;
-    for (i = 0; i < p->op_count; i++)
-        if (mtt__is_transfer(&p->ops[i])) most += others * (size_t)(p->ops[i].parameters + 1);
-    if (!most) return MTT_OK;
-    end = (mtt_transfer *)mtt__pool_take(t->env, &p->pool, most * sizeof(*end));
-    if (!end) return MTT_E_MEMORY;
-    for (i = 0; i < p->op_count; i++) {
-        mtt_op *op = &p->ops[i];
-        if (!mtt__is_transfer(op)) continue;
-        end = mtt__list_transfers(op, end);
-        if (!p->later_ops || i >= p->step_begin) continue;
-        p->later_ops[i].transfers = op->transfers;
-        p->later_ops[i].transfer_count = op->transfer_count;
-    }
-    return MTT_OK;
-}
-
-/* Takes the number of ranks, and of this one, from the backend. */
-static mtt_status mtt__join_others(mtt_trainer *t, mtt_policy *p)
-{
-    int given = p->ranks;
-    p->ranks = 1, p->rank = 0;
-    if (mtt__others(t)) mtt__others(t)->join(t, p);
-    if (given < 2 || given == p->ranks) return MTT_OK;
-    return mtt__fail(t->env, MTT_E_ARGUMENT, "the policy has %d ranks, the backend %d: set its `ranks` to "
-                     "what mtt_ranks_fork or mtt_ranks_connect gives", given, p->ranks);
-}
-
-/* Moves what the optimizer keeps, wherever it is. All ranks get it from the one that has it. */
-static mtt_status mtt__move_shares(mtt_trainer *t, int way, const mtt__parameter *q, int kind, int64_t at,
-                                 int64_t count, float *values)
-{
-    const mtt_policy *policy = &t->schedule->policy;
-    int everywhere = policy->shard == MTT_SHARD_NONE || !t->schedule->programs[MTT__TRAIN].optim[kind] ||
-                     q->frozen, rank;
-    mtt_status status = MTT_OK;
-    if (policy->ranks == 1 || everywhere) return mtt__move_mine(t, way, q, kind, at, count, 1, values);
-    for (rank = 0; rank < policy->ranks && !status; rank++) {
-        int64_t begin, end = mtt__share(&q->part, rank, &begin), mine = rank == policy->rank;
-        end = mtt__min(begin + end, at + count);
-        if (begin < at) begin = at;
-        if (begin >= end) continue;
-        if (mine || way == MTT__PUT)
-            status = mtt__move_mine(t, way, q, kind, begin, end - begin, (int)mine, values + begin - at);
-        if (!status && way == MTT__GET)
-            status = mtt__spread(t, rank, values + begin - at, (size_t)(end - begin) * sizeof(float));
-    }
     return status;
 }
 
@@ -10749,6 +10611,19 @@ static void mtt__cpu_merge_records(const mtt_op *op, const mtt_op_merge_records 
         if (i / count != op->shape->rank) mtt__merge_record(&scales[i % count], &rows[i]);
 }
 #endif
+
+/* ---- what the hall asks ---- */
+
+/* Takes the number of ranks, and of this one, from the backend. */
+static mtt_status mtt__join_others(mtt_trainer *t, mtt_policy *p)
+{
+    int given = p->ranks;
+    p->ranks = 1, p->rank = 0;
+    if (mtt__others(t)) mtt__others(t)->join(t, p);
+    if (given < 2 || given == p->ranks) return MTT_OK;
+    return mtt__fail(t->env, MTT_E_ARGUMENT, "the policy has %d ranks, the backend %d: set its `ranks` to "
+                     "what mtt_ranks_fork or mtt_ranks_connect gives", given, p->ranks);
+}
 
 static void mtt__check_ranks(mtt__faults *faults, const mtt_model_desc *model, const mtt_policy *p)
 {
@@ -17979,9 +17854,133 @@ static mtt_status mtt__start_ranks(mtt_trainer *t)
     return status ? status : mtt__agree_fields(t->backend.ranks, &t->optim, mtt__optim_field);
 }
 
+/* Lists what goes to a rank and comes from it: of each parameter its share and mine. */
+static int mtt__parameter_transfers(const mtt_op *op, int peer, mtt_transfer *t)
+{
+    const mtt_tensor *squares = op->kind == MTT_OP_gather_squares ? op->operands[1] : NULL;
+    int rank = op->shape->rank, p;
+    for (p = 0; p < op->parameters; p++, t++) {
+        const mtt_tensor *whole = squares ? squares : op->sums ? op->sums[p] : op->weights[p];
+        int64_t bytes = mtt__gathered_bytes(op, p), mine, theirs;
+        t->send_bytes = (size_t)(mtt__gathered(op, p, rank, &mine) * bytes);
+        t->receive_bytes = (size_t)(mtt__gathered(op, p, peer, &theirs) * bytes);
+        t->send = (char *)whole->data + mine * bytes;
+        t->receive = (char *)whole->data + theirs * bytes;
+    }
+    return op->parameters;
+}
+
+/* Does the same for gradients: to a rank goes its share, and mine comes. */
+static int mtt__gradient_transfers(const mtt_op *op, int peer, mtt_transfer *t)
+{
+    const mtt_tensor *received = MTT_OPERANDS_OF(all_to_all, op)->received;
+    int rank = op->shape->rank, p;
+    char *row = (char *)received->data + (peer - (peer > rank)) * received->shape[1];
+    for (p = 0; p < op->parameters; p++, t++) {
+        int64_t bytes = (int64_t)mtt__bytes_of(op->gradients[p]->dtype, 1), theirs, mine;
+        t->send_bytes = (size_t)(mtt__share(&op->parts[p], peer, &theirs) * bytes);
+        t->receive_bytes = (size_t)(mtt__share(&op->parts[p], rank, &mine) * bytes);
+        t->send = (char *)op->gradients[p]->data + theirs * bytes;
+        t->receive = row;
+        row += t->receive_bytes;
+    }
+    return op->parameters;
+}
+
+/* Does the same for rows. */
+static int mtt__row_transfers(const mtt_op *op, int peer, mtt_transfer *t)
+{
+    const mtt_op_all_gather *o = MTT_OPERANDS_OF(all_gather, op);
+    t->send = o->row->data;
+    t->receive = (char *)o->rows->data + (size_t)peer * o->row->bytes;
+    t->send_bytes = t->receive_bytes = o->row->bytes;
+    return 1;
+}
+
+/* Adds a transfer to the one before it in the list, if it goes on where that ends; otherwise returns 0. The
+   peer does the same, since squares have the same places on all ranks. */
+static int mtt__extend_transfer(mtt_transfer *a, const mtt_transfer *b)
+{
+    int sends = !a->send_bytes || !b->send_bytes || (const char *)a->send + a->send_bytes == b->send;
+    int receives = !a->receive_bytes || !b->receive_bytes ||
+                   (const char *)a->receive + a->receive_bytes == b->receive;
+    if (!sends || !receives || a->peer != b->peer) return 0;
+    if (!a->send_bytes) a->send = b->send;
+    if (!a->receive_bytes) a->receive = b->receive;
+    a->send_bytes += b->send_bytes;
+    a->receive_bytes += b->receive_bytes;
+    return 1;
+}
+
+/* Lists what an operation transfers, without what is empty. Returns the end of the list. */
+static mtt_transfer *mtt__list_transfers(mtt_op *op, mtt_transfer *list)
+{
+    mtt_transfer *end = list, *t;
+    int peer, count, i;
+    for (peer = 0; peer < op->shape->ranks; peer++) {
+        if (peer == op->shape->rank) continue;
+        if (op->kind == MTT_OP_all_to_all) count = mtt__gradient_transfers(op, peer, end);
+        else if (op->kind == MTT_OP_all_gather) count = mtt__row_transfers(op, peer, end);
+        else count = mtt__parameter_transfers(op, peer, end);
+        for (i = 0, t = end; i < count; i++, t++) {
+            t->peer = peer;
+            if (op->kind == MTT_OP_gather_squares && end > list && mtt__extend_transfer(end - 1, t)) continue;
+            if (t->send_bytes || t->receive_bytes) *end++ = *t;
+        }
+    }
+    op->transfers = list;
+    op->transfer_count = (int)(end - list);
+    return end;
+}
+
+/* Lists the transfers of the training program, whose tensors have addresses now. */
+static mtt_status mtt__bind_transfers(mtt_trainer *t)
+{
+    mtt__program *p = &t->schedule->programs[MTT__TRAIN];
+    size_t others = (size_t)t->schedule->policy.ranks - 1, most = 0;
+    mtt_transfer *end;
+    int i;
+    for (i = 0; i < p->op_count; i++)
+        if (mtt__is_transfer(&p->ops[i])) most += others * (size_t)(p->ops[i].parameters + 1);
+    if (!most) return MTT_OK;
+    end = (mtt_transfer *)mtt__pool_take(t->env, &p->pool, most * sizeof(*end));
+    if (!end) return MTT_E_MEMORY;
+    for (i = 0; i < p->op_count; i++) {
+        mtt_op *op = &p->ops[i];
+        if (!mtt__is_transfer(op)) continue;
+        end = mtt__list_transfers(op, end);
+        if (!p->later_ops || i >= p->step_begin) continue;
+        p->later_ops[i].transfers = op->transfers;
+        p->later_ops[i].transfer_count = op->transfer_count;
+    }
+    return MTT_OK;
+}
+
+/* Moves what the optimizer keeps, wherever it is. All ranks get it from the one that has it. */
+static mtt_status mtt__move_shares(mtt_trainer *t, int way, const mtt__parameter *q, int kind, int64_t at,
+                                 int64_t count, float *values)
+{
+    const mtt_policy *policy = &t->schedule->policy;
+    int everywhere = policy->shard == MTT_SHARD_NONE || !t->schedule->programs[MTT__TRAIN].optim[kind] ||
+                     q->frozen, rank;
+    mtt_status status = MTT_OK;
+    if (policy->ranks == 1 || everywhere) return mtt__move_mine(t, way, q, kind, at, count, 1, values);
+    for (rank = 0; rank < policy->ranks && !status; rank++) {
+        int64_t begin, end = mtt__share(&q->part, rank, &begin), mine = rank == policy->rank;
+        end = mtt__min(begin + end, at + count);
+        if (begin < at) begin = at;
+        if (begin >= end) continue;
+        if (mine || way == MTT__PUT)
+            status = mtt__move_mine(t, way, q, kind, begin, end - begin, (int)mine, values + begin - at);
+        if (!status && way == MTT__GET)
+            status = mtt__spread(t, rank, values + begin - at, (size_t)(end - begin) * sizeof(float));
+    }
+    return status;
+}
+
 static const mtt__agreements mtt__calls_of_ranks = {
-    mtt__ranks_join,  mtt__start_ranks,  mtt__bind_transfers, mtt__move_shares, mtt__ranks_agree,
-    mtt__ranks_spread, mtt_ranks_agree, mtt_ranks_busy,      mtt_ranks_fail};
+    mtt__ranks_join,   mtt__start_ranks, mtt__bind_transfers, mtt__move_shares, mtt__ranks_agree,
+    mtt__ranks_spread, mtt_ranks_agree,  mtt_ranks_busy,      mtt_ranks_fail};
 
 /* ---- connecting ---- */
 

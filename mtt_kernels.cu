@@ -2299,6 +2299,7 @@ static mtt_status mtt__cuda_sum_loss(mtt__cuda *c, const mtt_op *op)
                        mtt__at<mtt_count>(o->count), op->shape->rows, op->later);
 }
 
+#ifndef MTT_NO_RANKS
 /* Math:        counters.loss and hits: the sums of all ranks' counts, and of those of earlier micro-batches
    Shapes:      counts [ranks]
    Launch:      one thread
@@ -2319,6 +2320,7 @@ static mtt_status mtt__cuda_add_counts(mtt__cuda *c, const mtt_op *op)
                        mtt__at<const mtt_count>(o->counts), mtt__at<mtt_counters>(o->counters),
                        op->shape->rank, op->shape->ranks, op->later);
 }
+#endif
 
 /* ----------------------------------------------------------------------------------------------------------
    >>optimizer
@@ -2523,11 +2525,13 @@ static mtt_status mtt__sum_squares(mtt__cuda *c, const mtt_op *op, const mtt_ten
                        mtt__at<const mtt_range>(ranges), (double *)partial, mine);
 }
 
+#ifndef MTT_NO_RANKS
 static mtt_status mtt__cuda_sum_squares(mtt__cuda *c, const mtt_op *op)
 {
     const mtt_op_sum_squares *o = MTT_OPERANDS_OF(sum_squares, op);
     return mtt__sum_squares(c, op, o->ranges, o->squares->data, 1);
 }
+#endif
 
 static mtt_status mtt__cuda_grad_norm(mtt__cuda *c, const mtt_op *op)
 {
@@ -4335,6 +4339,7 @@ static mtt_status mtt__cuda_rescale(mtt__cuda *c, const mtt_op *op)
                        mtt__at<mtt_counters>(o->counters));
 }
 
+#ifndef MTT_NO_RANKS
 /* Math:        mtt__merge_record of what each other rank has recorded
    Shapes:      scales [count]; rows [ranks, count]
    Launch:      a thread for each scale
@@ -4358,6 +4363,7 @@ static mtt_status mtt__cuda_merge_records(mtt__cuda *c, const mtt_op *op)
                        mtt__at<const mtt_scale>(o->rows), mtt__at<mtt_scale>(o->scales), count,
                        op->shape->rank, op->shape->ranks);
 }
+#endif
 
 /* Math:        mtt__scale_logits
    Shapes:      one scale
@@ -8507,7 +8513,7 @@ static mtt_status mtt__await_weights(mtt__cuda *c, const mtt_op *op)
 {
     cudaError_t error = cudaSuccess;
     for (mtt__late_weights *w = c->copies ? c->copies->late : NULL; w && !error; w = w->next) {
-        if (w->waited || (op && !mtt__is_transfer(op) && !mtt__has_late(op, w))) continue;
+        if (w->waited || (op MTT_IF_RANKS(&& !mtt__is_transfer(op)) && !mtt__has_late(op, w))) continue;
         w->waited = 1;
         error = cudaStreamWaitEvent(c->stream, w->arrived, c->capturing ? cudaEventWaitExternal : 0);
     }
@@ -8742,7 +8748,8 @@ static mtt_status mtt__start_transfers(mtt__cuda *c, const mtt_transfer *transfe
 
 static int mtt__gathers_late(const mtt__cuda *c, const mtt_op *op)
 {
-    return c->copies && op->kind == MTT_OP_gather_weights;
+    (void)op;
+    return c->copies != NULL MTT_IF_RANKS(&& op->kind == MTT_OP_gather_weights);
 }
 
 /* Starts all late gathers of a list of operations. */
@@ -8900,6 +8907,7 @@ static void mtt__leave_ranks(mtt__cuda *c)
     mtt__host_free(c->env, c->nccl); /* the library stays: its threads may still run */
 }
 
+#ifndef MTT_NO_RANKS
 static mtt_status mtt__cuda_all_to_all(mtt__cuda *c, const mtt_op *op)
 {
     return mtt__start_transfers(c, op->transfers, op->transfer_count);
@@ -8924,6 +8932,7 @@ static mtt_status mtt__cuda_gather_weights(mtt__cuda *c, const mtt_op *op)
 {
     return mtt__cuda_all_to_all(c, op);
 }
+#endif
 
 /* ----------------------------------------------------------------------------------------------------------
    >>backend
@@ -9166,7 +9175,7 @@ static mtt_status mtt__run_each(mtt__cuda *c, const mtt_op *ops, int count)
             continue;
         }
         status = mtt__await_weights(c, &ops[i]);
-        if (status == MTT_OK && mtt__needs_transfers(&ops[i])) status = mtt__join_transfers(c);
+        MTT_IF_RANKS(if (status == MTT_OK && mtt__needs_transfers(&ops[i])) status = mtt__join_transfers(c);)
         if (status == MTT_OK) status = mtt__function_of(c, &ops[i])(c, &ops[i]);
     }
     if (status == MTT_OK && late) status = mtt__gather_weights(c, ops, count);
@@ -9222,7 +9231,7 @@ static mtt_status mtt__cuda_run(void *context, const mtt_op *ops, int count)
     mtt__graph *g;
     int first = 0;
     if (status != MTT_OK) return status;
-    for (int i = 0; i < count && c->wires; i++) c->expecting |= mtt__is_transfer(&ops[i]);
+    MTT_IF_RANKS(for (int i = 0; i < count && c->wires; i++) c->expecting |= mtt__is_transfer(&ops[i]);)
     while (first < count && !mtt__gathers_late(c, &ops[first])) first++;
     g = mtt__find_graph(c, ops, first);
     if (g && ++g->runs == 2) mtt__capture(c, g); /* the first run has chosen algorithms and loaded kernels */

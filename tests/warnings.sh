@@ -218,6 +218,23 @@ int main(void)
     return status == MTT_E_NUMBERS ? 0 : 3;
 }
 C
+cat > "$build/alone.c" << 'C'
+#define MTT_IMPLEMENTATION
+#include "../../mtt.h"
+int main(void)
+{
+    mtt_env env = {0};
+    mtt_model_desc model = {.layers = 2, .heads = 2, .d_model = 32, .vocab = 64};
+    mtt_policy two = {.ranks = 2};
+    mtt_plan_report plan;
+    int refused = mtt_plan(&env, &model, &two, 4, 64, &plan) != MTT_OK;
+#ifdef MTT_NO_RANKS
+    return !refused || !strstr(env.error, "MTT_NO_RANKS");
+#else
+    return refused || plan.wire_bytes == 0;
+#endif
+}
+C
 losses() { # NAME COMMAND...: those of gcc -O3, within 1e-5, and an infinite weight is noticed
   local name=$1; shift
   "$@" -std=gnu99 -w "$build/loss.c" -o "$build/loss" -lm && "$build/loss" > "$build/loss.txt" &&
@@ -235,6 +252,11 @@ done
 losses "the hall alone" gcc -O3 $wings
 none "$(nm -u "$build/loss" | grep -E ' (socket|connect|poll|fork|waitpid)(@|$)')" \
   "the hall alone uses sockets"
+for switch in MTT_NO_RANKS MTT_NO_SOCKETS; do
+  gcc -O1 -std=gnu99 -D$switch "$build/alone.c" -o "$build/alone" -lm && "$build/alone"
+  tell $? "$switch: two ranks are refused by name, or planned"
+  none "$(nm -u "$build/alone" | grep -E ' (socket|connect|poll|fork|waitpid)(@|$)')" "$switch leaves sockets"
+done
 for options in "gcc -fassociative-math -fno-signed-zeros -fno-trapping-math" "gcc -freciprocal-math" \
   "gcc -funsafe-math-optimizations" "clang -funsafe-math-optimizations" "clang -fno-honor-nans"; do
   type ${options%% *} > /dev/null 2>&1 && losses "$options" $options -O3

@@ -117,9 +117,9 @@ static mtt_status evaluate(const job *j, mtt_trainer *t, int rank, outcome *o)
     return status == MTT_END && q.targets == j->ranks * BATCH * LENGTH ? MTT_OK : MTT_E_ARGUMENT;
 }
 
-static mtt_status no_memory(void *context, size_t bytes, void **block)
+static mtt_status no_memory(void *context, mtt_place place, size_t bytes, void **block)
 {
-    (void)context;
+    (void)context, (void)place;
     *block = NULL;
     return mtt__fail(&env, MTT_E_BUDGET, "no room for %zu bytes", bytes);
 }
