@@ -56,7 +56,7 @@
    >>tensors     all
    >>schedule    the opening, the builder, passes, recomputation, gradients of tensors, the forward pass,
                  adjoints, the backward pass, fusions, gradients of layers, the step
-   >>plan        the opening, memory during each operation, schedules
+   >>plan        memory during each operation, schedules
    >>cpu         views, flash attention
    >>trainer     steps
 
@@ -403,6 +403,9 @@ typedef enum mtt_recompute {
    full. */
 typedef enum mtt_loss { MTT_LOSS_AUTO, MTT_LOSS_FULL, MTT_LOSS_CHUNKED } mtt_loss;
 
+/* AdamW: decoupled decay (Loshchilov & Hutter 2019) on matrices only. Its constants are in mtt_optim_desc. */
+typedef enum mtt_optimizer { MTT_ADAMW } mtt_optimizer;
+
 /* State of the optimizer. Full: FP32 moments, and an FP32 master for a 16-bit weight. Compact, after
    FlashOptim (arXiv 2602.23349): a 16-bit weight gets 8 more mantissa bits, and moments are 8 bits in groups
    of 32 with a 16-bit scale. That is 5.125 bytes a parameter instead of 14; under FP32 and TF32, whose
@@ -440,6 +443,7 @@ typedef struct mtt_policy {
     int loss_chunk_rows;     /* tokens of a chunk of logits, 1..2^24, for FP8 rounded up to a multiple of 16;
                                 default 1024, on CUDA 2048, and under auto there a quarter of a
                                 micro-batch's, from 8,192 to 16,384 */
+    mtt_optimizer optimizer; /* default AdamW */
     mtt_state state;         /* default full */
     int accumulate;          /* micro-batches per step, 1..2^20, default 1; above 1, their gradients are
                                 added up in FP32, in sums that stay in memory */
@@ -492,8 +496,8 @@ typedef struct mtt_group {
 } mtt_group;
 enum { MTT_MOST_GROUPS = 7 };
 
-/* AdamW with decoupled decay (Loshchilov & Hutter 2019) on matrices only. Zero means the default; where the
-   default is not zero, a negative number means none, but for lr and loss_scale. */
+/* Rates and constants of the optimizer. Zero means the default; where the default is not zero, a negative
+   number means none, but for lr and loss_scale. */
 typedef struct mtt_optim_desc {
     float lr;                    /* peak learning rate, above 0, at most 100, default 3e-4 */
     float beta1, beta2;          /* below 1, default 0.9 and 0.999 */
@@ -820,12 +824,12 @@ MTTDEF mtt_status mtt_save_merged(mtt_trainer *trainer, const char *path);
 MTTDEF mtt_status mtt_trainer_set_note(mtt_trainer *trainer, const char *text);
 /* Bytes of the file that mtt_save writes, at any step, with or without batches; 0 when out of host memory. */
 MTTDEF uint64_t mtt_checkpoint_bytes(const mtt_trainer *trainer);
-/* Continues exactly where mtt_save stopped. Model, token file, what is frozen and the groups of parameters
-   must be the same, or MTT_E_MISMATCH names the difference. Policy, batch, backend and learning rate may
-   differ; the seed is the file's. A file that is older than a field of the model means its default. The file
-   holds FP32 in either state: the compact state's values exactly, and a compact trainer rounds those of a
-   full one. A file that is damaged, without checksums, or with weights or moments that are not finite is
-   refused before anything changes, and so are different files on different ranks. */
+/* Continues exactly where mtt_save stopped. Model, token file, optimizer, what is frozen and the groups of
+   parameters must be the same, or MTT_E_MISMATCH names the difference. The rest of the policy, batch, backend
+   and learning rate may differ; the seed is the file's. A file that is older than a field of the model means
+   its default. The file holds FP32 in either state: the compact state's values exactly, and a compact trainer
+   rounds those of a full one. A file that is damaged, without checksums, or with weights or moments that are
+   not finite is refused before anything changes, and so are different files on different ranks. */
 MTTDEF mtt_status mtt_resume(mtt_trainer *trainer, const char *path, mtt_batches *batches);
 
 #ifndef MTT_NO_TEXT
@@ -1302,7 +1306,7 @@ MTTDEF void mtt_ranks_close(mtt_ranks *ranks);
     X(mtt_env) X(mtt_model_desc) X(mtt_policy) X(mtt_group) X(mtt_optim_desc) X(mtt_field)               \
     X(mtt_plan_report) X(mtt_backend) X(mtt_step_info) X(mtt_batches) X(mtt_json) X(mtt_slice)           \
     X(mtt_scale) X(mtt_tensor) X(mtt_shape) X(mtt_transfer) X(mtt_op) X(mtt_rate) X(mtt_control)         \
-    X(mtt_counters) X(mtt_draw) X(mtt_qkv) X(mtt_adamw_rates) X(mtt_range)   \
+    X(mtt_counters) X(mtt_draw) X(mtt_qkv) X(mtt_update_rates) X(mtt_range)                             \
     X(mtt_part) X(mtt_count)                                                                             \
     MTT__TEXT_STRUCTS(X) MTT__MODELS_STRUCTS(X) MTT__GENERATOR_STRUCTS(X) MTT__RANKS_STRUCTS(X)
 
@@ -1751,6 +1755,9 @@ struct mtt_op {
 /* The operands by name: const mtt_op_norm *o = MTT_OPERANDS_OF(norm, op); then o->x, o->gain, ... */
 #define MTT_OPERANDS_OF(name, op) ((const mtt_op_##name *)(const void *)(op)->operands)
 
+/* 1 = the operation updates parameters, by whichever optimizer. */
+#define MTT_IS_UPDATE(op) ((op)->gradients && (op)->weights)
+
 /* ---- numbers of a step ---- */
 
 /* The rates of some parameters: a factor of the learning rate, and the decay. */
@@ -1775,7 +1782,7 @@ typedef struct mtt_counters {
     int64_t clipped;                       /* values outside e4m3's range in the last step, under FP8 */
     float loss_scale, step_scale;          /* of the next step; of the gradients in memory */
     float gradient_scale;                  /* undoes step_scale and clips */
-    float adamw_step, adamw_correction;    /* lr / (1 - beta1^updates), 1 / sqrt(1 - beta2^updates) */
+    float update_step, update_correction;    /* lr / (1 - beta1^updates), 1 / sqrt(1 - beta2^updates) */
     int32_t good_steps, skipped;           /* skipped: 1 = overflow, loss scaled; 2 = not finite in another
                                               precision, until the host resets it */
 } mtt_counters;
@@ -2126,8 +2133,8 @@ MTT__BOTH void mtt__scale_gradients(const mtt_control *control, mtt_counters *co
     counters->steps += counters->skipped != 2;
     if (!counters->skipped) { /* powers in double, once for all parameters */
         double updates = (double)counters->updates;
-        counters->adamw_step = (float)((double)control->lr / (1.0 - pow((double)control->beta1, updates)));
-        counters->adamw_correction = (float)(1.0 / sqrt(1.0 - pow((double)control->beta2, updates)));
+        counters->update_step = (float)((double)control->lr / (1.0 - pow((double)control->beta1, updates)));
+        counters->update_correction = (float)(1.0 / sqrt(1.0 - pow((double)control->beta2, updates)));
     }
     if (!control->scaling) return;
     if (counters->skipped) {
@@ -2139,19 +2146,19 @@ MTT__BOTH void mtt__scale_gradients(const mtt_control *control, mtt_counters *co
     }
 }
 
-/* What AdamW computes once for a parameter. */
-typedef struct mtt_adamw_rates {
+/* What an update computes once for a parameter. */
+typedef struct mtt_update_rates {
     float step;       /* lr / (1 - b1^t) */
     float correction; /* 1 / sqrt(1 - b2^t) */
     float keep;       /* 1 - lr * decay */
     float scale, b1, b2, eps;
-} mtt_adamw_rates;
+} mtt_update_rates;
 
-MTT__BOTH mtt_adamw_rates mtt__adamw_rates(const mtt_control *c, const mtt_counters *counters, int group)
+MTT__BOTH mtt_update_rates mtt__update_rates(const mtt_control *c, const mtt_counters *counters, int group)
 {
-    mtt_adamw_rates r;
-    r.step = counters->adamw_step * c->rates[group].lr;
-    r.correction = counters->adamw_correction;
+    mtt_update_rates r;
+    r.step = counters->update_step * c->rates[group].lr;
+    r.correction = counters->update_correction;
     r.keep = 1.0f - c->lr * c->rates[group].lr * c->rates[group].decay;
     r.scale = counters->gradient_scale;
     r.b1 = c->beta1;
@@ -2162,7 +2169,7 @@ MTT__BOTH mtt_adamw_rates mtt__adamw_rates(const mtt_control *c, const mtt_count
 
 /* m = b1 m + (1-b1) g, v = b2 v + (1-b2) g^2, w -= lr (m / (1-b1^t) / (sqrt(v / (1-b2^t)) + eps) + decay
    w) */
-MTT__BOTH void mtt__adamw_element(const mtt_adamw_rates *r, float g, float *m, float *v, float *w)
+MTT__BOTH void mtt__adamw_element(const mtt_update_rates *r, float g, float *m, float *v, float *w)
 {
     float d = g * r->scale;
     *m = r->b1 * *m + (1.0f - r->b1) * d;
@@ -2523,8 +2530,8 @@ static void mtt__os_huge_pages(void *block, size_t bytes)
 }
 
 /* Gives back the memory of bytes `begin` to `end` of a part of a mapped file that was only read: the next use
-   reads them again. Without it a file takes as much memory as the weights that are made of it. Pages come with
-   their neighbours, so a MiB before `begin` goes, too. Windows has no such maps. */
+   reads them again. Without it a file takes as much memory as the weights that are made of it. Pages come
+   with their neighbours, so a MiB before `begin` goes, too. Windows has no such maps. */
 static void mtt__os_forget(const void *part, size_t begin, size_t end)
 {
 #ifdef MADV_DONTNEED
@@ -3545,6 +3552,7 @@ static const mtt_field mtt__policy_field[] = {
     MTT__FIELD(loss, CHOICE, 0, 0, MTT_LOSS_CHUNKED, "auto|full|chunked",
                "logits of all tokens or of a chunk; auto: on CUDA of a large chunk")
     MTT__FIELD(loss_chunk_rows, INT, 0, 1, 1 << 24, NULL, "rows of logits in a chunk (1024, on CUDA 2048)")
+    MTT__FIELD(optimizer, CHOICE, 0, 0, MTT_ADAMW, "adamw", "optimizer")
     MTT__FIELD(state, CHOICE, 0, 0, MTT_STATE_COMPACT, "full|compact", "optimizer state")
     MTT__FIELD(accumulate, INT, 1, 1, 1 << 20, NULL, "micro-batches in a step")
     MTT__FIELD(early_update, FLAG, 0, 0, 1, NULL, "layers are updated in the backward pass, without clipping")
@@ -6032,6 +6040,24 @@ static void mtt__op_cost(const mtt_op *op, double *flops, double *traffic)
     }
 }
 
+/* ---- the cost of a plan ---- */
+
+/* Seconds of a batch and the step, to compare policies by: an operation takes as long as its arithmetic or
+   its traffic, whichever is longer (the roofline, Williams et al. 2009), and 4 us to begin and end. An H200
+   moves 4.2 TB/s (measured); a CPU's 250 GFLOP/s and 10 GB/s are estimates. */
+static double mtt__plan_cost(const mtt_schedule *s)
+{
+    const mtt__program *p = &s->programs[MTT__TRAIN];
+    int cuda = s->policy.device == MTT_DEVICE_CUDA, i;
+    double rate = cuda ? mtt__precisions[s->policy.precision].rate : 250e9;
+    double cost = 0;
+    for (i = 0; i < p->op_count; i++) {
+        double flops = p->ops[i].flops / rate, traffic = p->ops[i].traffic_bytes / (cuda ? 4.2e12 : 10e9);
+        cost += (4e-6 + (flops > traffic ? flops : traffic)) * (p->ops[i].phase == MTT_STEP ? 1 : s->split);
+    }
+    return cost;
+}
+
 /* ---- memory during each operation ---- */
 
 static size_t *mtt__alive(mtt_op *op, const mtt_tensor *t)
@@ -6068,24 +6094,6 @@ static mtt_status mtt__measure(mtt_env *env, mtt__program *p)
         op->host_bytes = host += op->host_bytes;
     }
     return MTT_OK;
-}
-
-/* ---- the cost of a plan ---- */
-
-/* Seconds of a batch and the step, to compare policies by: an operation takes as long as its arithmetic or
-   its traffic, whichever is longer (the roofline, Williams et al. 2009), and 4 us to begin and end. An H200
-   moves 4.2 TB/s (measured); a CPU's 250 GFLOP/s and 10 GB/s are estimates. */
-static double mtt__plan_cost(const mtt_schedule *s)
-{
-    const mtt__program *p = &s->programs[MTT__TRAIN];
-    int cuda = s->policy.device == MTT_DEVICE_CUDA, i;
-    double rate = cuda ? mtt__precisions[s->policy.precision].rate : 250e9;
-    double cost = 0;
-    for (i = 0; i < p->op_count; i++) {
-        double flops = p->ops[i].flops / rate, traffic = p->ops[i].traffic_bytes / (cuda ? 4.2e12 : 10e9);
-        cost += (4e-6 + (flops > traffic ? flops : traffic)) * (p->ops[i].phase == MTT_STEP ? 1 : s->split);
-    }
-    return cost;
 }
 
 /* ---- schedules ---- */
@@ -8099,7 +8107,7 @@ static uint16_t *mtt__group_scales(const mtt_tensor *moments, int64_t first)
 
 /* Updates n elements of a parameter from `at` up. A compact state is decoded before and encoded after,
    rounded by 16 random bits an element. */
-static void mtt__adamw_block(const mtt_op *op, const mtt_op_adamw *o, const mtt_adamw_rates *r,
+static void mtt__adamw_block(const mtt_op *op, const mtt_op_adamw *o, const mtt_update_rates *r,
                              uint64_t stream, int parameter, int64_t at, int64_t n)
 {
     const mtt_part *part = &op->parts[parameter];
@@ -8136,7 +8144,7 @@ static void mtt__cpu_adamw(const mtt_op *op, const mtt_op_adamw *o)
     int p;
     for (p = 0; p < op->parameters && !counters->skipped; p++) {
         uint64_t stream = mtt__stream(op->site, op->parts[p].number, (uint64_t)counters->updates);
-        mtt_adamw_rates r = mtt__adamw_rates(c, counters, op->parts[p].group);
+        mtt_update_rates r = mtt__update_rates(c, counters, op->parts[p].group);
         int64_t begin = op->parts[p].begin, count = op->parts[p].count, i;
         MTT__THREADS(count)
         for (i = 0; i < count; i += MTT__BLOCK)
@@ -14881,6 +14889,24 @@ static mtt_status mtt__checkpoint_model(mtt__checkpoint *c)
     return c->status;
 }
 
+/* Writes the name of the optimizer, or compares it. A file without one means AdamW, as all early ones did. */
+static mtt_status mtt__checkpoint_optimizer(mtt__checkpoint *c)
+{
+    const mtt_policy *policy = &c->t->schedule->policy;
+    const mtt__st_entry *pair = c->st ? mtt__st_find(&c->st->metadata, "optimizer") : NULL;
+    const char *path = c->st ? c->st->path : NULL, *there = pair ? pair->value : "adamw";
+    const mtt_field *f = mtt__policy_field;
+    char here[40];
+    while (f->offset != offsetof(mtt_policy, optimizer)) f++;
+    mtt__field_words(f, (double)policy->optimizer, here);
+    if (!c->st && !c->merged && policy->optimizer != MTT_ADAMW)
+        mtt__print(&c->metadata, ",\"optimizer\":\"%s\"", here);
+    if (path && strcmp(there, here) != 0)
+        c->status = mtt__fail(c->t->env, MTT_E_MISMATCH, "%s has optimizer %.40s, here it is %s: use its "
+                              "run's, or load the weights alone by mtt_trainer_load", path, there, here);
+    return c->status;
+}
+
 /* Numbers of a checkpoint: name, member, range in a file; 0 and 0: the same as here. A SETTING is left out
    where it is 0, and in a merged file. DATA is there if batches are; files of older versions lack LATER. */
 enum { MTT__COUNTER, MTT__SETTING, MTT__DATA, MTT__LATER };
@@ -14914,7 +14940,7 @@ static mtt_status mtt__checkpoint_numbers(mtt__checkpoint *c)
 {
     static const uint64_t none = 0;
     size_t i;
-    mtt__checkpoint_model(c);
+    if (!mtt__checkpoint_model(c)) mtt__checkpoint_optimizer(c);
     for (i = 0; i < MTT__LENGTH(mtt__checkpoint_row) && !c->status; i++) {
         const char *name = mtt__checkpoint_row[i].name;
         const size_t size = mtt__checkpoint_row[i].size;

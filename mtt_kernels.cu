@@ -2480,7 +2480,7 @@ static __global__ void __launch_bounds__(256) mtt_k_adamw(const mtt__update u)
     if (u.counters->skipped) return;
     const mtt_range &r = u.ranges[blockIdx.x / MTT__RANGE_BLOCKS];
     if (u.mine && !mtt__is_mine(r)) return;
-    const mtt_adamw_rates rates = mtt__adamw_rates(u.control, u.counters, r.group);
+    const mtt_update_rates rates = mtt__update_rates(u.control, u.counters, r.group);
     const int count = (int)mtt__min(mtt__range_count(r), MTT__RANGE_BLOCK);
     const int64_t begin = mtt__range_begin(r);
     float *const m_at = (float *)u.m + r.first + begin, *const v_at = (float *)u.v + r.first + begin;
@@ -7990,7 +7990,7 @@ static __global__ void __launch_bounds__(MTT__BOUNDS(256, 5)) mtt_k_adamw_compac
     if (u.counters->skipped) return;
     const mtt_range &r = u.ranges[blockIdx.x / MTT__RANGE_BLOCKS];
     if (u.mine && !mtt__is_mine(r)) return;
-    const mtt_adamw_rates rates = mtt__adamw_rates(u.control, u.counters, r.group);
+    const mtt_update_rates rates = mtt__update_rates(u.control, u.counters, r.group);
     constexpr bool FP16 = std::is_same<W, __half>::value, FP32 = std::is_same<W, float>::value;
     const int count = (int)mtt__min(mtt__range_count(r), MTT__RANGE_BLOCK);
     const int64_t begin = mtt__range_begin(r), first = r.first + begin;

@@ -26,7 +26,7 @@ examples/hello.c 60
 Makefile 60
 SIZES
 
-# The manual's reading path: its rooms and headings are there, it is as long as it says, and in few pieces.
+# The manual's reading path: its rooms and headings are there, it is as long as it says, in few pieces.
 path=$(awk '/^   READING PATH/ {on = 1} on && /^   WHAT IT DOES/ {exit} on' mtt.h)
 lines=$(awk '
   FNR == NR { # the path: for each room its headings

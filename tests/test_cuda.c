@@ -2173,8 +2173,8 @@ static void compare_counters(const setup *s, const mtt_op *op, const mtt_counter
               a->hits == b->hits && a->updates == b->updates && a->steps == b->steps &&
               a->loss_scale == b->loss_scale && a->step_scale == b->step_scale && a->skipped == b->skipped &&
               a->good_steps == b->good_steps && a->clipped == b->clipped &&
-              fabsf(a->adamw_step - b->adamw_step) <= 0x1p-22f * fabsf(b->adamw_step) &&
-              fabsf(a->adamw_correction - b->adamw_correction) <= 0x1p-22f * b->adamw_correction,
+              fabsf(a->update_step - b->update_step) <= 0x1p-22f * fabsf(b->update_step) &&
+              fabsf(a->update_correction - b->update_correction) <= 0x1p-22f * b->update_correction,
           "counters, loss %.17g, on the CPU %.17g (%s)", a->loss, b->loss, describe(s));
     if (op->kind != MTT_OP_grad_norm) return;
     for (i = 0; i < op->parameters; i++)

@@ -470,7 +470,7 @@ static void check_program(const mtt__program *p, const char *text)
         for (int k = op->inputs; k < op->inputs + op->outputs; k++)
             if (op->operands[k] && !is_among(written, writes, op->operands[k]))
                 written[writes++] = op->operands[k];
-        for (int n = 0; n < op->parameters && op->kind == MTT_OP_adamw; n++)
+        for (int n = 0; n < op->parameters && MTT_IS_UPDATE(op); n++)
             for (int later = i + 1; later < p->op_count; later++) {
                 const mtt_op *other = &p->ops[later];
                 for (int k = 0; k < other->inputs + other->outputs; k++)
@@ -1909,7 +1909,7 @@ static void workspaces(void)
         most = mtt__op_scratch(&p->ops[i]) > most ? mtt__op_scratch(&p->ops[i]) : most;
     /* One update after another reads the counters alone: an operation between them may use the workspace. */
     for (int i = 0; i < p->op_count; i++)
-        check(p->ops[i].kind != MTT_OP_adamw || !mtt__op_scratch(&p->ops[i]), "an update has scratch");
+        check(!MTT_IS_UPDATE(&p->ops[i]) || !mtt__op_scratch(&p->ops[i]), "an update has scratch");
     /* embed_backward's: four arrays of 2048 ids, CUB's 64 KiB and a byte for each two rows, a row of sums */
     check(most == 4 * 2048 * 4 + 65536 + 1024 + 4 * 256, "operations need %zu bytes", most);
     check(p->workspace->bytes == most && most > 2048 * 16, "a workspace of %zu bytes, operations need %zu",
