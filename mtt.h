@@ -1709,7 +1709,7 @@ typedef struct mtt_shape {
     X(move, 1, MTT_OPERANDS(*x, *y),                                                                         \
       0, moved, 0)
 
-#define MTT_WING_OPS(X) MTT_RANK_OPS(X) MTT_GENERATOR_OPS(X) MTT_ADAPTERS_OPS(X) MTT_EIGHT_OPS(X)
+#define MTT_WING_OPS(X) MTT_GENERATOR_OPS(X) MTT_ADAPTERS_OPS(X) MTT_EIGHT_OPS(X) MTT_RANK_OPS(X)
 #define MTT_OPS(X) MTT_LOCAL_OPS(X) MTT_WING_OPS(X)
 #define MTT__OP_ENUM(name, inputs, operands, flops, bytes, scratch) MTT_OP_##name,
 typedef enum mtt_op_kind { MTT_OPS(MTT__OP_ENUM) MTT_OP_KIND_COUNT } mtt_op_kind;
