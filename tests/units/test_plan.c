@@ -2517,6 +2517,21 @@ static void failing_allocations(void)
     }
 }
 
+/* Bytes of elements, which saturate, and the types' names in files, of which each has as many bytes. */
+static void types(void)
+{
+    for (int dtype = 0; dtype < MTT_DTYPE_COUNT; dtype++) {
+        const size_t bytes = mtt__bytes_of((mtt_dtype)dtype, 1);
+        const char *name = mtt_dtype_name((mtt_dtype)dtype), *digits = strpbrk(name, "1368");
+        check(bytes && digits && atoi(digits) == 8 * (int)bytes, "type %d, %s, has %zu bytes", dtype, name,
+              bytes);
+        check(mtt__bytes_of((mtt_dtype)dtype, 1000) == 1000 * bytes && !mtt__bytes_of((mtt_dtype)dtype, 0) &&
+                  mtt__bytes_of((mtt_dtype)dtype, SIZE_MAX) == SIZE_MAX, "bytes of %s", name);
+    }
+    check(!strcmp(mtt_dtype_name(MTT_BF16_BITS), "BF16") && !strcmp(mtt_dtype_name(MTT_F8_E5M2), "F8_E5M2") &&
+              !strcmp(mtt_dtype_name(MTT_DTYPE_COUNT), "unknown"), "names of types");
+}
+
 /* What bindings of other languages ask first. */
 static void versions(void)
 {
@@ -2534,6 +2549,7 @@ int main(int argc, char **argv)
     omp_set_num_threads(1); /* operations on tensors this small gain nothing from more */
 #endif
     versions();
+    types();
     known_models();
     compact_bytes();
     planned_is_allocated();
