@@ -1709,7 +1709,7 @@ typedef struct mtt_shape {
     X(move, 1, MTT_OPERANDS(*x, *y),                                                                         \
       0, moved, 0)
 
-#define MTT_WING_OPS(X) MTT_RANK_OPS(X) MTT_GENERATOR_OPS(X) MTT_ADAPTERS_OPS(X) MTT_EIGHT_OPS(X)
+#define MTT_WING_OPS(X) MTT_GENERATOR_OPS(X) MTT_ADAPTERS_OPS(X) MTT_EIGHT_OPS(X) MTT_RANK_OPS(X)
 #define MTT_OPS(X) MTT_LOCAL_OPS(X) MTT_WING_OPS(X)
 #define MTT__OP_ENUM(name, inputs, operands, flops, bytes, scratch) MTT_OP_##name,
 typedef enum mtt_op_kind { MTT_OPS(MTT__OP_ENUM) MTT_OP_KIND_COUNT } mtt_op_kind;
@@ -9151,23 +9151,31 @@ static void mtt__print_flow(mtt__text *text, const mtt_op *op)
     if (op->weights) mtt__print(text, " %d weights", op->parameters);
 }
 
-MTTDEF void mtt_schedule_print(const mtt_schedule *s, mtt_write_fn write, void *user)
+/* One line for each operation; `planned`: with its number and with bytes. */
+static void mtt__print_ops(const mtt__program *p, int planned, mtt_write_fn write, void *user)
 {
-    const mtt__program *p = &s->programs[MTT__TRAIN];
     char line[1024];
     int i;
     for (i = 0; i < p->op_count; i++) {
         const mtt_op *op = &p->ops[i];
+        const char *phase = mtt_phase_name(op->phase), *name = mtt_op_name(op->kind);
         mtt__text text;
         mtt__text_init(&text, line, sizeof(line) - 1);
-        mtt__print(&text, "%4d %-9s%-6s %9.2f MiB  %-25s ", i, mtt_phase_name(op->phase),
-                   op->recomputed ? "again" : "", (double)op->live_bytes / 1048576, mtt_op_name(op->kind));
+        if (planned)
+            mtt__print(&text, "%4d %-9s%-6s %9.2f MiB  %-25s ", i, phase, op->recomputed ? "again" : "",
+                       (double)op->live_bytes / 1048576, name);
+        else mtt__print(&text, "%-9s%s%s ", phase, name, op->recomputed ? " again:" : ":");
         mtt__print_flow(&text, op);
-        mtt__print_freed(&text, op, i);
+        if (planned) mtt__print_freed(&text, op, i);
         if (op->host_bytes) mtt__print(&text, "  host %.2f MiB", (double)op->host_bytes / 1048576);
         line[text.size] = '\n';
         write(user, line, text.size + 1);
     }
+}
+
+MTTDEF void mtt_schedule_print(const mtt_schedule *s, mtt_write_fn write, void *user)
+{
+    mtt__print_ops(&s->programs[MTT__TRAIN], 1, write, user);
 }
 
 MTTDEF const char *mtt_schedule_pass(int number)
@@ -9181,22 +9189,11 @@ MTTDEF mtt_status mtt_schedule_print_passes(const mtt_schedule *schedule, int pa
     mtt_schedule s = *schedule;
     mtt__program *p = &s.programs[MTT__TRAIN];
     mtt_status status;
-    char line[1024];
-    int i;
     if (passes < 0 || passes > MTT__PASSES)
         return mtt__fail(s.env, MTT_E_ARGUMENT, "%d passes, they are 0 to %d", passes, MTT__PASSES);
     memset(p, 0, sizeof(*p));
     status = mtt__build_program(&s, MTT__TRAIN, passes);
-    for (i = 0; i < p->op_count && !status; i++) {
-        const mtt_op *op = &p->ops[i];
-        mtt__text text;
-        mtt__text_init(&text, line, sizeof(line) - 1);
-        mtt__print(&text, "%-9s%s%s ", mtt_phase_name(op->phase), mtt_op_name(op->kind),
-                   op->recomputed ? " again:" : ":");
-        mtt__print_flow(&text, op);
-        line[text.size] = '\n';
-        write(user, line, text.size + 1);
-    }
+    if (!status) mtt__print_ops(p, 0, write, user);
     mtt__release_program(&s, MTT__TRAIN);
     return status;
 }

@@ -239,7 +239,7 @@ static int load(int resumes)
         must(mtt_model_open(&env, in("saved"), &file), "a model");
         must(mtt_generator_plan(&env, mtt_model_describe(file), &desc, &plan), "a plan");
         must(mtt_generator_create(&env, mtt_model_describe(file), &desc, cpu, &generator), "a generator");
-        must(mtt_generator_load(generator, file), "load");
+        must(mtt_trainer_load(mtt_generator_trainer(generator), file), "load");
     }
     grown = peak() - before;
     arena = (double)plan.arena_bytes / 1048576;

@@ -1,7 +1,9 @@
 /* test_plan.c - the plan: the bytes of known models, planned = allocated, no overlap in the arena, the
    searches for a batch and a policy, and the messages of refusals. Needs no device and no file. */
 #define MTT_IMPLEMENTATION
+#define MTT__EXTRA_PASSES(EMIT, RULE) RULE(away, sends_away)
 #include "../../mtt.h"
+#include "../away.h"
 #include "../test.h"
 
 #ifdef _OPENMP
@@ -665,6 +667,7 @@ static void check_cost(const configuration *c, const mtt_op *op, int which, cons
         {"attention_values", 2 * S * D, E * (S + RQ + RO)},
         {"flash", 4 * z->pairs * D, E * (RQ + RO) + last * RO + lse + control},
         {"pick_row", C, E * 2 * C},
+        {"move", 0, X * N}, /* on the card */
         {"cross_entropy", 4 * R * V, E * R * V + targets + losses},
         {"chunked_loss", (train ? 6 : 2) * RC * V,
          (train && X == 1 ? RC + C * padded + E * RC + chunks * (2 * V * C + E * bias_of_head) +
@@ -854,8 +857,10 @@ static void costs(void)
         c.policy.split = 0;
         c.policy.loss_chunk_rows = 1 + below(c.batch * c.seq_len);
         describe(&c);
+        away = i % 5 == 0;
         check(!mtt_schedule_create(&env, &c.model, &c.policy, c.batch, c.seq_len, &s), "%s: %s", c.text,
               env.error);
+        away = 0;
         if (!s) continue;
         for (int which = 0; which < MTT__PROGRAMS; which++) {
             configuration one = c;
@@ -2512,6 +2517,21 @@ static void failing_allocations(void)
     }
 }
 
+/* Bytes of elements, which saturate, and the types' names in files, of which each has as many bytes. */
+static void types(void)
+{
+    for (int dtype = 0; dtype < MTT_DTYPE_COUNT; dtype++) {
+        const size_t bytes = mtt__bytes_of((mtt_dtype)dtype, 1);
+        const char *name = mtt_dtype_name((mtt_dtype)dtype), *digits = strpbrk(name, "1368");
+        check(bytes && digits && atoi(digits) == 8 * (int)bytes, "type %d, %s, has %zu bytes", dtype, name,
+              bytes);
+        check(mtt__bytes_of((mtt_dtype)dtype, 1000) == 1000 * bytes && !mtt__bytes_of((mtt_dtype)dtype, 0) &&
+                  mtt__bytes_of((mtt_dtype)dtype, SIZE_MAX) == SIZE_MAX, "bytes of %s", name);
+    }
+    check(!strcmp(mtt_dtype_name(MTT_BF16_BITS), "BF16") && !strcmp(mtt_dtype_name(MTT_F8_E5M2), "F8_E5M2") &&
+              !strcmp(mtt_dtype_name(MTT_DTYPE_COUNT), "unknown"), "names of types");
+}
+
 /* What bindings of other languages ask first. */
 static void versions(void)
 {
@@ -2529,6 +2549,7 @@ int main(int argc, char **argv)
     omp_set_num_threads(1); /* operations on tensors this small gain nothing from more */
 #endif
     versions();
+    types();
     known_models();
     compact_bytes();
     planned_is_allocated();
