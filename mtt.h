@@ -49,18 +49,16 @@
    >>data       corpora, splits, datasets
 
    READING PATH
-   How memory-efficient training works, in about 2,000 lines: rooms by tag, and the parts of them that have
-   these headings. "The opening" is what stands before a room's first heading. Print a list of operations
-   first, and before and after each pass: make build/schedule && build/schedule --after adjoints. Look at
-   struct mtt_tensor, mtt_shape, the table MTT_LOCAL_OPS and mtt_op, which all of this is about: they are in
-   the interface, in the section on the backend. Adapters and 8 bits, in >>schedule, are for another evening.
-   >>tensors    all
-   >>schedule   the opening, the builder, passes, recomputation, gradients of tensors, the forward pass,
-                adjoints, the backward pass, fusions, gradients of layers, ends of layers, the step,
-                programs, the table of passes
-   >>plan       the opening, memory during each operation, schedules
-   >>cpu        the opening, flash attention
-   >>trainer    the opening, steps
+   How memory-efficient training works, in about 2,200 lines: of each room the parts that have these headings,
+   one after the other. Print a list of operations first, and before and after each pass: make build/schedule
+   && build/schedule --after adjoints.
+   >>operations  tensors, operations
+   >>tensors     all
+   >>schedule    the opening, the builder, passes, recomputation, gradients of tensors, the forward pass,
+                 adjoints, the backward pass, fusions, gradients of layers, the step
+   >>plan        memory during each operation, schedules
+   >>cpu         views, flash attention
+   >>trainer     steps
 
    WHAT IT DOES
    mtt trains GPT-like decoders on your text. The field's memory techniques are settings: BF16, FP16 and FP8,
@@ -85,7 +83,8 @@
    policy        how the model is held in memory and computed
    schedule      the operations of a micro-batch and of a step, in order
    plan          bytes, offsets and timeline of a schedule
-   arena         the one block of memory that a plan fills
+   place         the memory that a tensor lies in: the card's, or the host's, pinned
+   arena         the one block of memory that a plan fills; those of the host have another
    backend       runs the operations: the CPU here, a CUDA device in mtt_kernels.cu
    rank          one of several processes that train one model together
    state         tensors that live from step to step: weights, moments, counters
@@ -429,6 +428,9 @@ typedef enum mtt_recompute {
    full. */
 typedef enum mtt_loss { MTT_LOSS_AUTO, MTT_LOSS_FULL, MTT_LOSS_CHUNKED } mtt_loss;
 
+/* AdamW: decoupled decay (Loshchilov & Hutter 2019) on matrices only. Its constants are in mtt_optim_desc. */
+typedef enum mtt_optimizer { MTT_ADAMW } mtt_optimizer;
+
 /* State of the optimizer. Full: FP32 moments, and an FP32 master for a 16-bit weight. Compact, after
    FlashOptim (arXiv 2602.23349): a 16-bit weight gets 8 more mantissa bits, and moments are 8 bits in groups
    of 32 with a 16-bit scale. That is 5.125 bytes a parameter instead of 14; under FP32 and TF32, whose
@@ -466,6 +468,7 @@ typedef struct mtt_policy {
     int loss_chunk_rows;     /* tokens of a chunk of logits, 1..2^24, for FP8 rounded up to a multiple of 16;
                                 default 1024, on CUDA 2048, and under auto there a quarter of a
                                 micro-batch's, from 8,192 to 16,384 */
+    mtt_optimizer optimizer; /* default AdamW */
     mtt_state state;         /* default full */
     int accumulate;          /* micro-batches per step, 1..2^20, default 1; above 1, their gradients are
                                 added up in FP32, in sums that stay in memory */
@@ -518,8 +521,8 @@ typedef struct mtt_group {
 } mtt_group;
 enum { MTT_MOST_GROUPS = 7 };
 
-/* AdamW with decoupled decay (Loshchilov & Hutter 2019) on matrices only. Zero means the default; where the
-   default is not zero, a negative number means none, but for lr and loss_scale. */
+/* Rates and constants of the optimizer. Zero means the default; where the default is not zero, a negative
+   number means none, but for lr and loss_scale. */
 typedef struct mtt_optim_desc {
     float lr;                    /* peak learning rate, above 0, at most 100, default 3e-4 */
     float beta1, beta2;          /* below 1, default 0.9 and 0.999 */
@@ -849,12 +852,12 @@ MTTDEF mtt_status mtt_save_merged(mtt_trainer *trainer, const char *path);
 MTTDEF mtt_status mtt_trainer_set_note(mtt_trainer *trainer, const char *text);
 /* Bytes of the file that mtt_save writes, at any step, with or without batches; 0 when out of host memory. */
 MTTDEF uint64_t mtt_checkpoint_bytes(const mtt_trainer *trainer);
-/* Continues exactly where mtt_save stopped. Model, token file, what is frozen and the groups of parameters
-   must be the same, or MTT_E_MISMATCH names the difference. Policy, batch, backend and learning rate may
-   differ; the seed is the file's. A file that is older than a field of the model means its default. The file
-   holds FP32 in either state: the compact state's values exactly, and a compact trainer rounds those of a
-   full one. A file that is damaged, without checksums, or with weights or moments that are not finite is
-   refused before anything changes, and so are different files on different ranks. */
+/* Continues exactly where mtt_save stopped. Model, token file, optimizer, what is frozen and the groups of
+   parameters must be the same, or MTT_E_MISMATCH names the difference. The rest of the policy, batch, backend
+   and learning rate may differ; the seed is the file's. A file that is older than a field of the model means
+   its default. The file holds FP32 in either state: the compact state's values exactly, and a compact trainer
+   rounds those of a full one. A file that is damaged, without checksums, or with weights or moments that are
+   not finite is refused before anything changes, and so are different files on different ranks. */
 MTTDEF mtt_status mtt_resume(mtt_trainer *trainer, const char *path, mtt_batches *batches);
 
 #ifndef MTT_NO_TEXT
@@ -1331,7 +1334,7 @@ MTTDEF void mtt_ranks_close(mtt_ranks *ranks);
     X(mtt_env) X(mtt_model_desc) X(mtt_policy) X(mtt_group) X(mtt_optim_desc) X(mtt_field)               \
     X(mtt_plan_report) X(mtt_backend) X(mtt_step_info) X(mtt_batches) X(mtt_json) X(mtt_slice)           \
     X(mtt_scale) X(mtt_tensor) X(mtt_shape) X(mtt_transfer) X(mtt_op) X(mtt_rate) X(mtt_control)         \
-    X(mtt_counters) X(mtt_draw) X(mtt_qkv) X(mtt_adamw_rates) X(mtt_range)   \
+    X(mtt_counters) X(mtt_draw) X(mtt_qkv) X(mtt_update_rates) X(mtt_range)                             \
     X(mtt_part) X(mtt_count)                                                                             \
     MTT__TEXT_STRUCTS(X) MTT__MODELS_STRUCTS(X) MTT__GENERATOR_STRUCTS(X) MTT__RANKS_STRUCTS(X)
 
@@ -1413,176 +1416,17 @@ extern "C" {
 /* The compute capability that a CUDA device needs for each mtt_precision, times 10. */
 #define MTT_CUDA_CAPABILITIES {75, 80, 80, 75, 89}
 
-/* Type, elements of a block, bytes of a block. */
-#define MTT_DTYPES(X)                                                                   \
-    X(MTT_F32, 1, 4)                                                                    \
-    X(MTT_BF16_BITS, 1, 2)                                                              \
-    X(MTT_F16_BITS, 1, 2)                                                               \
-    X(MTT_F8_E4M3, 1, 1)                                                                \
-    X(MTT_F8_E5M2, 1, 1)                                                                \
-    X(MTT_I32, 1, 4)                                                                    \
-    X(MTT_U8, 1, 1)
-#define MTT__DTYPE_ENUM(dtype, block, bytes) dtype,
-typedef enum mtt_dtype { MTT_DTYPES(MTT__DTYPE_ENUM) MTT_DTYPE_COUNT } mtt_dtype;
+/* ---- rows of wings ---- */
 
-/* The scale of an 8-bit tensor, an entry of the state `scales`. The tensor holds its values times `scale`, a
-   power of two. During a step, operations record the largest absolute value that they round; the operation
-   rescale makes the next step's scale of it. e4m3 ends at 448: larger values are clipped and counted. */
-typedef struct mtt_scale {
-    float inverse, scale; /* inverse = 1 / scale, first: cuBLASLt refuses it if not aligned to 16 bytes */
-    uint32_t largest;     /* the bits of a float, so that integers compare as these floats do */
-    uint32_t clipped;     /* values, in this step */
-} mtt_scale;
-
-struct mtt_tensor {
-    char name[40];
-    mtt_dtype dtype;
-    mtt_category category;
-    int dims;        /* of its shape, 1 to 3 */
-    int64_t shape[4];
-    mtt_place place; /* of the arena that it is in: the card's or the host's */
-    size_t bytes;    /* of its elements; its slot in the arena is rounded up to 256 */
-    size_t offset;   /* in the arena */
-    void *data;      /* address; set once the arena exists */
-    int first, last; /* operations between which it lives; state lives through all of them */
-    int persistent;  /* 1 = state: the same place in every program */
-    int role, layer; /* its row in the table of activations, and its layer; -1 = not an activation */
-    int parameter;   /* the number of the parameter that it holds; -1 = none */
-    int entry;       /* of an 8-bit tensor in the table of scales; -1 = none: its scale is 1 */
-    mtt_scale *scale; /* the address of that entry, set with `data` */
-    int recorded;    /* 1 = its largest value and what is clipped go into the entry */
-    int index;       /* in mtt_schedule_tensors */
-};
-
-/* The numbers that a model, a batch and a policy fix for every operation. */
-typedef struct mtt_shape {
-    int batch, seq_len, layers, d_model, heads, heads_kv, d_head, d_ff, vocab, vocab_padded;
-    int d_fc;      /* columns of the MLP's first matrix: d_ff, or 2 * d_ff with a gate */
-    mtt_norm_form norm;
-    float norm_eps;
-    mtt_mlp mlp;
-    int window;    /* keys that a query attends; 0 = all up to it */
-    int rotary_interleaved;
-    int64_t rows;  /* batch * seq_len */
-    float dropout; /* 0 in evaluation */
-    int ranks, rank;
-} mtt_shape;
-
-/* Operations. A row: name; number of inputs; operands, inputs first; FLOPs; bytes moved; bytes of scratch on
-   CUDA. A row makes the struct mtt_op_<name>, whose members are the operands. An operand that is both input
-   and output changes in place. Some operands may be absent (NULL): biases, positions and their gradients,
-   `angles`, gains of q and k and what only these need, `joined`, the `y` of linear_gelu, `shift` of RMSNorm,
-   `out_8`, `d_qkv_t`, the gradients of chunked_loss, `master`, and `ranges` on the CPU. grad_norm and adamw
-   work on all parameters besides, mtt_op's `gradients` and `weights`. o: the row's struct. N: elements, W:
-   width, B: bytes of a tensor. MOVED: each operand on the card once, twice where it is read and written.
-   cuBLASLt's scratch is not in the last column: it takes what mtt_policy.workspace_bytes gives.
-
-   norm_backward's d_bias is the sum of the rows of dx, which is the gradient of the bias of the linear layer
-   before the residual. Operands with _8 and _t are of FP8: see MTT_EIGHT_OPS.
-
-   activation is the MLP's where that is not GELU; x has 2 * d_ff columns with a gate. add joins the gradients
-   of two uses of a tensor, where no norm's backward pass does. move copies x to y, in another place.
-
-   rotary normalizes q and k, if there are gains, and rotates them, if there are angles: the cosine and the
-   sine of each position and pair. linear_rotary does so in place, where the product is needed no further. The
-   gradient of rotary is also made in place, or with dx_t in 8 bits; it is rounded to 16 bits first. */
-#define MTT_OPERANDS(...) mtt_tensor __VA_ARGS__;
-#define MTT_LOCAL_OPS(X)                                                                                     \
-    X(embed, 4, MTT_OPERANDS(*tokens, *wte, *positions, *control, *x),                                       \
-      mtt__count(o->x), 3 * (double)o->x->bytes, 0)                                                          \
-    X(norm, 3, MTT_OPERANDS(*x, *gain, *shift, *y, *stats),                                                  \
-      8 * mtt__count(o->x), moved, 0)                                                                        \
-    X(linear, 3, MTT_OPERANDS(*x, *weight, *bias, *y),                                                       \
-      2 * mtt__count(o->y) * mtt__columns(o->x), moved, 0)                                                   \
-    X(gelu, 1, MTT_OPERANDS(*x, *y),                                                                         \
-      12 * mtt__count(o->y), moved, 0)                                                                       \
-    X(activation, 1, MTT_OPERANDS(*x, *y),                                                                   \
-      10 * mtt__count(o->y), moved, 0)                                                                       \
-    X(linear_gelu, 3, MTT_OPERANDS(*x, *weight, *bias, *pre, *y),                                            \
-      (2 * mtt__columns(o->x) + (o->y ? 12 : 0)) * mtt__count(o->pre), moved,                                \
-      o->bias ? 0 : 2 * mtt__width(o->pre))                                                                  \
-    X(rotary, 4, MTT_OPERANDS(*qkv, *angles, *q_gain, *k_gain, *y),                                          \
-      (o->q_gain ? 7 : 3) * mtt__count(o->y), moved, 0)                                                      \
-    X(linear_rotary, 6, MTT_OPERANDS(*x, *weight, *bias, *angles, *q_gain, *k_gain, *y),                     \
-      (2 * mtt__columns(o->x) + (o->q_gain ? 7 : 3)) * mtt__count(o->y), moved + 2 * (double)o->y->bytes, 0) \
-    X(residual, 3, MTT_OPERANDS(*x, *branch, *control, *sum),                                                \
-      mtt__count(o->sum), moved, 0)                                                                          \
-    X(residual_norm, 5, MTT_OPERANDS(*x, *branch, *control, *gain, *shift, *sum, *y, *stats),                \
-      9 * mtt__count(o->sum), moved, 0)                                                                      \
-    X(attention_scores, 1, MTT_OPERANDS(*qkv, *scores),                                                      \
-      2 * mtt__count(o->scores) * d->d_head, moved, 0)                                                       \
-    X(softmax, 1, MTT_OPERANDS(*scores, *probs),                                                             \
-      5 * mtt__count(o->probs), moved, 0)                                                                    \
-    X(dropout_scores, 2, MTT_OPERANDS(*probs, *control, *dropped),                                           \
-      mtt__count(o->dropped), moved, 0)                                                                      \
-    X(attention_values, 2, MTT_OPERANDS(*probs, *qkv, *out),                                                 \
-      2 * mtt__count(o->probs) * d->d_head, moved, 0)                                                        \
-    X(flash, 2, MTT_OPERANDS(*qkv, *control, *out, *lse, *out_8),                                            \
-      4 * mtt__attention_pairs(d) * d->d_head, moved, 0)                                                     \
-    X(pick_row, 2, MTT_OPERANDS(*x, *control, *row),                                                         \
-      mtt__count(o->row), 2 * (double)o->row->bytes, 0)                                                      \
-    X(cross_entropy, 2, MTT_OPERANDS(*logits, *targets, *losses),                                            \
-      4 * mtt__count(o->logits), moved, 0)                                                                   \
-    X(chunked_loss, 8, MTT_OPERANDS(*x, *x_t, *weight, *weight_t, *bias, *targets, *control, *counters,      \
-      *losses, *logits, *d_logits, *d_logits_t, *dx, *d_weight, *d_bias),                                    \
-      (o->dx ? 6 : 2) * mtt__count(o->x) * d->vocab_padded, mtt__chunked_bytes(op),                          \
-      o->d_logits && o->d_bias ? 4 * (size_t)d->vocab_padded : 0)                                            \
-    X(sum_loss, 2, MTT_OPERANDS(*losses, *control, *counters, *count),                                       \
-      mtt__count(o->losses), moved, 0)                                                                       \
-    X(cross_entropy_backward, 5, MTT_OPERANDS(*logits, *losses, *targets, *control, *counters, *d_logits),   \
-      4 * mtt__count(o->d_logits), moved, 0)                                                                 \
-    X(linear_backward_weight, 2, MTT_OPERANDS(*x, *dy, *d_weight, *d_bias),                                  \
-      o->d_weight ? 2 * mtt__count(o->d_weight) * (double)d->rows : mtt__count(o->dy), moved, 0)             \
-    X(linear_backward_input, 2, MTT_OPERANDS(*dy, *weight, *dx),                                             \
-      2 * mtt__count(o->dx) * mtt__columns(o->dy), moved, 0)                                                 \
-    X(norm_backward, 6, MTT_OPERANDS(*dy, *x, *stats, *gain, *shift, *joined, *dx, *dx_8, *dx_t, *y_t,       \
-      *d_gain, *d_shift, *d_bias),                                                                           \
-      14 * mtt__count(o->dx) + (o->dx_t ? mtt__count(o->dx) : 0) + (o->y_t ? 5 * mtt__count(o->x) : 0),      \
-      moved, (o->d_bias ? 12 : 8) * mtt__width(o->dx))                                                       \
-    X(dropout_backward, 2, MTT_OPERANDS(*dy, *control, *dx),                                                 \
-      mtt__count(o->dx), moved, 0)                                                                           \
-    X(gelu_backward, 2, MTT_OPERANDS(*dy, *x, *dx, *dx_t, *y_t),                                             \
-      21 * mtt__count(o->dx), moved, 0)                                                                      \
-    X(activation_backward, 2, MTT_OPERANDS(*dy, *x, *dx, *dx_t, *y_t),                                       \
-      12 * mtt__count(o->x), moved, 0)                                                                       \
-    X(add, 2, MTT_OPERANDS(*a, *b, *sum),                                                                    \
-      mtt__count(o->sum), moved, 0)                                                                          \
-    X(linear_backward_gelu, 3, MTT_OPERANDS(*dy, *weight, *pre, *dx, *dx_t, *y_t, *d_bias),                  \
-      2 * mtt__count(o->dx) * mtt__columns(o->dy) + 21 * mtt__count(o->dx), moved,                           \
-      o->dx_t ? 512 * mtt__width(o->dx) + 512 : o->d_bias ? 8 * mtt__width(o->dx) : 0)                       \
-    X(attention_values_backward, 3, MTT_OPERANDS(*d_out, *probs, *qkv, *d_probs, *d_qkv),                    \
-      4 * mtt__count(o->d_probs) * d->d_head, moved, 0)                                                      \
-    X(softmax_backward, 3, MTT_OPERANDS(*d_probs, *probs, *control, *d_scores),                              \
-      5 * mtt__count(o->d_scores), moved, 0)                                                                 \
-    X(attention_scores_backward, 2, MTT_OPERANDS(*d_scores, *qkv, *d_qkv),                                   \
-      4 * mtt__count(o->d_scores) * d->d_head, moved, 0)                                                     \
-    X(flash_backward, 5, MTT_OPERANDS(*d_out, *qkv, *out, *lse, *control, *d_qkv, *d_qkv_t),                 \
-      10 * mtt__attention_pairs(d) * d->d_head, moved,                                                       \
-      mtt__flash_scratch(d, o->qkv->dtype, 2 * (d->heads / d->heads_kv) + (d->heads > d->heads_kv)))         \
-    X(rotary_backward, 5, MTT_OPERANDS(*dy, *qkv, *angles, *q_gain, *k_gain, *dx, *d_q_gain, *d_k_gain,      \
-      *dx_t),                                                                                                \
-      (o->q_gain ? 15 : 3) * mtt__count(o->dx), moved, o->q_gain ? mtt__rotary_scratch(d) : 0)               \
-    X(embed_backward, 3, MTT_OPERANDS(*dx, *tokens, *control, *d_wte, *d_wpe),                               \
-      mtt__count(o->dx), 3 * (double)o->dx->bytes,                                                           \
-      mtt__sort_scratch(mtt__min(d->rows, MTT__SORT_LEAST), d->d_model))                                     \
-    X(sum_gradients, 2, MTT_OPERANDS(*ranges, *received),                                                    \
-      parameters, moved, 0)                                                                                  \
-    X(grad_norm, 3, MTT_OPERANDS(*control, *ranges, *squares, *counters),                                    \
-      2 * parameters, moved, o->ranges ? 8 * MTT__RANGE_BLOCKS * (size_t)op->range_count : 0)                \
-    X(adamw, 3, MTT_OPERANDS(*control, *counters, *ranges, *master, *m, *v),                                 \
-      16 * parameters, moved, 0)                                                                             \
-    X(move, 1, MTT_OPERANDS(*x, *y),                                                                         \
-      0, moved, 0)
-
-/* Rows of wings. A wing is a technique that can be left out: its rows stand here, the rest of it in a room of
+/* A wing is a technique that can be left out: its rows stand here, the rest of it in a room of
    its own behind the hall. MTT_IF_...(code) is code that only such a build has. */
 #ifndef MTT_NO_RANKS
 #define MTT_IF_RANKS(...) __VA_ARGS__
 
-/* >>exchange: all_to_all sends each rank its share of the gradients, and receives this rank's share of theirs:
-   first all of rank 0's, then those of rank 1, and so on, without this rank's own. sum_gradients then adds up
-   the shares of all ranks in their order. all_gather sends `row` to all, and makes those `rows` that are of
-   others. gather_squares, gather_sums and gather_weights send what this rank has made of `squares`, of
+/* >>exchange: all_to_all sends each rank its share of the gradients, and receives this rank's share of
+   theirs: first all of rank 0's, then those of rank 1, and so on, without this rank's own. sum_gradients then
+   adds up the shares of all ranks in their order. all_gather sends `row` to all, and makes those `rows` that
+   are of others. gather_squares, gather_sums and gather_weights send what this rank has made of `squares`, of
    mtt_op's `sums` and of its `weights`, and receive the rest. sum_squares makes a number of each block of the
    gradients of this rank's share, for grad_norm. sum_loss makes `count`, an mtt_count, and not the counters,
    where add_counts adds up those of all ranks. merge_records joins what all ranks have recorded in the table
@@ -1693,7 +1537,7 @@ typedef struct mtt_chosen {
 /* >>eight: under FP8 a product sums along the rows of both operands, so some are needed transposed: `_t` is
    the transpose of a tensor in 8 bits, whose rows are padded to 16 elements. quantize rounds x, or x
    normalized where there are stats, and makes y, y_t or both. quantize_weights rounds a layer's weights, and
-   transposes them where mtt_op's `transposed` is set. linear and linear_backward_input take weights that are
+   transposes them where its results are `transposed`. linear and linear_backward_input take weights that are
    transposed where they need it; linear_backward_weight takes x_t and dy_t. gelu_backward and
    activation_backward make d_x, its transpose and the activation's result, transposed. norm_backward may also
    make dx in 8 bits, in both orders, and the norm's result, transposed, for which alone it has `shift`. out_8
@@ -1709,7 +1553,7 @@ typedef struct mtt_chosen {
       mtt__count(o->scales), moved, 0)
 #define MTT__EIGHT_ADJOINTS(X) X(quantize, quantize) X(quantize_weights, none)
 /* The transposed weights, in the order of mtt__linears, and attention's output beside that in 16 bits. */
-enum { MTT__EIGHT = MTT_F8_E4M3 };
+#define MTT__EIGHT MTT_F8_E4M3 /* the type of such a row */
 #define MTT__EIGHT_ACTIVATIONS(X)                                                                            \
     X(QKV_EIGHT, "attn.c_attn.t8", qkv.row, d->d_model, 0, EIGHT, MTT_WEIGHTS, ALWAYS, NONE)                 \
     X(PROJ_EIGHT, "attn.c_proj.t8", d->d_model, wide, 0, EIGHT, MTT_WEIGHTS, ALWAYS, NONE)                   \
@@ -1722,6 +1566,176 @@ enum { MTT__EIGHT = MTT_F8_E4M3 };
 #define MTT__EIGHT_ADJOINTS(X)
 #define MTT__EIGHT_ACTIVATIONS(X)
 #endif /* MTT_NO_FP8 */
+
+/* -----------------------------------------------------------------------------------------------------------
+   >>operations
+   -------------------------------------------------------------------------------------------------------- */
+
+/* ---- tensors ---- */
+
+/* Type, elements of a block, bytes of a block. */
+#define MTT_DTYPES(X)                                                                   \
+    X(MTT_F32, 1, 4)                                                                    \
+    X(MTT_BF16_BITS, 1, 2)                                                              \
+    X(MTT_F16_BITS, 1, 2)                                                               \
+    X(MTT_F8_E4M3, 1, 1)                                                                \
+    X(MTT_F8_E5M2, 1, 1)                                                                \
+    X(MTT_I32, 1, 4)                                                                    \
+    X(MTT_U8, 1, 1)
+#define MTT__DTYPE_ENUM(dtype, block, bytes) dtype,
+typedef enum mtt_dtype { MTT_DTYPES(MTT__DTYPE_ENUM) MTT_DTYPE_COUNT } mtt_dtype;
+
+/* The scale of an 8-bit tensor, an entry of the state `scales`. The tensor holds its values times `scale`, a
+   power of two. During a step, operations record the largest absolute value that they round; the operation
+   rescale makes the next step's scale of it. e4m3 ends at 448: larger values are clipped and counted. */
+typedef struct mtt_scale {
+    float inverse, scale; /* inverse = 1 / scale, first: cuBLASLt refuses it if not aligned to 16 bytes */
+    uint32_t largest;     /* the bits of a float, so that integers compare as these floats do */
+    uint32_t clipped;     /* values, in this step */
+} mtt_scale;
+
+struct mtt_tensor {
+    char name[40];
+    mtt_dtype dtype;
+    mtt_category category;
+    int dims;        /* of its shape, 1 to 3 */
+    int64_t shape[4];
+    int transposed;  /* 1 = the weight of a linear layer, or its gradient, as [out, in], not [in, out] */
+    mtt_place place; /* of the arena that it is in: the card's or the host's */
+    size_t bytes;    /* of its elements; its slot in the arena is rounded up to 256 */
+    size_t offset;   /* in the arena */
+    void *data;      /* address; set once the arena exists */
+    int first, last; /* operations between which it lives; state lives through all of them */
+    int persistent;  /* 1 = state: the same place in every program */
+    int role, layer; /* its row in the table of activations, and its layer; -1 = not an activation */
+    int parameter;   /* the number of the parameter that it holds; -1 = none */
+    int entry;       /* of an 8-bit tensor in the table of scales; -1 = none: its scale is 1 */
+    mtt_scale *scale; /* the address of that entry, set with `data` */
+    int recorded;    /* 1 = its largest value and what is clipped go into the entry */
+    int index;       /* in mtt_schedule_tensors */
+};
+
+/* The numbers that a model, a batch and a policy fix for every operation. */
+typedef struct mtt_shape {
+    int batch, seq_len, layers, d_model, heads, heads_kv, d_head, d_ff, vocab, vocab_padded;
+    int d_fc;      /* columns of the MLP's first matrix: d_ff, or 2 * d_ff with a gate */
+    mtt_norm_form norm;
+    float norm_eps;
+    mtt_mlp mlp;
+    int window;    /* keys that a query attends; 0 = all up to it */
+    int rotary_interleaved;
+    int64_t rows;  /* batch * seq_len */
+    float dropout; /* 0 in evaluation */
+    int ranks, rank;
+} mtt_shape;
+
+/* ---- operations ---- */
+
+/* Operations. A row: name; number of inputs; operands, inputs first; FLOPs; bytes moved; bytes of scratch on
+   CUDA. A row makes the struct mtt_op_<name>, whose members are the operands. An operand that is both input
+   and output changes in place. Some operands may be absent (NULL): biases, positions and their gradients,
+   `angles`, gains of q and k and what only these need, `joined`, the `y` of linear_gelu, `shift` of RMSNorm,
+   `out_8`, `d_qkv_t`, the gradients of chunked_loss, `master`, and `ranges` on the CPU. grad_norm and adamw
+   work on all parameters besides, mtt_op's `gradients` and `weights`. o: the row's struct. N: elements, W:
+   width, B: bytes of a tensor. MOVED: each operand on the card once, twice where it is read and written.
+   cuBLASLt's scratch is not in the last column: it takes what mtt_policy.workspace_bytes gives.
+
+   norm_backward's d_bias is the sum of the rows of dx, which is the gradient of the bias of the linear layer
+   before the residual. Operands with _8 and _t are of FP8: see MTT_EIGHT_OPS.
+
+   activation is the MLP's where that is not GELU; x has 2 * d_ff columns with a gate. add joins the gradients
+   of two uses of a tensor, where no norm's backward pass does. move copies x to y, in another place.
+
+   rotary normalizes q and k, if there are gains, and rotates them, if there are angles: the cosine and the
+   sine of each position and pair. linear_rotary does so in place, where the product is needed no further. The
+   gradient of rotary is also made in place, or with dx_t in 8 bits; it is rounded to 16 bits first. */
+#define MTT_OPERANDS(...) mtt_tensor __VA_ARGS__;
+#define MTT_LOCAL_OPS(X)                                                                                     \
+    X(embed, 4, MTT_OPERANDS(*tokens, *wte, *positions, *control, *x),                                       \
+      mtt__count(o->x), 3 * (double)o->x->bytes, 0)                                                          \
+    X(norm, 3, MTT_OPERANDS(*x, *gain, *shift, *y, *stats),                                                  \
+      8 * mtt__count(o->x), moved, 0)                                                                        \
+    X(linear, 3, MTT_OPERANDS(*x, *weight, *bias, *y),                                                       \
+      2 * mtt__count(o->y) * mtt__columns(o->x), moved, 0)                                                   \
+    X(gelu, 1, MTT_OPERANDS(*x, *y),                                                                         \
+      12 * mtt__count(o->y), moved, 0)                                                                       \
+    X(activation, 1, MTT_OPERANDS(*x, *y),                                                                   \
+      10 * mtt__count(o->y), moved, 0)                                                                       \
+    X(linear_gelu, 3, MTT_OPERANDS(*x, *weight, *bias, *pre, *y),                                            \
+      (2 * mtt__columns(o->x) + (o->y ? 12 : 0)) * mtt__count(o->pre), moved,                                \
+      o->bias ? 0 : 2 * mtt__width(o->pre))                                                                  \
+    X(rotary, 4, MTT_OPERANDS(*qkv, *angles, *q_gain, *k_gain, *y),                                          \
+      (o->q_gain ? 7 : 3) * mtt__count(o->y), moved, 0)                                                      \
+    X(linear_rotary, 6, MTT_OPERANDS(*x, *weight, *bias, *angles, *q_gain, *k_gain, *y),                     \
+      (2 * mtt__columns(o->x) + (o->q_gain ? 7 : 3)) * mtt__count(o->y), moved + 2 * (double)o->y->bytes, 0) \
+    X(residual, 3, MTT_OPERANDS(*x, *branch, *control, *sum),                                                \
+      mtt__count(o->sum), moved, 0)                                                                          \
+    X(residual_norm, 5, MTT_OPERANDS(*x, *branch, *control, *gain, *shift, *sum, *y, *stats),                \
+      9 * mtt__count(o->sum), moved, 0)                                                                      \
+    X(attention_scores, 1, MTT_OPERANDS(*qkv, *scores),                                                      \
+      2 * mtt__count(o->scores) * d->d_head, moved, 0)                                                       \
+    X(softmax, 1, MTT_OPERANDS(*scores, *probs),                                                             \
+      5 * mtt__count(o->probs), moved, 0)                                                                    \
+    X(dropout_scores, 2, MTT_OPERANDS(*probs, *control, *dropped),                                           \
+      mtt__count(o->dropped), moved, 0)                                                                      \
+    X(attention_values, 2, MTT_OPERANDS(*probs, *qkv, *out),                                                 \
+      2 * mtt__count(o->probs) * d->d_head, moved, 0)                                                        \
+    X(flash, 2, MTT_OPERANDS(*qkv, *control, *out, *lse, *out_8),                                            \
+      4 * mtt__attention_pairs(d) * d->d_head, moved, 0)                                                     \
+    X(pick_row, 2, MTT_OPERANDS(*x, *control, *row),                                                         \
+      mtt__count(o->row), 2 * (double)o->row->bytes, 0)                                                      \
+    X(cross_entropy, 2, MTT_OPERANDS(*logits, *targets, *losses),                                            \
+      4 * mtt__count(o->logits), moved, 0)                                                                   \
+    X(chunked_loss, 8, MTT_OPERANDS(*x, *x_t, *weight, *weight_t, *bias, *targets, *control, *counters,      \
+      *losses, *logits, *d_logits, *d_logits_t, *dx, *d_weight, *d_bias),                                    \
+      (o->dx ? 6 : 2) * mtt__count(o->x) * d->vocab_padded, mtt__chunked_bytes(op),                          \
+      o->d_logits && o->d_bias ? 4 * (size_t)d->vocab_padded : 0)                                            \
+    X(sum_loss, 2, MTT_OPERANDS(*losses, *control, *counters, *count),                                       \
+      mtt__count(o->losses), moved, 0)                                                                       \
+    X(cross_entropy_backward, 5, MTT_OPERANDS(*logits, *losses, *targets, *control, *counters, *d_logits),   \
+      4 * mtt__count(o->d_logits), moved, 0)                                                                 \
+    X(linear_backward_weight, 2, MTT_OPERANDS(*x, *dy, *d_weight, *d_bias),                                  \
+      o->d_weight ? 2 * mtt__count(o->d_weight) * (double)d->rows : mtt__count(o->dy), moved, 0)             \
+    X(linear_backward_input, 2, MTT_OPERANDS(*dy, *weight, *dx),                                             \
+      2 * mtt__count(o->dx) * mtt__columns(o->dy), moved, 0)                                                 \
+    X(norm_backward, 6, MTT_OPERANDS(*dy, *x, *stats, *gain, *shift, *joined, *dx, *dx_8, *dx_t, *y_t,       \
+      *d_gain, *d_shift, *d_bias),                                                                           \
+      14 * mtt__count(o->dx) + (o->dx_t ? mtt__count(o->dx) : 0) + (o->y_t ? 5 * mtt__count(o->x) : 0),      \
+      moved, (o->d_bias ? 12 : 8) * mtt__width(o->dx))                                                       \
+    X(dropout_backward, 2, MTT_OPERANDS(*dy, *control, *dx),                                                 \
+      mtt__count(o->dx), moved, 0)                                                                           \
+    X(gelu_backward, 2, MTT_OPERANDS(*dy, *x, *dx, *dx_t, *y_t),                                             \
+      21 * mtt__count(o->dx), moved, 0)                                                                      \
+    X(activation_backward, 2, MTT_OPERANDS(*dy, *x, *dx, *dx_t, *y_t),                                       \
+      12 * mtt__count(o->x), moved, 0)                                                                       \
+    X(add, 2, MTT_OPERANDS(*a, *b, *sum),                                                                    \
+      mtt__count(o->sum), moved, 0)                                                                          \
+    X(linear_backward_gelu, 3, MTT_OPERANDS(*dy, *weight, *pre, *dx, *dx_t, *y_t, *d_bias),                  \
+      2 * mtt__count(o->dx) * mtt__columns(o->dy) + 21 * mtt__count(o->dx), moved,                           \
+      o->dx_t ? 512 * mtt__width(o->dx) + 512 : o->d_bias ? 8 * mtt__width(o->dx) : 0)                       \
+    X(attention_values_backward, 3, MTT_OPERANDS(*d_out, *probs, *qkv, *d_probs, *d_qkv),                    \
+      4 * mtt__count(o->d_probs) * d->d_head, moved, 0)                                                      \
+    X(softmax_backward, 3, MTT_OPERANDS(*d_probs, *probs, *control, *d_scores),                              \
+      5 * mtt__count(o->d_scores), moved, 0)                                                                 \
+    X(attention_scores_backward, 2, MTT_OPERANDS(*d_scores, *qkv, *d_qkv),                                   \
+      4 * mtt__count(o->d_scores) * d->d_head, moved, 0)                                                     \
+    X(flash_backward, 5, MTT_OPERANDS(*d_out, *qkv, *out, *lse, *control, *d_qkv, *d_qkv_t),                 \
+      10 * mtt__attention_pairs(d) * d->d_head, moved,                                                       \
+      mtt__flash_scratch(d, o->qkv->dtype, 2 * (d->heads / d->heads_kv) + (d->heads > d->heads_kv)))         \
+    X(rotary_backward, 5, MTT_OPERANDS(*dy, *qkv, *angles, *q_gain, *k_gain, *dx, *d_q_gain, *d_k_gain,      \
+      *dx_t),                                                                                                \
+      (o->q_gain ? 15 : 3) * mtt__count(o->dx), moved, o->q_gain ? mtt__rotary_scratch(d) : 0)               \
+    X(embed_backward, 3, MTT_OPERANDS(*dx, *tokens, *control, *d_wte, *d_wpe),                               \
+      mtt__count(o->dx), 3 * (double)o->dx->bytes,                                                           \
+      mtt__sort_scratch(mtt__min(d->rows, MTT__SORT_LEAST), d->d_model))                                     \
+    X(sum_gradients, 2, MTT_OPERANDS(*ranges, *received),                                                    \
+      parameters, moved, 0)                                                                                  \
+    X(grad_norm, 3, MTT_OPERANDS(*control, *ranges, *squares, *counters),                                    \
+      2 * parameters, moved, o->ranges ? 8 * MTT__RANGE_BLOCKS * (size_t)op->range_count : 0)                \
+    X(adamw, 3, MTT_OPERANDS(*control, *counters, *ranges, *master, *m, *v),                                 \
+      16 * parameters, moved, 0)                                                                             \
+    X(move, 1, MTT_OPERANDS(*x, *y),                                                                         \
+      0, moved, 0)
 
 #define MTT_WING_OPS(X) MTT_RANK_OPS(X) MTT_GENERATOR_OPS(X) MTT_ADAPTERS_OPS(X) MTT_EIGHT_OPS(X)
 #define MTT_OPS(X) MTT_LOCAL_OPS(X) MTT_WING_OPS(X)
@@ -1750,8 +1764,6 @@ struct mtt_op {
                        chunk of a loss to those of the chunks before */
     int later;      /* sum_loss, sum_gradients: 1 = of a micro-batch after the first one of a step */
     float scale;    /* linear, linear_backward_input: multiplies the product; 0 = 1 */
-    int transposed; /* linear: the weight is [out, in], as the head's, and not [in, out]; quantize_weights:
-                       the results are */
     int inputs, outputs;
     mtt_tensor **operands;             /* as in the row, inputs first: see MTT_OPERANDS_OF */
     mtt_tensor **gradients;            /* sum_gradients, grad_norm, adamw: of some parameters, in order */
@@ -1770,6 +1782,11 @@ struct mtt_op {
 
 /* The operands by name: const mtt_op_norm *o = MTT_OPERANDS_OF(norm, op); then o->x, o->gain, ... */
 #define MTT_OPERANDS_OF(name, op) ((const mtt_op_##name *)(const void *)(op)->operands)
+
+/* 1 = the operation updates parameters, by whichever optimizer. */
+#define MTT_IS_UPDATE(op) ((op)->gradients && (op)->weights)
+
+/* ---- numbers of a step ---- */
 
 /* The rates of some parameters: a factor of the learning rate, and the decay. */
 typedef struct mtt_rate {
@@ -1793,7 +1810,7 @@ typedef struct mtt_counters {
     int64_t clipped;                       /* values outside e4m3's range in the last step, under FP8 */
     float loss_scale, step_scale;          /* of the next step; of the gradients in memory */
     float gradient_scale;                  /* undoes step_scale and clips */
-    float adamw_step, adamw_correction;    /* lr / (1 - beta1^updates), 1 / sqrt(1 - beta2^updates) */
+    float update_step, update_correction;    /* lr / (1 - beta1^updates), 1 / sqrt(1 - beta2^updates) */
     int32_t good_steps, skipped;           /* skipped: 1 = overflow, loss scaled; 2 = not finite in another
                                               precision, until the host resets it */
 } mtt_counters;
@@ -2144,8 +2161,8 @@ MTT__BOTH void mtt__scale_gradients(const mtt_control *control, mtt_counters *co
     counters->steps += counters->skipped != 2;
     if (!counters->skipped) { /* powers in double, once for all parameters */
         double updates = (double)counters->updates;
-        counters->adamw_step = (float)((double)control->lr / (1.0 - pow((double)control->beta1, updates)));
-        counters->adamw_correction = (float)(1.0 / sqrt(1.0 - pow((double)control->beta2, updates)));
+        counters->update_step = (float)((double)control->lr / (1.0 - pow((double)control->beta1, updates)));
+        counters->update_correction = (float)(1.0 / sqrt(1.0 - pow((double)control->beta2, updates)));
     }
     if (!control->scaling) return;
     if (counters->skipped) {
@@ -2157,19 +2174,19 @@ MTT__BOTH void mtt__scale_gradients(const mtt_control *control, mtt_counters *co
     }
 }
 
-/* What AdamW computes once for a parameter. */
-typedef struct mtt_adamw_rates {
+/* What an update computes once for a parameter. */
+typedef struct mtt_update_rates {
     float step;       /* lr / (1 - b1^t) */
     float correction; /* 1 / sqrt(1 - b2^t) */
     float keep;       /* 1 - lr * decay */
     float scale, b1, b2, eps;
-} mtt_adamw_rates;
+} mtt_update_rates;
 
-MTT__BOTH mtt_adamw_rates mtt__adamw_rates(const mtt_control *c, const mtt_counters *counters, int group)
+MTT__BOTH mtt_update_rates mtt__update_rates(const mtt_control *c, const mtt_counters *counters, int group)
 {
-    mtt_adamw_rates r;
-    r.step = counters->adamw_step * c->rates[group].lr;
-    r.correction = counters->adamw_correction;
+    mtt_update_rates r;
+    r.step = counters->update_step * c->rates[group].lr;
+    r.correction = counters->update_correction;
     r.keep = 1.0f - c->lr * c->rates[group].lr * c->rates[group].decay;
     r.scale = counters->gradient_scale;
     r.b1 = c->beta1;
@@ -2180,7 +2197,7 @@ MTT__BOTH mtt_adamw_rates mtt__adamw_rates(const mtt_control *c, const mtt_count
 
 /* m = b1 m + (1-b1) g, v = b2 v + (1-b2) g^2, w -= lr (m / (1-b1^t) / (sqrt(v / (1-b2^t)) + eps) + decay
    w) */
-MTT__BOTH void mtt__adamw_element(const mtt_adamw_rates *r, float g, float *m, float *v, float *w)
+MTT__BOTH void mtt__adamw_element(const mtt_update_rates *r, float g, float *m, float *v, float *w)
 {
     float d = g * r->scale;
     *m = r->b1 * *m + (1.0f - r->b1) * d;
@@ -2257,13 +2274,6 @@ MTT__BOTH int mtt__needs_transfers(const mtt_op *op)
            op->kind == MTT_OP_sum_squares || op->kind == MTT_OP_grad_norm
            MTT_IF_EIGHT(|| op->kind == MTT_OP_merge_records);
 }
-
-/* Joins what another rank has recorded of a tensor. Bits of positive floats are in their order. */
-MTT__BOTH void mtt__merge_record(mtt_scale *s, const mtt_scale *other)
-{
-    if (other->largest > s->largest) s->largest = other->largest;
-    s->clipped += other->clipped;
-}
 #endif /* MTT_NO_RANKS */
 
 /* ---- 8-bit floats ---- */
@@ -2308,6 +2318,15 @@ MTT__BOTH void mtt__scale_logits(mtt_scale *s, const mtt_control *control, const
     s->scale = mtt__power_of_two(32768.0f / mtt__loss_factor(control, counters));
     s->inverse = 1.0f / s->scale;
 }
+
+#ifndef MTT_NO_RANKS
+/* Joins what another rank has recorded of a tensor. Bits of positive floats are in their order. */
+MTT__BOTH void mtt__merge_record(mtt_scale *s, const mtt_scale *other)
+{
+    if (other->largest > s->largest) s->largest = other->largest;
+    s->clipped += other->clipped;
+}
+#endif
 #endif /* MTT_NO_FP8 */
 
 /* ---- scratch of operations on CUDA ---- */
@@ -2538,15 +2557,17 @@ static void mtt__os_huge_pages(void *block, size_t bytes)
 #endif
 }
 
-/* Gives back the memory of a part of a mapped file that was only read: the next use reads it again. Without it
-   a file takes as much memory as the weights that are made of it. Windows has no such maps. */
-static void mtt__os_forget(const void *data, size_t bytes)
+/* Gives back the memory of bytes `begin` to `end` of a part of a mapped file that was only read: the next use
+   reads them again. Without it a file takes as much memory as the weights that are made of it. Pages come
+   with their neighbours, so a MiB before `begin` goes, too. Windows has no such maps. */
+static void mtt__os_forget(const void *part, size_t begin, size_t end)
 {
 #ifdef MADV_DONTNEED
-    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), from = (uintptr_t)data / page * page;
-    madvise((void *)from, (uintptr_t)data + bytes - from, MADV_DONTNEED); /* if it fails, it stays in use */
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), before = begin < 1 << 20 ? begin : 1 << 20;
+    const uintptr_t from = ((uintptr_t)part + begin - before) / page * page;
+    madvise((void *)from, (uintptr_t)part + end - from, MADV_DONTNEED); /* if it fails, it stays in use */
 #else
-    (void)data, (void)bytes;
+    (void)part, (void)begin, (void)end;
 #endif
 }
 
@@ -3559,6 +3580,7 @@ static const mtt_field mtt__policy_field[] = {
     MTT__FIELD(loss, CHOICE, 0, 0, MTT_LOSS_CHUNKED, "auto|full|chunked",
                "logits of all tokens or of a chunk; auto: on CUDA of a large chunk")
     MTT__FIELD(loss_chunk_rows, INT, 0, 1, 1 << 24, NULL, "rows of logits in a chunk (1024, on CUDA 2048)")
+    MTT__FIELD(optimizer, CHOICE, 0, 0, MTT_ADAMW, "adamw", "optimizer")
     MTT__FIELD(state, CHOICE, 0, 0, MTT_STATE_COMPACT, "full|compact", "optimizer state")
     MTT__FIELD(accumulate, INT, 1, 1, 1 << 20, NULL, "micro-batches in a step")
     MTT__FIELD(early_update, FLAG, 0, 0, 1, NULL, "layers are updated in the backward pass, without clipping")
@@ -3876,8 +3898,8 @@ MTTDEF mtt_status mtt_policy_resolve(mtt_env *env, const mtt_policy *policy, con
                  "precision is fp8, which MTT_NO_FP8 left out of this build: take bf16");
 #endif
 #ifdef MTT_NO_RANKS
-    mtt__require(&faults, p.ranks < 2, "ranks is %d, but MTT_NO_RANKS left ranks out of this build: set it to "
-                 "1", p.ranks);
+    mtt__require(&faults, p.ranks < 2 && !p.rank,
+                 "ranks and rank must be 1 and 0: MTT_NO_RANKS left ranks out of this build");
 #endif
 #ifdef MTT_NO_ADAPTERS
     mtt__require(&faults, !p.lora_rank, "lora_rank is %d, but MTT_NO_ADAPTERS left adapters out of this "
@@ -4278,10 +4300,11 @@ static int64_t mtt__parameter_elements(const mtt__parameter *q)
       adjoints    the forward list in reverse; each operation's adjoint emits its backward operations, and
                   mtt__need emits again the forward operations whose results were dropped
       [absorb]    FP8: what makes a tensor also rounds it
-      gradients   after each layer they are summed, exchanged between ranks, or used at once
+      gradients   after each layer they are summed, or used at once
       fusions     neighbours that one kernel can do are joined
       step        the gradient's norm and the update
       [scales]    FP8: the scales of the next step
+      [exchange]  ranks: they add up each other's gradients, and each may update a share of the weights
    mtt_schedule_print_passes shows the list between them. Offsets are not a concern here: mtt__close_program
    finds the first and the last use of every tensor, and the plan its place. */
 
@@ -4488,6 +4511,63 @@ static mtt_op *mtt__emit(mtt__builder *b, mtt_op_kind kind, int layer, int site,
    `end`, where the rule is asked once more. The driver sets b->phase, b->layer and b->left before. */
 typedef int mtt__rule(mtt__builder *b, mtt_op *op, const mtt_op *end);
 
+typedef void mtt__pass_writer(mtt__builder *b);
+typedef int mtt__condition(const mtt__builder *b);
+
+#ifndef MTT__EXTRA_PASSES /* those of a test, which defines their rules after it includes this file */
+#define MTT__EXTRA_PASSES(EMIT, RULE)
+#endif
+
+/* In their order: each writes on at the end of the list (EMIT), or writes the list again (RULE), where it
+   applies. What changes which operation makes a value comes before the adjoints, so that recomputation makes
+   it the same way; what only moves or joins comes after them. */
+#define MTT__PASS_LIST(EMIT, RULE)                                                      \
+    EMIT(forward, always)                                                               \
+    MTT_IF_GENERATOR(RULE(generate, generates))                                         \
+    MTT_IF_ADAPTERS(RULE(adapters, has_adapters))                                       \
+    MTT_IF_EIGHT(RULE(eight, has_eight))                                                \
+    EMIT(adjoints, has_backward)                                                        \
+    MTT_IF_EIGHT(RULE(absorb, has_eight))                                               \
+    RULE(gradients, has_backward)                                                       \
+    RULE(fusions, always)                                                               \
+    MTT__EXTRA_PASSES(EMIT, RULE)                                                       \
+    EMIT(step, has_step)                                                                \
+    MTT_IF_EIGHT(EMIT(scales, has_eight))                                               \
+    MTT_IF_RANKS(RULE(exchange, has_ranks))
+
+#define MTT__EMIT_DECLARED(name, applies)                                               \
+    static mtt__pass_writer mtt__emit_##name;                                           \
+    static mtt__condition mtt__##applies;
+#define MTT__RULE_DECLARED(name, applies)                                               \
+    static mtt__rule mtt__rule_##name;                                                  \
+    static mtt__condition mtt__##applies;
+MTT__PASS_LIST(MTT__EMIT_DECLARED, MTT__RULE_DECLARED)
+#define MTT__EMIT_ROW(name, applies) {#name, mtt__emit_##name, NULL, mtt__##applies},
+#define MTT__RULE_ROW(name, applies) {#name, NULL, mtt__rule_##name, mtt__##applies},
+static const struct {
+    const char *name;
+    mtt__pass_writer *write;
+    mtt__rule *rule;
+    mtt__condition *applies;
+} mtt__passes[] = {MTT__PASS_LIST(MTT__EMIT_ROW, MTT__RULE_ROW)};
+enum { MTT__PASSES = MTT__LENGTH(mtt__passes) };
+
+static int mtt__always(const mtt__builder *b)
+{
+    (void)b;
+    return 1;
+}
+
+static int mtt__has_backward(const mtt__builder *b)
+{
+    return b->trains;
+}
+
+static int mtt__has_step(const mtt__builder *b)
+{
+    return b->trains && !b->policy->early_update;
+}
+
 /* Returns what a rule keeps from operation to operation: zeros at first. NULL: out of memory. */
 static void *mtt__own(mtt__builder *b, size_t bytes)
 {
@@ -4538,6 +4618,7 @@ static mtt_tensor *mtt__make_again(mtt__builder *b, const mtt_tensor *t)
 {
     mtt_tensor *again = mtt__make(b, t->role, t->layer);
     again->dtype = t->dtype, again->bytes = t->bytes, again->entry = t->entry;
+    again->transposed = t->transposed;
     return again;
 }
 
@@ -4679,6 +4760,7 @@ static mtt_tensor *mtt__parameter_gradient(mtt__builder *b, const mtt_tensor *we
     once = policy->state == MTT_STATE_COMPACT && policy->accumulate == 1 && q->layer >= 0 && q->shape[1];
     q->gradient = mtt__add_tensor(b, once ? weight->dtype : MTT_F32, MTT_GRADIENTS, -1, "d_", weight->name,
                                   weight->shape[0], weight->shape[1], 0);
+    q->gradient->transposed = weight->transposed;
     return q->gradient;
 }
 
@@ -4846,7 +4928,6 @@ static mtt_tensor *mtt__emit_logits(mtt__builder *b, mtt_tensor *normed)
 {
     mtt_tensor *logits = mtt__make(b, MTT__A_LOGITS, b->program->shape.layers);
     MTT__EMIT(b, -1, 0, linear, normed, mtt__head_weight(b), mtt__weight(b, MTT__HEAD_BIAS, -1), logits);
-    b->op->transposed = 1;
     return logits;
 }
 
@@ -4865,7 +4946,6 @@ static void mtt__emit_chunked_loss(mtt__builder *b, mtt_tensor *x, mtt_tensor *l
     }
     MTT__EMIT(b, -1, MTT__SITE_LOGITS, chunked_loss, x, NULL, weight, NULL, bias, p->targets, p->control,
               p->counters, losses, logits, NULL, NULL, dx, d_weight, d_bias);
-    b->op->transposed = 1;
 }
 
 /* The loss of every row and their sum. */
@@ -4892,19 +4972,6 @@ static void mtt__emit_forward(mtt__builder *b)
     x = mtt__product_input(b, layers, MTT__FINAL_NORM, x);
     if (b->logits) p->output = mtt__emit_logits(b, x);
     else mtt__emit_loss(b, x);
-}
-
-/* ---- the linear layers of a layer, for passes that change them ---- */
-
-static const int mtt__linears[] = {MTT__QKV_WEIGHT, MTT__PROJ_WEIGHT, MTT__FC_WEIGHT, MTT__MLP_WEIGHT};
-
-/* Which of these an operation is; -1: none. */
-static MTT__UNUSED int mtt__linear_number(const mtt__builder *b, const mtt_op *op)
-{
-    int k = 4;
-    if (op->kind == MTT_OP_linear && op->layer >= 0)
-        while (--k >= 0 && mtt__weight(b, mtt__linears[k], op->layer) != op->operands[1]) {}
-    return k == 4 ? -1 : k;
 }
 
 /* ---- adjoints ---- */
@@ -4957,19 +5024,16 @@ static void mtt__adjoint_norm(mtt__builder *b, const mtt_op *op)
 /* dW first: after it x is not needed. With a frozen weight there is no dW, with nothing to train below no
    dx. */
 static void mtt__linear_gradients(mtt__builder *b, const mtt_op *op, mtt_tensor *x, mtt_tensor *weight,
-                                  mtt_tensor *dy, int transposed)
+                                  mtt_tensor *dy)
 {
     const mtt_op_linear *f = MTT_OPERANDS_OF(linear, op);
     mtt_tensor *d_weight = mtt__parameter_gradient(b, weight), *d_bias = mtt__parameter_gradient(b, f->bias);
     mtt_tensor *other = *mtt__gradient(b, f->x), *dx;
-    if (d_weight || d_bias) {
+    if (d_weight || d_bias)
         MTT__EMIT(b, op->layer, 0, linear_backward_weight, d_weight ? x : NULL, dy, d_weight, d_bias);
-        b->op->transposed = transposed;
-    }
     if (!mtt__trains(b, f->x)) return;
     dx = mtt__make_gradient(b, f->x);
     MTT__EMIT(b, op->layer, 0, linear_backward_input, dy, weight, dx);
-    b->op->transposed = transposed;
     mtt__join_gradient(b, op->layer, f->x, other);
 }
 
@@ -4983,7 +5047,7 @@ static void mtt__adjoint_linear(mtt__builder *b, const mtt_op *op)
     x = mtt__trains(b, f->weight) ? mtt__need(b, f->x) : NULL;
     if (mtt__is_activation(maker.kind) && mtt__trains(b, f->x))
         mtt__need(b, maker.operands[0]); /* later, it would part linear_backward_input from gelu_backward */
-    mtt__linear_gradients(b, op, x, f->weight, *mtt__gradient(b, f->y), op->transposed);
+    mtt__linear_gradients(b, op, x, f->weight, *mtt__gradient(b, f->y));
 }
 
 /* Serves GELU, too. dx overwrites dy, or x if that has a gate's columns, since nothing reads x after it. */
@@ -5360,6 +5424,19 @@ static void mtt__emit_step(mtt__builder *b)
     mtt__emit_update(b, 0, p->parameter_count, -1);
 }
 
+/* ---- the linear layers of a layer, for passes that change them ---- */
+
+static const int mtt__linears[] = {MTT__QKV_WEIGHT, MTT__PROJ_WEIGHT, MTT__FC_WEIGHT, MTT__MLP_WEIGHT};
+
+/* Which of these an operation is; -1: none. */
+static MTT__UNUSED int mtt__linear_number(const mtt__builder *b, const mtt_op *op)
+{
+    int k = 4;
+    if (op->kind == MTT_OP_linear && op->layer >= 0)
+        while (--k >= 0 && mtt__weight(b, mtt__linears[k], op->layer) != op->operands[1]) {}
+    return k == 4 ? -1 : k;
+}
+
 /* ---- state ---- */
 
 static void mtt__add_parameter(mtt__builder *b, int kind, int layer)
@@ -5377,6 +5454,7 @@ static void mtt__add_parameter(mtt__builder *b, int kind, int layer)
     q->kind = kind;
     q->layer = layer;
     q->weight = mtt__add_state(b, mtt__dtype(b), MTT_WEIGHTS, name, stored[0], stored[1]);
+    q->weight->transposed = kind == MTT__WTE || kind == MTT__HEAD_WEIGHT;
     q->frozen = fate == MTT__FROZEN || mtt__matches(b->policy->freeze, name);
     q->first_range = p->range_count;
     if (!q->frozen) p->range_count += (int)mtt__ceil_div(mtt__elements(q->weight), MTT__RANGE);
@@ -5515,8 +5593,7 @@ static void mtt__set_shape(mtt_shape *d, const mtt_schedule *s, int batch, int s
     d->window = s->policy.window;
     d->rows = (int64_t)batch * seq_len;
     d->dropout = m->dropout;
-    d->ranks = s->policy.ranks;
-    d->rank = s->policy.rank;
+    d->ranks = s->policy.ranks, d->rank = s->policy.rank;
 }
 
 /* Notes that an operation uses a tensor: the first use gives it its place in the table. */
@@ -5566,64 +5643,6 @@ static void mtt__close_program(mtt__builder *b)
         p->later_ops[i].later = 1;
     }
 }
-
-/* ---- the table of passes ---- */
-
-typedef void mtt__pass_writer(mtt__builder *b);
-typedef int mtt__condition(const mtt__builder *b);
-
-static int mtt__always(const mtt__builder *b)
-{
-    (void)b;
-    return 1;
-}
-
-static int mtt__has_backward(const mtt__builder *b)
-{
-    return b->trains;
-}
-
-static int mtt__has_step(const mtt__builder *b)
-{
-    return b->trains && !b->policy->early_update;
-}
-
-/* In their order: each writes on at the end of the list (EMIT), or writes the list again (RULE), where it
-   applies. What changes which operation makes a value comes before the adjoints, so that recomputation makes
-   it the same way; what only moves or joins comes after them. */
-#ifndef MTT__EXTRA_PASSES /* of a file that includes this one: it defines the rules behind it */
-#define MTT__EXTRA_PASSES(EMIT, RULE)
-#endif
-#define MTT__PASS_LIST(EMIT, RULE)                                                      \
-    EMIT(forward, always)                                                               \
-    MTT_IF_GENERATOR(RULE(generate, generates))                                         \
-    MTT_IF_ADAPTERS(RULE(adapters, has_adapters))                                       \
-    MTT_IF_EIGHT(RULE(eight, has_eight))                                                \
-    EMIT(adjoints, has_backward)                                                        \
-    MTT_IF_EIGHT(RULE(absorb, has_eight))                                               \
-    RULE(gradients, has_backward)                                                       \
-    RULE(fusions, always)                                                               \
-    MTT__EXTRA_PASSES(EMIT, RULE)                                                       \
-    EMIT(step, has_step)                                                                \
-    MTT_IF_EIGHT(EMIT(scales, has_eight))                                               \
-    MTT_IF_RANKS(RULE(exchange, has_ranks))
-
-#define MTT__EMIT_DECLARED(name, applies)                                               \
-    static mtt__pass_writer mtt__emit_##name;                                           \
-    static mtt__condition mtt__##applies;
-#define MTT__RULE_DECLARED(name, applies)                                               \
-    static mtt__rule mtt__rule_##name;                                                  \
-    static mtt__condition mtt__##applies;
-MTT__PASS_LIST(MTT__EMIT_DECLARED, MTT__RULE_DECLARED)
-#define MTT__EMIT_ROW(name, applies) {#name, mtt__emit_##name, NULL, mtt__##applies},
-#define MTT__RULE_ROW(name, applies) {#name, NULL, mtt__rule_##name, mtt__##applies},
-static const struct {
-    const char *name;
-    mtt__pass_writer *write;
-    mtt__rule *rule;
-    mtt__condition *applies;
-} mtt__passes[] = {MTT__PASS_LIST(MTT__EMIT_ROW, MTT__RULE_ROW)};
-enum { MTT__PASSES = MTT__LENGTH(mtt__passes) };
 
 /* Writes a program by the first `passes` of the passes. */
 static mtt_status mtt__build_program(mtt_schedule *s, int which, int passes)
@@ -6020,11 +6039,11 @@ static double mtt__attention_pairs(const mtt_shape *d)
 }
 
 /* What >>exchange adds to a plan. */
-typedef double mtt__wire_function(const mtt_op *op);
+typedef double mtt__op_function(const mtt_op *op);
 typedef void mtt__report_function(const mtt_schedule *s, mtt_plan_report *r);
 typedef void mtt__print_function(mtt__text *text, const mtt_plan_report *r);
-typedef mtt_status mtt__policy_function(mtt_env *env, const mtt_model_desc *model, int seq_len, mtt_policy *p);
-MTT_IF_RANKS(static mtt__wire_function mtt__wire_bytes; static mtt__policy_function mtt__take_fullest_rank;)
+typedef mtt_status mtt__policy_function(mtt_env *env, const mtt_model_desc *m, int seq_len, mtt_policy *p);
+MTT_IF_RANKS(static mtt__op_function mtt__wire_bytes; static mtt__policy_function mtt__take_fullest;)
 MTT_IF_RANKS(static mtt__report_function mtt__report_wires; static mtt__print_function mtt__print_wires;)
 
 /* Evaluates an operation's row: FLOPs and bytes moved. */
@@ -6047,6 +6066,24 @@ static void mtt__op_cost(const mtt_op *op, double *flops, double *traffic)
         MTT_OPS(MTT__OP_COST)
     case MTT_OP_KIND_COUNT: break;
     }
+}
+
+/* ---- the cost of a plan ---- */
+
+/* Seconds of a batch and the step, to compare policies by: an operation takes as long as its arithmetic or
+   its traffic, whichever is longer (the roofline, Williams et al. 2009), and 4 us to begin and end. An H200
+   moves 4.2 TB/s (measured); a CPU's 250 GFLOP/s and 10 GB/s are estimates. */
+static double mtt__plan_cost(const mtt_schedule *s)
+{
+    const mtt__program *p = &s->programs[MTT__TRAIN];
+    int cuda = s->policy.device == MTT_DEVICE_CUDA, i;
+    double rate = cuda ? mtt__precisions[s->policy.precision].rate : 250e9;
+    double cost = 0;
+    for (i = 0; i < p->op_count; i++) {
+        double flops = p->ops[i].flops / rate, traffic = p->ops[i].traffic_bytes / (cuda ? 4.2e12 : 10e9);
+        cost += (4e-6 + (flops > traffic ? flops : traffic)) * (p->ops[i].phase == MTT_STEP ? 1 : s->split);
+    }
+    return cost;
 }
 
 /* ---- memory during each operation ---- */
@@ -6085,24 +6122,6 @@ static mtt_status mtt__measure(mtt_env *env, mtt__program *p)
         op->host_bytes = host += op->host_bytes;
     }
     return MTT_OK;
-}
-
-/* ---- the cost of a plan ---- */
-
-/* Seconds of a batch and the step, to compare policies by: an operation takes as long as its arithmetic or
-   its traffic, whichever is longer (the roofline, Williams et al. 2009), and 4 us to begin and end. An H200
-   moves 4.2 TB/s (measured); a CPU's 250 GFLOP/s and 10 GB/s are estimates. */
-static double mtt__plan_cost(const mtt_schedule *s)
-{
-    const mtt__program *p = &s->programs[MTT__TRAIN];
-    int cuda = s->policy.device == MTT_DEVICE_CUDA, i;
-    double rate = cuda ? mtt__precisions[s->policy.precision].rate : 250e9;
-    double cost = 0;
-    for (i = 0; i < p->op_count; i++) {
-        double flops = p->ops[i].flops / rate, traffic = p->ops[i].traffic_bytes / (cuda ? 4.2e12 : 10e9);
-        cost += (4e-6 + (flops > traffic ? flops : traffic)) * (p->ops[i].phase == MTT_STEP ? 1 : s->split);
-    }
-    return cost;
 }
 
 /* ---- schedules ---- */
@@ -6323,7 +6342,7 @@ static mtt_status mtt__fit_split(mtt_schedule *s, const mtt_policy *asked)
     int batch = s->batch, accumulate = s->policy.accumulate, best = 0, last = 0, split;
     double best_cost = 0;
     mtt_status status = MTT_OK;
-    MTT_IF_RANKS(status = mtt__take_fullest_rank(s->env, &s->model, s->seq_len, &s->policy);)
+    MTT_IF_RANKS(status = mtt__take_fullest(s->env, &s->model, s->seq_len, &s->policy);)
     if (status) return status;
     for (split = 1; split <= batch && split <= (1 << 20) / accumulate && !last; split++) {
         if (batch % split) continue;
@@ -6472,7 +6491,7 @@ MTTDEF mtt_status mtt_plan_max_batch(mtt_env *env, const mtt_model_desc *model, 
     mtt_policy p = *policy;
     int low = 0, high = 1 << 20, next = 1; /* low fits, high + 1 does not */
     mtt_status status = MTT_OK;
-    MTT_IF_RANKS(status = mtt__take_fullest_rank(env, model, seq_len, &p);)
+    MTT_IF_RANKS(status = mtt__take_fullest(env, model, seq_len, &p);)
     p.budget_bytes = budget_bytes ? budget_bytes : 1;
     p.split = 0;
     *batch = 0;
@@ -6535,7 +6554,7 @@ MTTDEF mtt_status mtt_policy_fit(mtt_env *env, const mtt_model_desc *model, cons
     mtt_status status = mtt_model_resolve(env, model, &m);
     f.budget = p.budget_bytes = budget_bytes ? budget_bytes : 1;
     if (!status) status = mtt_policy_resolve(env, &p, &m, batch, seq_len, &f.fit);
-    MTT_IF_RANKS(if (!status) status = mtt__take_fullest_rank(env, model, seq_len, &p);)
+    MTT_IF_RANKS(if (!status) status = mtt__take_fullest(env, model, seq_len, &p);)
     if (status) return status;
     f.least = SIZE_MAX;
     f.cost = HUGE_VAL;
@@ -7691,21 +7710,22 @@ static void mtt__cpu_norm_backward(const mtt_op *op, const mtt_op_norm_backward 
 /* y = x W + b, or x W^T + b for a transposed weight; scale x W for an adapter's A */
 static void mtt__cpu_linear(const mtt_op *op, const mtt_op_linear *o)
 {
-    mtt__gemm(op, mtt__matrix(o->x, 0), mtt__matrix(o->weight, op->transposed), mtt__matrix(o->y, 0),
+    mtt__gemm(op, mtt__matrix(o->x, 0), mtt__matrix(o->weight, o->weight->transposed), mtt__matrix(o->y, 0),
               o->bias, 0, mtt__op_scale(op));
 }
 
 /* dx = scale dy W^T */
 static void mtt__cpu_linear_backward_input(const mtt_op *op, const mtt_op_linear_backward_input *o)
 {
-    mtt__gemm(op, mtt__matrix(o->dy, 0), mtt__matrix(o->weight, !op->transposed), mtt__matrix(o->dx, 0),
-              NULL, 0, mtt__op_scale(op));
+    mtt__gemm(op, mtt__matrix(o->dy, 0), mtt__matrix(o->weight, !o->weight->transposed),
+              mtt__matrix(o->dx, 0), NULL, 0, mtt__op_scale(op));
 }
 
 /* d_weight (+)= x^T dy, or dy^T x for a transposed weight; d_bias (+)= sum over rows of dy */
 static void mtt__cpu_linear_backward_weight(const mtt_op *op, const mtt_op_linear_backward_weight *o)
 {
-    const mtt_tensor *left = op->transposed ? o->dy : o->x, *right = op->transposed ? o->x : o->dy;
+    int transposed = o->d_weight && o->d_weight->transposed;
+    const mtt_tensor *left = transposed ? o->dy : o->x, *right = transposed ? o->x : o->dy;
     if (o->d_weight)
         mtt__gemm(op, mtt__matrix(left, 1), mtt__matrix(right, 0), mtt__matrix(o->d_weight, 0), NULL,
                   op->adds, 1);
@@ -8067,7 +8087,7 @@ static void mtt__cpu_sum_gradients(const mtt_op *op, const mtt_op_sum_gradients 
     }
 }
 
-/* Sums of squares of up to MTT__SQUARES blocks of the elements that a rank updates, which threads share. */
+/* Sums of squares of up to MTT__SQUARES blocks of the elements that are updated here, which threads share. */
 enum { MTT__SQUARES = 64 };
 static int mtt__block_squares(const mtt_op *op, int parameter, int64_t first, double *sums)
 {
@@ -8115,7 +8135,7 @@ static uint16_t *mtt__group_scales(const mtt_tensor *moments, int64_t first)
 
 /* Updates n elements of a parameter from `at` up. A compact state is decoded before and encoded after,
    rounded by 16 random bits an element. */
-static void mtt__adamw_block(const mtt_op *op, const mtt_op_adamw *o, const mtt_adamw_rates *r,
+static void mtt__adamw_block(const mtt_op *op, const mtt_op_adamw *o, const mtt_update_rates *r,
                              uint64_t stream, int parameter, int64_t at, int64_t n)
 {
     const mtt_part *part = &op->parts[parameter];
@@ -8152,7 +8172,7 @@ static void mtt__cpu_adamw(const mtt_op *op, const mtt_op_adamw *o)
     int p;
     for (p = 0; p < op->parameters && !counters->skipped; p++) {
         uint64_t stream = mtt__stream(op->site, op->parts[p].number, (uint64_t)counters->updates);
-        mtt_adamw_rates r = mtt__adamw_rates(c, counters, op->parts[p].group);
+        mtt_update_rates r = mtt__update_rates(c, counters, op->parts[p].group);
         int64_t begin = op->parts[p].begin, count = op->parts[p].count, i;
         MTT__THREADS(count)
         for (i = 0; i < count; i += MTT__BLOCK)
@@ -8318,9 +8338,9 @@ MTTDEF mtt_status mtt_cuda_backend(mtt_env *env, int device, mtt_backend *backen
 /* A trainer is a schedule, its arena on a backend, and the number of steps taken. mtt_trainer_create plans,
    allocates and fills the state. A step uploads tokens, targets and mtt_control for each micro-batch and lets
    the backend run the program's lists: forward and backward once a micro-batch, then the update. The CPU runs
-   a list at once; CUDA queues it on a stream, from its second run on as one graph, with transfers between
-   ranks on a stream beside it. The host reads only mtt_counters. Parameters, gradients and moments pass
-   between host and device in pieces, as floats in every precision. */
+   a list at once; CUDA queues it on a stream, from its second run on as one graph. The host reads only
+   mtt_counters. Parameters, gradients and moments pass between host and device in pieces, as floats in every
+   precision. */
 
 /* Elements that pass at a time: whole groups of the compact state. */
 enum { MTT__STAGING = 65536 };
@@ -8360,21 +8380,13 @@ typedef struct mtt__agreements {
     void (*fail)(mtt_ranks *ranks, const char *reason);
 } mtt__agreements;
 
+typedef mtt_status mtt__join_function(mtt_trainer *t, mtt_policy *p);
+MTT_IF_RANKS(static mtt__join_function mtt__join_others;)
+
 /* The backend's handle begins with their address. NULL: this process is alone. */
 static const mtt__agreements *mtt__others(const mtt_trainer *t)
 {
     return t->backend.ranks ? *(const mtt__agreements *const *)(const void *)t->backend.ranks : NULL;
-}
-
-/* Takes the number of the others, and of this one, from the backend. */
-static mtt_status mtt__join_others(mtt_trainer *t, mtt_policy *p)
-{
-    int given = p->ranks;
-    p->ranks = 1, p->rank = 0;
-    if (mtt__others(t)) mtt__others(t)->join(t, p);
-    if (given < 2 || given == p->ranks) return MTT_OK;
-    return mtt__fail(t->env, MTT_E_ARGUMENT, "the policy has %d ranks, the backend %d: set its `ranks` to "
-                     "what mtt_ranks_fork or mtt_ranks_connect gives", given, p->ranks);
 }
 
 /* Passes on the outcome of a call of the backend. A failure is this process's alone, and the others would
@@ -8732,7 +8744,7 @@ static mtt_status mtt__refuse_memory(mtt_trainer *t, const mtt_policy *policy)
                      "seq_len, recompute more, or use the chunked loss", reason, batch, s->seq_len);
 }
 
-/* Closing may fail, too, if other ranks have. env->error stays that of the failure before, which says why. */
+/* Closing may fail, too, if others have. env->error stays that of the failure before, which says why. */
 MTTDEF void mtt_trainer_destroy(mtt_trainer *t)
 {
     char error[sizeof(t->env->error)];
@@ -8802,7 +8814,7 @@ MTTDEF mtt_status mtt_trainer_create(mtt_env *env, const mtt_model_desc *model, 
     t->backend = *backend;
     p.device = backend->device;
     status = mtt__check_backend(env, backend);
-    if (!status) status = mtt__join_others(t, &p);
+    MTT_IF_RANKS(if (!status) status = mtt__join_others(t, &p);)
     if (!status) status = mtt_optim_resolve(env, optim, &t->optim);
     if (!status && policy->early_update && t->optim.clip > 0)
         status = mtt__fail(env, MTT_E_ARGUMENT, "early_update is 1, but to clip at %g needs the norm of all "
@@ -9603,8 +9615,9 @@ static void mtt__emit_weights(mtt__builder *b, int layer, int transposed)
         operands[4 + i] = transposed ? mtt__make_eight(b, role, layer)
                                      : mtt__add_eight(b, w, mtt__scale_entry(b, role, layer), 0);
         operands[4 + i]->parameter = w->parameter;
+        operands[4 + i]->transposed = transposed;
     }
-    if (!b->status) mtt__emit(b, MTT_OP_quantize_weights, layer, 0, operands)->transposed = transposed;
+    if (!b->status) mtt__emit(b, MTT_OP_quantize_weights, layer, 0, operands);
 }
 
 /* y = x W + b with x and W in 8 bits, and W transposed. A layer's weights are made before its first one. Only
@@ -9616,7 +9629,6 @@ static int mtt__eight_linear(mtt__builder *b, const mtt_op *op, int which)
     if (which == 0) mtt__emit_weights(b, op->layer, 1);
     w = b->activations[mtt__slot(b, MTT__A_QKV_EIGHT + which, op->layer)].current;
     MTT__EMIT(b, op->layer, 0, linear, x, w, f->bias, f->y);
-    b->op->transposed = 1;
     return 1;
 }
 
@@ -9635,6 +9647,7 @@ static int mtt__eight_loss(mtt__builder *b, const mtt_op *op)
     f.weight = mtt__add_eight(b, w, scales + MTT__SCALE_HEAD, 0);
     f.weight_t = mtt__add_eight(b, w, scales + MTT__SCALE_HEAD, 1);
     f.weight->recorded = 1;
+    f.weight->transposed = w->transposed; /* and weight_t is [in, out] */
     MTT__EMIT(b, -1, 0, quantize, w, NULL, NULL, NULL, f.weight, f.weight_t);
     if (f.d_weight) f.x_t = mtt__input_again(b, -1, x);
     f.x = x;
@@ -9644,7 +9657,7 @@ static int mtt__eight_loss(mtt__builder *b, const mtt_op *op)
     f.d_logits_t = mtt__add_tensor(b, MTT_F8_E5M2, MTT_LOGITS, -1, "", "d_logits.t8", vocab,
                                    mtt__round_up(rows, 16), 0);
     f.d_logits->entry = f.d_logits_t->entry = scales + MTT__SCALE_LOGITS;
-    mtt__emit(b, MTT_OP_chunked_loss, -1, op->site, &f)->transposed = 1;
+    mtt__emit(b, MTT_OP_chunked_loss, -1, op->site, &f);
     return 1;
 }
 
@@ -9695,7 +9708,8 @@ static mtt_tensor *mtt__weight_eight(mtt__builder *b, int layer, const mtt_tenso
     int i = b->program->op_count, k = 0;
     while (i-- > 0) {
         op = &b->program->ops[i];
-        if (op->kind == MTT_OP_quantize_weights && !op->transposed) break; /* of this layer or one above */
+        if (op->kind == MTT_OP_quantize_weights && !op->operands[op->inputs]->transposed)
+            break; /* of this layer or one above */
     }
     if (i < 0 || op->layer != layer) mtt__emit_weights(b, layer, 0), i = b->program->op_count - 1;
     if (b->status) return NULL;
@@ -9983,7 +9997,7 @@ static void mtt__cpu_quantize_weights(const mtt_op *op, const mtt_op_quantize_we
     (void)o;
     for (i = 0; i < 4; i++) {
         mtt_op_quantize q = {op->operands[i], NULL, NULL, NULL, NULL, NULL};
-        if (op->transposed) q.y_t = op->operands[4 + i];
+        if (op->operands[4 + i]->transposed) q.y_t = op->operands[4 + i];
         else q.y = op->operands[4 + i];
         mtt__cpu_quantize(op, &q);
     }
@@ -10051,7 +10065,8 @@ static void mtt__sum_columns(const mtt_tensor *dy_t, const mtt_tensor *sums, int
 /* d_weight (+)= x_t dy_t^T, or dy_t x_t^T for a transposed weight; d_bias (+)= sums of the rows of dy_t */
 static void mtt__weight_gradients_eight(const mtt_op *op, const mtt_op_linear_backward_weight *o)
 {
-    const mtt_tensor *left = op->transposed ? o->dy : o->x, *right = op->transposed ? o->x : o->dy;
+    int transposed = o->d_weight && o->d_weight->transposed;
+    const mtt_tensor *left = transposed ? o->dy : o->x, *right = transposed ? o->x : o->dy;
     if (o->d_weight)
         mtt__gemm(op, mtt__matrix(left, 0), mtt__matrix(right, 1), mtt__matrix(o->d_weight, 0), NULL,
                   op->adds, 1);
@@ -10085,8 +10100,6 @@ static void mtt__chunk_gradients_eight(const mtt_op *op, const mtt_op_chunked_lo
     mtt_op_linear_backward_input d_input = {&d_logits, o->weight_t, &c->dx};
     float factor = mtt__loss_factor(mtt__control(o->control), mtt__counters(o->counters));
     int64_t rows = mtt__rows(&d_logits), width = mtt__width(&d_logits), row;
-    mtt_op plain = *op;
-    plain.transposed = 0; /* weight_t is [in, out] */
     MTT__THREADS(rows * width)
     for (row = 0; row < rows; row++) {
         float x[MTT__BLOCK];
@@ -10098,7 +10111,7 @@ static void mtt__chunk_gradients_eight(const mtt_op *op, const mtt_op_chunked_lo
         }
     }
     mtt__round_also(op, &d_logits, NULL, o->d_logits_t);
-    mtt__cpu_linear_backward_input(&plain, &d_input);
+    mtt__cpu_linear_backward_input(op, &d_input);
     if (o->d_weight) {
         mtt__view left = mtt__matrix(o->d_logits_t, 0), right = mtt__matrix(o->x_t, 1);
         left.n = right.m = mtt__round_up(rows, 16);
@@ -10206,6 +10219,7 @@ static mtt_status mtt__fill_scales(mtt_trainer *t)
     return mtt__move_scales(t, MTT__PUT, 0, count, t->values);
 }
 
+#ifndef MTT_NO_RANKS
 /* Takes the scales of rank 0, whose micro-batch is the first. */
 static mtt_status mtt__take_scales(mtt_trainer *t)
 {
@@ -10214,6 +10228,7 @@ static mtt_status mtt__take_scales(mtt_trainer *t)
     if (!status) status = mtt__spread(t, 0, t->staging, scales->bytes);
     return status ? status : mtt__copy(t, MTT__PUT, scales->data, t->staging, scales->bytes);
 }
+#endif
 
 /* Measures the scales of 8-bit tensors by the first step's forward pass. */
 static mtt_status mtt__measure_scales(mtt_trainer *t, const int32_t *tokens, const int32_t *targets,
@@ -10229,7 +10244,7 @@ static mtt_status mtt__measure_scales(mtt_trainer *t, const int32_t *tokens, con
     if (!status) status = mtt__told(t, t->backend.run(t->context, p->ops, forward));
     if (!status) /* rescale, the last operation: FP8 has no early updates, so there is a step */
         status = mtt__told(t, t->backend.run(t->context, p->ops + p->op_count - 1, 1));
-    if (!status && t->schedule->policy.ranks > 1) status = mtt__take_scales(t);
+    MTT_IF_RANKS(if (!status && t->schedule->policy.ranks > 1) status = mtt__take_scales(t);)
     t->measured = !status;
     return status;
 }
@@ -10356,7 +10371,7 @@ static void mtt__emit_exchange(mtt__builder *b, mtt__under_way *w, int first, in
         q->received_at = bytes - (int64_t)mtt__bytes_of(dtype, (size_t)q->part.mine);
         bytes += (int64_t)mtt__bytes_of(dtype, (size_t)(q->part.end - q->part.mine));
     }
-    if (!bytes) bytes = 8; /* this rank owns no part of a small layer, whose gradients live until they are sent */
+    if (!bytes) bytes = 8; /* nothing of a small layer is mine, but its gradients live until they are sent */
     received = mtt__add_tensor(b, MTT_U8, MTT_GRADIENTS, layer, "", "received", b->policy->ranks - 1, bytes,
                                0);
     mtt__emit_arrived(b, w);
@@ -10516,7 +10531,7 @@ static void mtt__print_wires(mtt__text *text, const mtt_plan_report *r)
 
 /* Makes a policy that of the rank with the largest share, if ranks divide anything. What they must decide
    alike goes by what that one can hold. Shares are those of any batch. */
-static mtt_status mtt__take_fullest_rank(mtt_env *env, const mtt_model_desc *model, int seq_len,
+static mtt_status mtt__take_fullest(mtt_env *env, const mtt_model_desc *model, int seq_len,
                                          mtt_policy *p)
 {
     mtt_policy any = *p;
@@ -10642,6 +10657,17 @@ static mtt_status mtt__bind_transfers(mtt_trainer *t)
     return MTT_OK;
 }
 
+/* Takes the number of ranks, and of this one, from the backend. */
+static mtt_status mtt__join_others(mtt_trainer *t, mtt_policy *p)
+{
+    int given = p->ranks;
+    p->ranks = 1, p->rank = 0;
+    if (mtt__others(t)) mtt__others(t)->join(t, p);
+    if (given < 2 || given == p->ranks) return MTT_OK;
+    return mtt__fail(t->env, MTT_E_ARGUMENT, "the policy has %d ranks, the backend %d: set its `ranks` to "
+                     "what mtt_ranks_fork or mtt_ranks_connect gives", given, p->ranks);
+}
+
 /* Moves what the optimizer keeps, wherever it is. All ranks get it from the one that has it. */
 static mtt_status mtt__move_shares(mtt_trainer *t, int way, const mtt__parameter *q, int kind, int64_t at,
                                  int64_t count, float *values)
@@ -10694,15 +10720,14 @@ static void mtt__add_gradients(const mtt_op *op, const mtt_tensor *received, int
 {
     const mtt_part *part = &op->parts[parameter];
     mtt_tensor gradient = *op->gradients[parameter];
-    void *own = gradient.data;
+    char *own = (char *)gradient.data, *rows = (char *)received->data + offset;
     float *sum = (float *)op->sums[parameter]->data + at - part->base;
     float buffer[MTT__BLOCK], total[MTT__BLOCK];
     int rank, me = op->shape->rank;
     if (op->later) memcpy(total, sum, (size_t)n * sizeof(float));
     for (rank = 0; rank < op->shape->ranks; rank++) {
         const float *from;
-        gradient.data = rank == me ? own : (char *)received->data + (rank - (rank > me)) * received->shape[1] +
-                                           offset;
+        gradient.data = rank == me ? own : rows + (rank - (rank > me)) * received->shape[1];
         from = mtt__read(&gradient, rank == me ? at : at - part->mine, n, buffer);
         if (rank || op->later) mtt__add_block(from, total, n);
         else memcpy(total, from, (size_t)n * sizeof(float));
@@ -14563,7 +14588,7 @@ static mtt_status mtt__st_open(mtt_env *env, const char *path, mtt__st *st)
 static size_t mtt__st_piece(const mtt__st_entry *e, size_t at)
 {
     const size_t most = MTT__ST_CHUNK * sizeof(float);
-    if (e->data && at) mtt__os_forget(e->data + (at - 1) / most * most, (at - 1) % most + 1);
+    if (e->data && at) mtt__os_forget(e->data, (at - 1) / most * most, at);
     return e->bytes - at < most ? e->bytes - at : most;
 }
 
@@ -14892,6 +14917,24 @@ static mtt_status mtt__checkpoint_model(mtt__checkpoint *c)
     return c->status;
 }
 
+/* Writes the name of the optimizer, or compares it. A file without one means AdamW, as all early ones did. */
+static mtt_status mtt__checkpoint_optimizer(mtt__checkpoint *c)
+{
+    const mtt_policy *policy = &c->t->schedule->policy;
+    const mtt__st_entry *pair = c->st ? mtt__st_find(&c->st->metadata, "optimizer") : NULL;
+    const char *path = c->st ? c->st->path : NULL, *there = pair ? pair->value : "adamw";
+    const mtt_field *f = mtt__policy_field;
+    char here[40];
+    while (f->offset != offsetof(mtt_policy, optimizer)) f++;
+    mtt__field_words(f, (double)policy->optimizer, here);
+    if (!c->st && !c->merged && policy->optimizer != MTT_ADAMW)
+        mtt__print(&c->metadata, ",\"optimizer\":\"%s\"", here);
+    if (path && strcmp(there, here) != 0)
+        c->status = mtt__fail(c->t->env, MTT_E_MISMATCH, "%s has optimizer %.40s, here it is %s: use its "
+                              "run's, or load the weights alone by mtt_trainer_load", path, there, here);
+    return c->status;
+}
+
 /* Numbers of a checkpoint: name, member, range in a file; 0 and 0: the same as here. A SETTING is left out
    where it is 0, and in a merged file. DATA is there if batches are; files of older versions lack LATER. */
 enum { MTT__COUNTER, MTT__SETTING, MTT__DATA, MTT__LATER };
@@ -14925,7 +14968,7 @@ static mtt_status mtt__checkpoint_numbers(mtt__checkpoint *c)
 {
     static const uint64_t none = 0;
     size_t i;
-    mtt__checkpoint_model(c);
+    if (!mtt__checkpoint_model(c)) mtt__checkpoint_optimizer(c);
     for (i = 0; i < MTT__LENGTH(mtt__checkpoint_row) && !c->status; i++) {
         const char *name = mtt__checkpoint_row[i].name;
         const size_t size = mtt__checkpoint_row[i].size;
@@ -15463,7 +15506,7 @@ static int mtt__st_equal(const mtt__st_entry *a, const mtt__st_entry *b)
             strcmp(mtt__st_dtype[both[k]->dtype].name, "F64")) return 0;
     for (k = 0; k < a->rank; k++) count *= (size_t)a->shape[k];
     for (i = 0; i < count && mtt__st_float(a, i) == mtt__st_float(b, i);) i++;
-    for (k = 0; k < 2; k++) mtt__os_forget(both[k]->data, both[k]->bytes);
+    for (k = 0; k < 2; k++) mtt__os_forget(both[k]->data, 0, both[k]->bytes);
     return i == count;
 }
 
@@ -15850,7 +15893,7 @@ static void mtt__model_copy(const mtt_model *m, const char *parameter, int64_t c
     while ((e = mtt__model_next(m, parameter, &cursor, &t)) != NULL) {
         const int64_t first = at / t.width, rows = mtt__ceil_div(at + count, t.width) - first;
         const int64_t lines = t.transposed ? t.columns : rows, length = t.transposed ? rows : t.columns;
-        const size_t row_bytes = e->bytes / (size_t)t.rows;
+        const size_t row_bytes = e->bytes / (size_t)t.rows, end = (size_t)(first + rows) * row_bytes;
         int64_t line, i;
         MTT__OMP(omp parallel for private(i))
         for (line = 0; line < lines; line++)
@@ -15860,8 +15903,8 @@ static void mtt__model_copy(const mtt_model *m, const char *parameter, int64_t c
                 const int64_t from = t.transposed ? column * t.rows + row : row * t.columns + column;
                 if (to >= 0 && to < count) values[to] = mtt__st_float(e, (size_t)from);
             }
-        if (!t.transposed) mtt__os_forget(e->data + (size_t)first * row_bytes, (size_t)rows * row_bytes);
-        else if (at + count == t.rows * t.width) mtt__os_forget(e->data, e->bytes);
+        if (!t.transposed || end == e->bytes)
+            mtt__os_forget(e->data, t.transposed ? 0 : (size_t)first * row_bytes, end);
     }
 }
 

@@ -2013,13 +2013,14 @@ static mtt_status mtt__multiply(mtt__cuda *c, const mtt_op *op, const mtt__blas_
                           (long long)g.m, (long long)g.n, (long long)g.k, cublasLtGetStatusString(blas));
 }
 
-/* y = x W + b, or x W^T + b where the weight is transposed: forward, and with dy as x backward. */
+/* y = x W + b; backward x W^T, of the gradient x. */
 static mtt_status mtt__multiply_rows(mtt__cuda *c, const mtt_op *op, const mtt_tensor *x,
-                                     const mtt_tensor *weight, int transposed, const mtt_tensor *bias,
+                                     const mtt_tensor *weight, int backward, const mtt_tensor *bias,
                                      const mtt_tensor *y)
 {
     mtt__blas_product g = {mtt__rows(y), mtt__width(y), mtt__width(x), mtt__blas_whole(x, 0),
-                           mtt__blas_whole(weight, transposed), mtt__blas_whole(y, 0), bias};
+                           mtt__blas_whole(weight, weight->transposed != backward), mtt__blas_whole(y, 0),
+                           bias};
     g.alpha = mtt__op_scale(op);
     return mtt__multiply(c, op, g);
 }
@@ -2027,7 +2028,7 @@ static mtt_status mtt__multiply_rows(mtt__cuda *c, const mtt_op *op, const mtt_t
 static mtt_status mtt__cuda_linear(mtt__cuda *c, const mtt_op *op)
 {
     const mtt_op_linear *o = MTT_OPERANDS_OF(linear, op);
-    return mtt__multiply_rows(c, op, o->x, o->weight, op->transposed, o->bias, o->y);
+    return mtt__multiply_rows(c, op, o->x, o->weight, 0, o->bias, o->y);
 }
 
 #ifndef MTT_NO_ADAPTERS
@@ -2035,7 +2036,7 @@ static mtt_status mtt__cuda_linear(mtt__cuda *c, const mtt_op *op)
 static mtt_status mtt__cuda_linear_adapted(mtt__cuda *c, const mtt_op *op)
 {
     const mtt_op_linear_adapted *o = MTT_OPERANDS_OF(linear_adapted, op);
-    mtt_status status = mtt__multiply_rows(c, op, o->x, o->weight, op->transposed, o->bias, o->y);
+    mtt_status status = mtt__multiply_rows(c, op, o->x, o->weight, 0, o->bias, o->y);
     if (status != MTT_OK) return status;
     return mtt__multiply(c, op, {mtt__rows(o->y), mtt__width(o->y), mtt__width(o->xa),
                                  mtt__blas_whole(o->xa, 0), mtt__blas_whole(o->lora_b, 0),
@@ -2047,7 +2048,7 @@ static mtt_status mtt__cuda_linear_adapted(mtt__cuda *c, const mtt_op *op)
 static mtt_status mtt__cuda_linear_backward_input(mtt__cuda *c, const mtt_op *op)
 {
     const mtt_op_linear_backward_input *o = MTT_OPERANDS_OF(linear_backward_input, op);
-    return mtt__multiply_rows(c, op, o->dy, o->weight, !op->transposed, NULL, o->dx);
+    return mtt__multiply_rows(c, op, o->dy, o->weight, 1, NULL, o->dx);
 }
 
 /* dW (+)= x^T dy, or dy^T x for a transposed weight, in FP32; x begins at row `first`. */
@@ -2055,10 +2056,10 @@ static mtt_status mtt__weight_gradient(mtt__cuda *c, const mtt_op *op, const mtt
                                        const mtt_tensor *dy, int64_t rows, const mtt_tensor *dw, int add)
 {
     const int64_t k = mtt__width(x), n = mtt__width(dy);
-    mtt__blas_matrix xs = mtt__blas_matrix_at(x, first * k, k, 0, !op->transposed);
-    mtt__blas_matrix dys = mtt__blas_whole(dy, op->transposed), out = mtt__blas_whole(dw, 0);
+    mtt__blas_matrix xs = mtt__blas_matrix_at(x, first * k, k, 0, !dw->transposed);
+    mtt__blas_matrix dys = mtt__blas_whole(dy, dw->transposed), out = mtt__blas_whole(dw, 0);
     mtt__blas_product g = {k, n, rows, xs, dys, out, NULL, add};
-    if (op->transposed) g = {n, k, rows, dys, xs, out, NULL, add};
+    if (dw->transposed) g = {n, k, rows, dys, xs, out, NULL, add};
     return mtt__multiply(c, op, g);
 }
 
@@ -2076,7 +2077,7 @@ static mtt_status mtt__cuda_linear_backward_weight(mtt__cuda *c, const mtt_op *o
 static mtt_status mtt__cuda_linear_gelu(mtt__cuda *c, const mtt_op *op)
 {
     const mtt_op_linear_gelu *o = MTT_OPERANDS_OF(linear_gelu, op);
-    mtt_status status = mtt__multiply_rows(c, op, o->x, o->weight, op->transposed, o->bias, o->pre);
+    mtt_status status = mtt__multiply_rows(c, op, o->x, o->weight, 0, o->bias, o->pre);
     return status == MTT_OK && o->y ? mtt__launch_activation(c, MTT_MLP_GELU, o->pre, o->y) : status;
 }
 
@@ -2085,7 +2086,7 @@ static mtt_status mtt__cuda_linear_backward_gelu(mtt__cuda *c, const mtt_op *op)
 {
     const mtt_op_linear_backward_gelu *o = MTT_OPERANDS_OF(linear_backward_gelu, op);
     mtt_status status;
-    status = mtt__multiply_rows(c, op, o->dy, o->weight, !op->transposed, NULL, o->dx);
+    status = mtt__multiply_rows(c, op, o->dy, o->weight, 1, NULL, o->dx);
     if (status == MTT_OK)
         status = mtt__launch_activation_backward(c, MTT_MLP_GELU, o->dx, o->pre, o->dx);
     if (status != MTT_OK || !o->d_bias) return status;
@@ -2227,7 +2228,8 @@ static mtt_status mtt__chunked_loss_by(mtt__cuda *c, const mtt_op *op, mtt__chun
     for (first = 0; first < rows && status == MTT_OK; first += count) {
         count = mtt__min(o->logits->shape[0], rows - first);
         mtt__blas_product head = {count, Vp, C, mtt__blas_matrix_at(o->x, first * C, C, 0, 0),
-                                  mtt__blas_whole(o->weight, 1), mtt__blas_whole(o->logits, 0), o->bias};
+                                  mtt__blas_whole(o->weight, o->weight->transposed),
+                                  mtt__blas_whole(o->logits, 0), o->bias};
         mtt__loss_rows r = {o->logits, o->control, o->counters, mtt__at<int32_t>(o->targets) + first,
                             mtt__at<float>(o->losses) + 3 * first, count};
         status = mtt__multiply(c, op, head);
@@ -2241,7 +2243,8 @@ static mtt_status mtt__chunk_products(mtt__cuda *c, const mtt_op *op, int64_t fi
 {
     const mtt_op_chunked_loss *o = MTT_OPERANDS_OF(chunked_loss, op);
     const int64_t C = mtt__width(o->x), Vp = mtt__width(o->logits);
-    mtt__blas_product back = {count, C, Vp, mtt__blas_whole(o->logits, 0), mtt__blas_whole(o->weight, 0),
+    mtt__blas_product back = {count, C, Vp, mtt__blas_whole(o->logits, 0),
+                              mtt__blas_whole(o->weight, !o->weight->transposed),
                               mtt__blas_matrix_at(o->dx, first * C, C, 0, 0)};
     mtt_status status = mtt__multiply(c, op, back);
     if (status != MTT_OK || !o->d_weight) return status;
@@ -2468,7 +2471,7 @@ static __global__ void __launch_bounds__(256) mtt_k_adamw(const mtt__update u)
     if (u.counters->skipped) return;
     const mtt_range &r = u.ranges[blockIdx.x / MTT__RANGE_BLOCKS];
     if (u.mine && !mtt__is_mine(r)) return;
-    const mtt_adamw_rates rates = mtt__adamw_rates(u.control, u.counters, r.group);
+    const mtt_update_rates rates = mtt__update_rates(u.control, u.counters, r.group);
     const int count = (int)mtt__min(mtt__range_count(r), MTT__RANGE_BLOCK);
     const int64_t begin = mtt__range_begin(r);
     float *const m_at = (float *)u.m + r.first + begin, *const v_at = (float *)u.v + r.first + begin;
@@ -3522,7 +3525,7 @@ static mtt_status mtt__cuda_rotary(mtt__cuda *c, const mtt_op *op)
 static mtt_status mtt__cuda_linear_rotary(mtt__cuda *c, const mtt_op *op)
 {
     const mtt_op_linear_rotary *o = MTT_OPERANDS_OF(linear_rotary, op);
-    mtt_status status = mtt__multiply_rows(c, op, o->x, o->weight, op->transposed, o->bias, o->y);
+    mtt_status status = mtt__multiply_rows(c, op, o->x, o->weight, 0, o->bias, o->y);
     if (status != MTT_OK) return status;
     return mtt__launch_rotary(c, op, o->y, o->q_gain, o->k_gain, o->angles, o->y, 1.0f);
 }
@@ -4243,7 +4246,7 @@ static mtt_status mtt__cuda_quantize_weights(mtt__cuda *c, const mtt_op *op)
     for (int i = 0; i < 4; i++) {
         mtt__quantize *q = &four.matrix[i];
         q->x = mtt__at<const __nv_bfloat16>(op->operands[i]);
-        (op->transposed ? q->y_t : q->y) = mtt__eight_of(op->operands[4 + i]);
+        (op->operands[4 + i]->transposed ? q->y_t : q->y) = mtt__eight_of(op->operands[4 + i]);
         q->rows = mtt__rows(op->operands[i]), q->width = (int)mtt__width(op->operands[i]);
         q->padded = q->pitch = q->rows;
         four.first[i + 1] = four.first[i] + (int)mtt__quantize_tiles(*q);
@@ -4383,7 +4386,7 @@ static mtt_status mtt__eight_activation(mtt__cuda *c, const mtt_op *op)
 static mtt_status mtt__eight_linear_gelu(mtt__cuda *c, const mtt_op *op)
 {
     const mtt_op_linear_gelu *o = MTT_OPERANDS_OF(linear_gelu, op);
-    mtt_status status = mtt__multiply_rows(c, op, o->x, o->weight, op->transposed, o->bias, o->pre);
+    mtt_status status = mtt__multiply_rows(c, op, o->x, o->weight, 0, o->bias, o->pre);
     return status == MTT_OK ? mtt__launch_activation_eight(c, MTT_MLP_GELU, o->pre, o->y) : status;
 }
 
@@ -4599,10 +4602,10 @@ static mtt_status mtt__weight_gradient_eight(mtt__cuda *c, const mtt_op *op, con
                                              int64_t first, const mtt_tensor *dy_t, int64_t rows,
                                              const mtt_tensor *dw, int add)
 {
-    const mtt_tensor *a = op->transposed ? dy_t : x_t, *b = op->transposed ? x_t : dy_t;
+    const mtt_tensor *a = dw->transposed ? dy_t : x_t, *b = dw->transposed ? x_t : dy_t;
     mtt__blas_product g = {mtt__rows(a), mtt__rows(b), rows, mtt__blas_whole(a, 0), mtt__blas_whole(b, 1),
                            mtt__blas_whole(dw, 0), NULL, add};
-    (op->transposed ? g.b : g.a).data = (const char *)x_t->data + first;
+    (dw->transposed ? g.b : g.a).data = (const char *)x_t->data + first;
     return mtt__multiply(c, op, g);
 }
 
@@ -4633,7 +4636,8 @@ static mtt_status mtt__eight_linear_backward_gelu(mtt__cuda *c, const mtt_op *op
     for (int64_t first = 0; first < rows && status == MTT_OK; first += slab) {
         const int64_t count = mtt__min(slab, rows - first);
         mtt__blas_product g = {count, n, k, mtt__blas_matrix_at(o->dy, first * k, k, 0, 0),
-                               mtt__blas_whole(o->weight, 1), mtt__blas_whole(&d_gelu, 0), NULL};
+                               mtt__blas_whole(o->weight, !o->weight->transposed),
+                               mtt__blas_whole(&d_gelu, 0), NULL};
         mtt__quantize q = {};
         q.x = mtt__at<const __nv_bfloat16>(o->pre) + first * n, q.dy = mtt__at<const __nv_bfloat16>(&d_gelu);
         q.y = mtt__eight_of(o->dx), q.y_t = mtt__eight_of(o->dx_t), q.gelu_t = mtt__eight_of(o->y_t);
@@ -4793,7 +4797,8 @@ static mtt_status mtt__chunk_in_eight(mtt__cuda *c, const mtt_op *op, const mtt_
     mtt_status status = mtt__rows_loss(c, op, r);
     if (status == MTT_OK) status = mtt__rows_gradient_eight(c, op, r, first, add);
     if (status != MTT_OK) return status;
-    mtt__blas_product back = {r.rows, C, Vp, mtt__blas_whole(o->d_logits, 0), mtt__blas_whole(o->weight_t, 1),
+    mtt__blas_product back = {r.rows, C, Vp, mtt__blas_whole(o->d_logits, 0),
+                              mtt__blas_whole(o->weight_t, !o->weight_t->transposed),
                               mtt__blas_matrix_at(o->dx, first * C, C, 0, 0)};
     status = mtt__multiply(c, op, back);
     if (status != MTT_OK || !o->d_weight) return status;
@@ -7848,9 +7853,9 @@ static bool mtt__hopper_takes_flash(const mtt_op *op, const mtt_tensor *qkv)
 }
 
 /* Not FP32, W [k, n], rows that an int counts, and a driver that makes tensor maps. */
-static bool mtt__hopper_takes_tiles(const mtt__cuda *c, const mtt_op *op, const mtt_tensor *operand)
+static bool mtt__hopper_takes_tiles(const mtt__cuda *c, const mtt_op *op, const mtt_tensor *weight)
 {
-    return operand->dtype != MTT_F32 && !op->transposed && op->shape->rows < (int64_t)1 << 31 && c->encode;
+    return weight->dtype != MTT_F32 && !weight->transposed && op->shape->rows < (int64_t)1 << 31 && c->encode;
 }
 
 /* Up to so many rows, as in generation, a tile is mostly empty: GELU after the product takes 6 us for GPT-2's
@@ -7879,11 +7884,11 @@ static mtt__function mtt__hopper_function(const mtt__cuda *c, const mtt_op *op)
         break;
     case MTT_OP_linear_gelu:
         if (!mtt__leaves_tiles_empty(op) &&
-            mtt__hopper_takes_tiles(c, op, MTT_OPERANDS_OF(linear_gelu, op)->x))
+            mtt__hopper_takes_tiles(c, op, MTT_OPERANDS_OF(linear_gelu, op)->weight))
             return mtt__hopper_linear_gelu;
         break;
     case MTT_OP_linear_backward_gelu:
-        if (mtt__hopper_takes_tiles(c, op, MTT_OPERANDS_OF(linear_backward_gelu, op)->dy))
+        if (mtt__hopper_takes_tiles(c, op, MTT_OPERANDS_OF(linear_backward_gelu, op)->weight))
             return mtt__hopper_linear_backward_gelu;
         break;
     default: break;
@@ -7972,7 +7977,7 @@ static __global__ void __launch_bounds__(MTT__BOUNDS(256, 5)) mtt_k_adamw_compac
     if (u.counters->skipped) return;
     const mtt_range &r = u.ranges[blockIdx.x / MTT__RANGE_BLOCKS];
     if (u.mine && !mtt__is_mine(r)) return;
-    const mtt_adamw_rates rates = mtt__adamw_rates(u.control, u.counters, r.group);
+    const mtt_update_rates rates = mtt__update_rates(u.control, u.counters, r.group);
     constexpr bool FP16 = std::is_same<W, __half>::value, FP32 = std::is_same<W, float>::value;
     const int count = (int)mtt__min(mtt__range_count(r), MTT__RANGE_BLOCK);
     const int64_t begin = mtt__range_begin(r), first = r.first + begin;
@@ -9142,7 +9147,8 @@ static mtt_status mtt__alloc_pinned(mtt__cuda *c, size_t bytes, void **block)
     if (error == cudaSuccess) return MTT_OK;
     *block = NULL;
     cudaGetLastError(); /* a failed allocation is no fault of later operations */
-    if (error != cudaErrorMemoryAllocation) return mtt__checked(c, error, "taking pinned memory");
+    if (error != cudaErrorMemoryAllocation && error != cudaErrorInvalidValue) /* the latter of huge sizes */
+        return mtt__checked(c, error, "taking pinned memory");
     return mtt__cuda_fail(c->env, MTT_E_MEMORY,
                           "%zu bytes (%.1f GiB) of the host's memory cannot be pinned: keep more on CUDA "
                           "device %d, end other programs, or raise the limit of locked memory (ulimit -l)",

@@ -33,7 +33,7 @@ if ! grep -q '"quick"' "$program"; then
   echo "emulate.sh: $program does not know quick; the one beside this script is taken"
   program=$build/tests/test_cuda.c
   mkdir -p "$build/tests"
-  cp "$here"/test_cuda.c "$here"/test.h "$here"/techniques.h "$build/tests"
+  cp "$here"/test_cuda.c "$here"/test.h "$here"/techniques.h "$here"/away.h "$build/tests"
   cp "$source/mtt.h" "$build"
 fi
 flags=(-O2 -g1 -march=native -fopenmp "-I${CUDA_HOME:-/usr/local/cuda}/include")

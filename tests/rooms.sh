@@ -26,7 +26,7 @@ examples/hello.c 60
 Makefile 60
 SIZES
 
-# The manual's reading path: its rooms and headings are there, and it is as long as it says.
+# The manual's reading path: its rooms and headings are there, it is as long as it says, in few pieces.
 path=$(awk '/^   READING PATH/ {on = 1} on && /^   WHAT IT DOES/ {exit} on' mtt.h)
 lines=$(awk '
   FNR == NR { # the path: for each room its headings
@@ -41,13 +41,15 @@ lines=$(awk '
     take = index(list ",", " " title ",") > 0
     seen += take
   }
-  take {count++}
+  take {count++; pieces += !was}
+  {was = take}
   END {
     for (room in wanted) {n = split(wanted[room], parts, ","); titles += n}
-    if (seen != titles) print "headings " seen " of " titles; else print count
+    if (seen != titles) print "headings " seen " of " titles; else print count, pieces
   }' <(cat <<< "$path") mtt.h)
-[[ $lines == [12][0-9][0-9][0-9] ]] && [ "$lines" -ge 1800 -a "$lines" -le 2200 ]
-tell $? "the reading path has $lines lines, not about 2,000"
+read -r lines pieces <<< "$lines"
+[[ $lines == [12][0-9][0-9][0-9] ]] && [ "$lines" -ge 1800 -a "$lines" -le 2200 -a "$pieces" -le 7 ]
+tell $? "the reading path has $lines lines in $pieces pieces, not about 2,200 in 7"
 
 # Each member of a descriptor has a row, from which checks, checkpoints and options come. But for these.
 for struct in model_desc policy optim_desc; do
@@ -81,15 +83,17 @@ none "$(grep -nE '^static [^={]*\);$' mtt.h)" "a static function is declared ahe
 
 # No guests: words of a wing that no room of the hall, >>base to >>report, may have outside of its messages.
 # Lists name the rows of wings, MTT_EIGHT_OPS(X), and MTT_IF_EIGHT(...) marks what only such a build has.
+# Comments may name rooms, >>exchange, and passes of wings, [exchange].
 hall=$(awk '/^   >>base$/ {on = 1} /^   >>adapters$/ {on = 0}
   /^#ifdef MTT_NO_/ {refusal = 1} /^#endif/ {refusal = 0}
   !on || refusal || /^ +(X|MTT__FIELD)\(/ {next}
-  {gsub(/"[^"]*"/, "\"\""); gsub(/MTT_IF_[A-Z]+\(.*|MTT__?[A-Z]+_[A-Z]+\(X\)/, ""); print FNR " " $0}' mtt.h)
+  {gsub(/"[^"]*"/, "\"\""); gsub(/MTT_IF_[A-Z]+\(.*|MTT__?[A-Z]+_[A-Z]+\(X\)|>>[a-z]+|\[[a-z]+\]/, "")
+    print FNR " " $0}' mtt.h)
 [ "$(wc -l <<< "$hall")" -gt 1000 ]; tell $? "mtt.h has no hall"
 while read -r wing words; do
   none "$(grep -E "$words" <<< "$hall")" "a guest of the wing $wing in the hall"
 done << 'WORDS'
-ranks mtt_ranks_|socket|poll\(|fork\(|getaddrinfo|MPI|frame
+ranks mtt_ranks_|socket|poll\(|fork\(|getaddrinfo|MPI|frame|[Ee]xchang|gathered|all_(to|gather)|__share|wire
 text [Tt]okenizer|mtt_encode|mtt_tokens|mtt__bpe|[Cc]orpus|mtt_batches
 models [Hh]ugging|safetensors|GGUF|gguf|mtt_model_open|mtt__st_
 files mtt_json_|mtt_writer|mtt__map_|mtt__crc
@@ -104,6 +108,9 @@ without() { # SWITCH WORDS
   [ "$(wc -l <<< "$code")" -gt 5000 ]; tell $? "mtt.h without $1"
   none "$(grep -oE "$2" <<< "$code" | sort -u)" "what $1 leaves out is compiled"
 }
+without MTT_NO_RANKS \
+  'mtt__\w*(exchang|wire|transfer|share\b|divide|fullest|arrived|gathered)\w*|OP_(all|add_c|sum_sq|merge)\w*'
+without MTT_NO_SOCKETS '\b(socket|poll|fork|getaddrinfo)\(|mtt_ranks_\w+|mtt__(peer|frame|guest)\b'
 without MTT_NO_FP8 \
   '\w*_(eight|EIGHT)\b|OP_(quantize|rescale|merge)\w*|mtt_\w*e[45]m[23]|mtt__(rule_absorb|record|merge_\w+)\b'
 without MTT_NO_ADAPTERS '\w*_adapt\w*|mtt__lora\w*|\w+_XA\b|MTT__(QKV|PROJ|FC|MLP)_[AB]\b'

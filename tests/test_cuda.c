@@ -26,7 +26,9 @@
                                             tests the CPU's and the textbook, needs no GPU */
 #define MTT_CUDA
 #define MTT_IMPLEMENTATION
+#define MTT__EXTRA_PASSES(EMIT, RULE) RULE(away, sends_away)
 #include "../mtt.h"
+#include "away.h"
 #include "test.h"
 #include "techniques.h"
 
@@ -483,8 +485,8 @@ static void textbook_linear(const textbook *t)
 {
     const mtt_op_linear *o = MTT_OPERANDS_OF(linear, t->op);
     const numbers_linear *v = VALUES(linear, t), *magnitude = MAGNITUDES(linear, t);
-    biased_product(t, mtt__rows(o->y), mtt__width(o->y), mtt__width(o->x), v->x, v->weight, t->op->transposed,
-                   v->bias, v->y, magnitude->y);
+    biased_product(t, mtt__rows(o->y), mtt__width(o->y), mtt__width(o->x), v->x, v->weight,
+                   o->weight->transposed, v->bias, v->y, magnitude->y);
     scale_product(t, mtt__elements(o->y), v->y, magnitude->y);
 }
 
@@ -511,7 +513,7 @@ static void textbook_linear_backward_input(const textbook *t)
     const mtt_op_linear_backward_input *o = MTT_OPERANDS_OF(linear_backward_input, t->op);
     const numbers_linear_backward_input *v = VALUES(linear_backward_input, t);
     biased_product(t, mtt__rows(o->dx), mtt__width(o->dx), mtt__width(o->dy), v->dy, v->weight,
-                   !t->op->transposed, NULL, v->dx, MAGNITUDES(linear_backward_input, t)->dx);
+                   !o->weight->transposed, NULL, v->dx, MAGNITUDES(linear_backward_input, t)->dx);
     scale_product(t, mtt__elements(o->dx), v->dx, MAGNITUDES(linear_backward_input, t)->dx);
 }
 
@@ -553,15 +555,15 @@ static void column_sums(const textbook *t, const double *x, const double *from, 
 
 /* d_weight (+)= x^T dy, or dy^T x for a transposed weight; dy_size: magnitudes of dy, or NULL for |dy|. */
 static void weight_gradient(const textbook *t, double *x, int64_t k, double *dy, double *dy_size, int64_t n,
-                            int64_t rows, double *d_weight, double *magnitude)
+                            int64_t rows, int is_transposed, double *d_weight, double *magnitude)
 {
     matrix left = transposed(rows_of(x, k)), right = rows_of(dy, n),
            sizes = rows_of(dy_size ? dy_size : dy, n);
     double *sums = malloc((size_t)(k * n) * sizeof(double));
-    int64_t height = t->op->transposed ? n : k, width = t->op->transposed ? k : n, i;
-    if (t->op->transposed) product(t, n, k, rows, transposed(right), transposed(left), rows_of(sums, k));
+    int64_t height = is_transposed ? n : k, width = is_transposed ? k : n, i;
+    if (is_transposed) product(t, n, k, rows, transposed(right), transposed(left), rows_of(sums, k));
     else product(t, k, n, rows, left, right, rows_of(sums, n));
-    if (t->exact && t->op->transposed)
+    if (t->exact && is_transposed)
         product_magnitude(n, k, rows, transposed(sizes), transposed(left), rows_of(magnitude, k));
     else if (t->exact) product_magnitude(k, n, rows, left, sizes, rows_of(magnitude, n));
     MTT__OMP(omp parallel for if (height * width > 10000))
@@ -583,7 +585,9 @@ static void textbook_linear_backward_weight(const textbook *t)
         k = o->x ? mtt__rows(o->x) : 0, n = mtt__rows(o->dy), rows = mtt__width(o->dy);
         x = o->x ? turned(v->x, k, rows, k) : NULL, dy = turned(v->dy, n, rows, n);
     }
-    if (v->d_weight) weight_gradient(t, x, k, dy, NULL, n, rows, v->d_weight, magnitude->d_weight);
+    if (v->d_weight)
+        weight_gradient(t, x, k, dy, NULL, n, rows, o->d_weight->transposed, v->d_weight,
+                        magnitude->d_weight);
     if (v->d_bias) column_sums(t, dy, NULL, rows, n, v->d_bias, magnitude->d_bias);
     if (t->eight) free(x), free(dy);
 }
@@ -744,7 +748,7 @@ static void textbook_quantize_weights(const textbook *t)
     for (i = 0; i < 4; i++) {
         const mtt_tensor *x = t->op->operands[i];
         size_t bytes = (size_t)mtt__elements(x) * sizeof(double);
-        if (t->op->transposed)
+        if (t->op->operands[4 + i]->transposed)
             turn(t->values[i], mtt__rows(x), mtt__width(x), mtt__rows(x), t->values[4 + i]);
         else memcpy(t->values[4 + i], t->values[i], bytes);
         if (t->exact) memset(t->magnitudes[4 + i], 0, bytes);
@@ -905,7 +909,7 @@ static void textbook_linear_gelu(const textbook *t)
     const mtt_op_linear_gelu *o = MTT_OPERANDS_OF(linear_gelu, t->op);
     const numbers_linear_gelu *v = VALUES(linear_gelu, t), *magnitude = MAGNITUDES(linear_gelu, t);
     biased_product(t, mtt__rows(o->pre), mtt__width(o->pre), mtt__width(o->x), v->x, v->weight,
-                   t->op->transposed, v->bias, v->pre, magnitude->pre);
+                   o->weight->transposed, v->bias, v->pre, magnitude->pre);
     if (!o->y) return;
     store_all(t, o->pre, v->pre);
     gelu_elements(t, v->pre, magnitude->pre, mtt__elements(o->pre), v->y, magnitude->y);
@@ -918,7 +922,7 @@ static void textbook_linear_backward_gelu(const textbook *t)
     const numbers_linear_backward_gelu *v = VALUES(linear_backward_gelu, t);
     const numbers_linear_backward_gelu *magnitude = MAGNITUDES(linear_backward_gelu, t);
     int64_t rows = mtt__rows(o->dx), n = mtt__width(o->dx);
-    biased_product(t, rows, n, mtt__width(o->dy), v->dy, v->weight, !t->op->transposed, NULL, v->dx,
+    biased_product(t, rows, n, mtt__width(o->dy), v->dy, v->weight, !o->weight->transposed, NULL, v->dx,
                    magnitude->dx);
     store_all(t, o->dx, v->dx);
     gelu_gradients(t, v->dx, magnitude->dx, v->pre, rows * n, v->dx, magnitude->dx);
@@ -1400,7 +1404,7 @@ static void textbook_linear_rotary(const textbook *t)
     int64_t count = mtt__elements(o->y);
     double *size = calloc((size_t)count, sizeof(double));
     biased_product(t, mtt__rows(o->y), mtt__width(o->y), mtt__width(o->x), v->x, v->weight,
-                   t->op->transposed, v->bias, v->y, size);
+                   o->weight->transposed, v->bias, v->y, size);
     if (!t->exact) store_all(t, o->y, v->y);
     turn_rows(t, v->angles, v->q_gain, v->k_gain, v->y, size);
     if (t->exact) memcpy(MAGNITUDES(linear_rotary, t)->y, size, (size_t)count * sizeof(double));
@@ -1573,7 +1577,7 @@ static void textbook_chunked_loss_eight(const textbook *t)
                               transposed(rows_of(v->weight_t, width)), rows_of(magnitude->dx, C));
         x = o->x_t ? turned(v->x_t, C, mtt__width(o->x_t), C) : NULL;
         if (v->d_weight)
-            weight_gradient(&back, x, C, gradients, NULL, width, rows, v->d_weight,
+            weight_gradient(&back, x, C, gradients, NULL, width, rows, 1, v->d_weight,
                             t->exact ? magnitude->d_weight : NULL);
         if (v->d_bias)
             column_sums(t, gradients, NULL, rows, width, v->d_bias, t->exact ? magnitude->d_bias : NULL);
@@ -1621,7 +1625,7 @@ static void textbook_chunked_loss(const textbook *t)
         product(t, rows, C, width, all, weight, rows_of(v->dx, C));
         if (t->exact) product_magnitude(rows, C, width, all_sizes, weight, rows_of(magnitude->dx, C));
         if (v->d_weight)
-            weight_gradient(t, v->x, C, logits, sizes, width, rows, v->d_weight,
+            weight_gradient(t, v->x, C, logits, sizes, width, rows, 1, v->d_weight,
                             t->exact ? magnitude->d_weight : NULL);
         if (v->d_bias)
             column_sums(t, logits, sizes, rows, width, v->d_bias, t->exact ? magnitude->d_bias : NULL);
@@ -2169,8 +2173,8 @@ static void compare_counters(const setup *s, const mtt_op *op, const mtt_counter
               a->hits == b->hits && a->updates == b->updates && a->steps == b->steps &&
               a->loss_scale == b->loss_scale && a->step_scale == b->step_scale && a->skipped == b->skipped &&
               a->good_steps == b->good_steps && a->clipped == b->clipped &&
-              fabsf(a->adamw_step - b->adamw_step) <= 0x1p-22f * fabsf(b->adamw_step) &&
-              fabsf(a->adamw_correction - b->adamw_correction) <= 0x1p-22f * b->adamw_correction,
+              fabsf(a->update_step - b->update_step) <= 0x1p-22f * fabsf(b->update_step) &&
+              fabsf(a->update_correction - b->update_correction) <= 0x1p-22f * b->update_correction,
           "counters, loss %.17g, on the CPU %.17g (%s)", a->loss, b->loss, describe(s));
     if (op->kind != MTT_OP_grad_norm) return;
     for (i = 0; i < op->parameters; i++)
@@ -2362,12 +2366,12 @@ static int is_new(const mtt_op *op)
     const mtt_shape *d = op->shape;
     uint64_t hash = 1469598103934665603u;
     int64_t key[] = {op->kind,  d->batch,       d->seq_len,     d->heads, d->heads_kv, d->rotary_interleaved,
-                     d->window, d->dropout > 0, op->transposed, op->adds};
+                     d->window, d->dropout > 0, op->adds};
     int i, k;
 #define MIX(x) hash = (hash ^ (uint64_t)(x)) * 1099511628211u, hash ^= hash >> 29
     for (i = 0; i < (int)MTT__LENGTH(key); i++) MIX(key[i]);
     for (i = 0; i < op->inputs + op->outputs; i++) {
-        MIX(op->operands[i] != NULL);
+        MIX(op->operands[i] ? 1 + op->operands[i]->transposed : 0);
         for (k = 0; op->operands[i] && k < op->operands[i]->dims; k++)
             MIX(op->operands[i]->shape[k] * 8 + op->operands[i]->dtype);
     }
@@ -3517,10 +3521,11 @@ static void probe_eight(void *context)
     workspace = matrix_on_device(context, MTT_F32, 1 << 20, 1);
     cuda.upload(context, scales.data, &one, sizeof(one));
     x.scale = weight.scale = (mtt_scale *)scales.data;
+    weight.transposed = 1;
     for (later = 0; later < 2; later++) {
         uint8_t left[ROWS][TERMS], right[ROWS][TERMS];
         uint16_t result[ROWS][ROWS];
-        mtt_op op = {.kind = MTT_OP_linear, .inputs = 3, .outputs = 1, .transposed = 1, .shape = &shape,
+        mtt_op op = {.kind = MTT_OP_linear, .inputs = 3, .outputs = 1, .shape = &shape,
                      .operands = (mtt_tensor **)(void *)&linear, .workspace = &workspace};
         memset(left, 0, sizeof(left));
         memset(right, 0, sizeof(right));
@@ -3953,6 +3958,46 @@ static void bias_cancels(void)
     }
 }
 
+/* Tensors of 1 to TRIES numbers go from the device to pinned memory and back. */
+static void moves(void)
+{
+    static float sent[TRIES], back[TRIES];
+    mtt_policy policy = {.precision = MTT_FP32};
+    mtt_shape shape = {.batch = 1};
+    void *context = context_of(&policy);
+    mtt_tensor x = matrix_on_device(context, MTT_F32, 1, TRIES), pinned = x;
+    mtt_tensor y = matrix_on_device(context, MTT_F32, 1, TRIES);
+    mtt_op_move away_row = {&x, &pinned}, home_row = {&pinned, &y};
+    pinned.place = MTT_HOST;
+    check(cuda.alloc(context, MTT_HOST, x.bytes, &pinned.data) == MTT_OK, "pinned memory: %s", env.error);
+    for (int count = 1; count <= TRIES && pinned.data; count++) {
+        mtt_op op = {.kind = MTT_OP_move, .inputs = 1, .outputs = 1, .shape = &shape};
+        op.operands = (mtt_tensor **)(void *)&away_row;
+        x.shape[1] = y.shape[1] = pinned.shape[1] = count;
+        x.bytes = y.bytes = pinned.bytes = (size_t)count * sizeof(float);
+        new_case();
+        is_new(&op);
+        if (!mine()) continue;
+        tried[MTT_OP_move] += 2;
+        for (int i = 0; i < count; i++) sent[i] = noise();
+        memset(back, 0xff, sizeof(back));
+        cuda.upload(context, pinned.data, back, x.bytes);
+        cuda.upload(context, y.data, back, x.bytes);
+        cuda.upload(context, x.data, sent, x.bytes);
+        run_alone(context, MTT_OP_move, 1, 1, &away_row, &shape);
+        cuda.upload(context, x.data, back, x.bytes);
+        run_alone(context, MTT_OP_move, 1, 1, &home_row, &shape);
+        check(cuda.download(context, back, y.data, x.bytes) == MTT_OK && !memcmp(back, sent, x.bytes) &&
+                  !memcmp(pinned.data, sent, x.bytes),
+              "%d numbers come back from the host as others", count);
+        check(cuda.download(context, back, pinned.data, x.bytes) == MTT_OK && !memcmp(back, sent, x.bytes),
+              "%d numbers on the host are read as others", count);
+    }
+    cuda.release(context, MTT_HOST, pinned.data);
+    cuda.release(context, MTT_CARD, x.data);
+    cuda.release(context, MTT_CARD, y.data);
+}
+
 static void operations(int large, int small)
 {
     int number;
@@ -3981,6 +4026,7 @@ static void operations(int large, int small)
     }
     generation(small < SMALL_SETUPS ? small : GENERATION_SETUPS);
     generators(small < SMALL_SETUPS ? 8 : 40);
+    moves();
     if (eight) eight_operations(small < SMALL_SETUPS ? small / 2 : EIGHT_SETUPS);
     print_worst(eight && small >= SMALL_SETUPS);
     printf("compact state: %lld of %lld numbers are not the CPU's but next to them\n",
@@ -4942,6 +4988,45 @@ static void lists_at_one_address(void)
     free(pile);
 }
 
+/* Activations that wait on the host leave a trainer's bits, in graphs, too. More memory than a host has is
+   refused with its size and a remedy, and nothing is left of the failure. */
+static void host_memory(void)
+{
+    setup s = failing_setup();
+    s.model.layers = 3;
+    s.batch = 2;
+    for (int kind = 0; kind < 3 * 2; kind++) {
+        const mtt_precision precision = kind / 2 == 2 ? MTT_FP8 : kind / 2 ? taken(MTT_BF16) : MTT_FP32;
+        double loss[2];
+        mtt_plan_report plan[2];
+        if (precision == MTT_FP8 && !eight) continue;
+        s.policy.recompute = kind % 2 ? MTT_RECOMPUTE_LAYER : MTT_RECOMPUTE_NONE;
+        for (away = 0; away < 2; away++) {
+            mtt_trainer *t = open_trainer(&s, &cuda, precision);
+            loss[away] = loss_after(t, &s, 4); /* the second step is captured */
+            mtt_schedule_report(mtt_trainer_schedule(t), &plan[away]);
+            mtt_trainer_destroy(t);
+        }
+        away = 0;
+        check(loss[0] > 0 && loss[0] == loss[1], "%s: loss %.9g with the host, %.9g without",
+              PRECISIONS[precision], loss[1], loss[0]);
+        check(!plan[0].host_bytes && plan[1].host_bytes && plan[1].arena_bytes < plan[0].arena_bytes,
+              "%zu bytes on the host, %zu and not %zu on the card", plan[1].host_bytes, plan[1].arena_bytes,
+              plan[0].arena_bytes);
+    }
+    mtt_policy policy = {.ranks = 1};
+    void *context = NULL, *block = &s;
+    new_case();
+    check(cuda.open(&env, &cuda, &policy, &context) == MTT_OK, "opening: %s", env.error);
+    if (!context) return;
+    check(cuda.alloc(context, MTT_HOST, (size_t)1 << 50, &block) == MTT_E_MEMORY && !block &&
+              strstr(env.error, "1125899906842624 bytes") && strstr(env.error, "ulimit -l"),
+          "2^50 bytes of pinned memory: %s", env.error);
+    check(cuda.alloc(context, MTT_HOST, 1 << 20, &block) == MTT_OK && block, "after that: %s", env.error);
+    cuda.release(context, MTT_HOST, block);
+    cuda.close(context);
+}
+
 /* Variables by which cuBLAS computes in another precision are refused by name; others are not. */
 static void environment(void)
 {
@@ -4971,6 +5056,7 @@ static void failures(void)
 {
     environment();
     lists_at_one_address();
+    host_memory();
     if (turing) refusals();
     unknown_activation(taken(MTT_BF16));
     if (eight) unknown_activation(MTT_FP8);

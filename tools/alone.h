@@ -1,10 +1,10 @@
-/* alone.h - the calls on ranks of a build without them, as MTT_NO_RANKS makes it, and always on Windows:
+/* alone.h - the calls on ranks of a build without them, as MTT_NO_SOCKETS makes it, and always on Windows:
    there is one process, and more are refused.
 
    Include it after mtt.h. */
 #ifndef ALONE_H_INCLUDED
 #define ALONE_H_INCLUDED
-#ifdef MTT_NO_RANKS
+#ifdef MTT_NO_SOCKETS
 #include <stdio.h>
 
 typedef struct mtt_ranks_desc { /* as in mtt.h */
@@ -20,7 +20,7 @@ static inline mtt_status mtt_ranks_connect(mtt_env *env, const mtt_ranks_desc *d
 {
     *out = NULL;
     snprintf(env->error, sizeof(env->error), "this program trains in one process, and not in %d: build it "
-             "without MTT_NO_RANKS, on Windows under WSL2", desc->ranks);
+             "without MTT_NO_SOCKETS, on Windows under WSL2", desc->ranks);
     return MTT_E_ARGUMENT;
 }
 

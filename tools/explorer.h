@@ -94,8 +94,8 @@ static void explorer_tensor(FILE *f, const mtt_tensor *t)
     fprintf(f, ", \"type\": \"%s\", \"category\": %d, \"shape\": [", mtt_dtype_name(t->dtype),
             (int)t->category);
     for (i = 0; i < t->dims; i++) fprintf(f, "%s%lld", i ? ", " : "", (long long)t->shape[i]);
-    fprintf(f, "], \"bytes\": %zu, \"offset\": %zu, \"first\": %d, \"last\": %d, \"state\": %d}", t->bytes,
-            t->offset, t->first, t->last, t->persistent);
+    fprintf(f, "], \"bytes\": %zu, \"offset\": %zu, \"first\": %d, \"last\": %d, \"state\": %d%s}", t->bytes,
+            t->offset, t->first, t->last, t->persistent, t->place == MTT_HOST ? ", \"host\": 1" : "");
 }
 
 /* The indices of tensors, and of `more` unless that is NULL. An absent operand is left out. */
@@ -342,7 +342,7 @@ static const char *const explorer_page[] = {
 "// A path for each category: rectangles do not overlap, and thousands of elements would take longer.",
 "function drawArena(plan, svg) {",
 "  const paths = new Map();",
-"  for (const t of plan.tensors) {",
+"  for (const t of plan.tensors.filter(t => !t.host)) {",
 "    const {x, y, width, height} = place(t), outlined = slot(t) > highest / 100; // would hide a thinner one",
 "    const key = `${t.category} ${outlined}`;",
 "    if (!paths.has(key)) paths.set(key, {category: t.category, outlined, d: []});",
@@ -399,9 +399,10 @@ static const char *const explorer_page[] = {
 "  const p = plan.plan, again = plan.ops.filter(op => op.recomputed).length;",
 "  const parts = p.micro_batches > 1 ? `, in ${p.micro_batches} micro-batches` : '';",
 "  const share = again ? `, ${again} of them recomputed, with ${flops(p.recompute_flops)}` : '';",
-"  return `${plan.batch} sequences of ${plan.seq_len} tokens${parts}. Arena ${bytes(p.arena_bytes)}. ` +",
-"    `Peak ${bytes(p.peak_bytes)}, in operation ${p.peak_op}. ${flops(p.flops)} in ` +",
-"    `${p.ops} operations${share}.`;",
+"  const host = p.host_bytes ? `, on the host ${bytes(p.host_bytes)}` : '';",
+"  return `${plan.batch} sequences of ${plan.seq_len} tokens${parts}. ` +",
+"    `Arena ${bytes(p.arena_bytes)}${host}. Peak ${bytes(p.peak_bytes)}, in operation ${p.peak_op}. ` +",
+"    `${flops(p.flops)} in ${p.ops} operations${share}.`;",
 "}",
 "",
 "// The tensors in memory during an operation: its own first, then the others, the largest first.",
@@ -420,7 +421,8 @@ static const char *const explorer_page[] = {
 "  return op.scratch.includes(k) ? 'scratch' : '';",
 "}",
 "",
-"const life = (t, i) => t.state ? 'state' : `${t.first} to ${t.last}` + (t.last === i ? ', freed' : '');",
+"const life = (t, i) => (t.state ? 'state' : `${t.first} to ${t.last}` + (t.last === i ? ', freed' : '')) +",
+"  (t.host ? ', on the host' : '');",
 "",
 "// Who writes a tensor first, and who reads it last.",
 "function origin(plan, k) {",
@@ -446,7 +448,7 @@ static const char *const explorer_page[] = {
 "  const at = view.alive.indexOf(k), t = view.plan.tensors[k];",
 "  view.tensor = at < 0 ? null : k;",
 "  [...view.rows.children].forEach((row, r) => row.classList.toggle('on', r === at));",
-"  set(view.picked, at < 0 ? {width: 0} : place(t));",
+"  set(view.picked, at < 0 || t.host ? {width: 0} : place(t));",
 "  const kind = at < 0 ? '' : view.plan.categories[t.category];",
 "  view.says.textContent = at < 0 ? '' : `${t.name}: ${kind}, ${bytes(t.bytes)}. ${origin(view.plan, k)}`;",
 "}",
@@ -516,7 +518,7 @@ static const char *const explorer_page[] = {
 "  if (view.box.classList.contains('held') || x < 0 || x >= 1) return;",
 "  const i = Math.floor(x * plan.ops.length);",
 "  if (i !== view.op) go(view, i);",
-"  const under = t => t.offset <= y && y < t.offset + slot(t);",
+"  const under = t => !t.host && t.offset <= y && y < t.offset + slot(t);",
 "  const k = view.alive.find(a => under(plan.tensors[a]));",
 "  if (view.map.contains(event.target)) pick(view, k ?? null);",
 "}",

@@ -7,10 +7,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* 1 = made by the forward pass, read by a later one. */
+/* 1 = on the card, made by the forward pass, read by a later one. */
 static int kept_is(const mtt_op *ops, const mtt_tensor *t)
 {
-    return !t->persistent && ops[t->first].phase == MTT_FORWARD && ops[t->last].phase != MTT_FORWARD;
+    return t->place == MTT_CARD && !t->persistent && ops[t->first].phase == MTT_FORWARD &&
+           ops[t->last].phase != MTT_FORWARD;
 }
 
 /* A layer's bytes; with `text` also its tensors, without their prefix h.N. Layer -1: what is outside. */
@@ -45,14 +46,17 @@ static size_t kept_forward(const mtt_schedule *schedule, size_t *weights)
     *weights = 0;
     if (!last) return 0;
     for (i = 0; i < count; i++)
-        if (tensors[i]->persistent && tensors[i]->category == MTT_WEIGHTS) *weights += tensors[i]->bytes;
+        if (tensors[i]->persistent && tensors[i]->category == MTT_WEIGHTS && tensors[i]->place == MTT_CARD)
+            *weights += tensors[i]->bytes;
     for (i = 0; i < op_count && ops[i].phase == MTT_FORWARD; i++)
         for (k = 0; k < ops[i].inputs + ops[i].outputs; k++)
             if (ops[i].operands[k]) last[ops[i].operands[k]->index] = i;
     for (i = 0; i < op_count && ops[i].phase == MTT_FORWARD; i++) {
         size_t live = *weights;
-        for (k = 0; k < count; k++)
-            if (!tensors[k]->persistent && tensors[k]->first <= i && last[k] >= i) live += tensors[k]->bytes;
+        for (k = 0; k < count; k++) {
+            const mtt_tensor *t = tensors[k];
+            if (t->place == MTT_CARD && !t->persistent && t->first <= i && last[k] >= i) live += t->bytes;
+        }
         if (live > most) most = live;
     }
     free(last);

@@ -42,8 +42,11 @@ static void viz_word(mtt_writer *w, const char *key, const char *text)
     viz_text(w, text);
 }
 
-/* A slot in the arena, which is rounded up. */
-static uint64_t viz_slot(const mtt_tensor *t) { return (t->bytes + 255) / 256 * 256; }
+/* A slot in the card's arena, which is rounded up. */
+static uint64_t viz_slot(const mtt_tensor *t)
+{
+    return t->place == MTT_CARD ? (t->bytes + 255) / 256 * 256 : 0;
+}
 
 static void viz_frames(mtt_writer *w, const mtt_op *ops, const mtt_tensor *t)
 {
@@ -82,7 +85,7 @@ static void viz_events(mtt_writer *w, const mtt_schedule *schedule, int op, int 
     const mtt_op *ops = mtt_schedule_ops(schedule, &op_count);
     for (i = 0; i < count; i++) {
         const mtt_tensor *t = tensors[i];
-        if (!t->bytes || t->persistent != (op < 0)) continue;
+        if (!viz_slot(t) || t->persistent != (op < 0)) continue;
         if (op >= 0 && (last ? t->last : t->first) != op) continue;
         if (last) viz_event(w, "free_requested", VIZ_BASE + t->offset, viz_slot(t), op + 1, ops, t);
         viz_event(w, last ? "free_completed" : "alloc", VIZ_BASE + t->offset, viz_slot(t), op + 1, ops, t);
@@ -116,7 +119,7 @@ static void viz_segment(mtt_writer *w, const mtt_schedule *schedule, const mtt_p
         const mtt_tensor *next = NULL;
         uint64_t size = report->arena_bytes - at;
         for (i = 0; i < count; i++)
-            if (tensors[i]->persistent && tensors[i]->bytes && tensors[i]->offset >= at &&
+            if (tensors[i]->persistent && viz_slot(tensors[i]) && tensors[i]->offset >= at &&
                 (!next || tensors[i]->offset < next->offset)) next = tensors[i];
         if (next && next->offset > at) size = next->offset - at, next = NULL;
         else if (next) size = viz_slot(next);

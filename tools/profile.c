@@ -177,7 +177,7 @@ static mtt_status measure(mtt_trainer *t)
 /* ---- phases ---- */
 
 /* Early updates belong to the optimizer, too. */
-static mtt_phase phase_of(const mtt_op *op) { return op->kind == MTT_OP_adamw ? MTT_STEP : op->phase; }
+static mtt_phase phase_of(const mtt_op *op) { return MTT_IS_UPDATE(op) ? MTT_STEP : op->phase; }
 
 /* Runs operations; with phases.on, those of a phase at a time, and waits for them. */
 static mtt_status run_phases(void *context, const mtt_op *ops, int count)

@@ -815,9 +815,9 @@ static const char *const run_settings[] = {
     "tokens in a step", "layers", "heads", "heads-kv", "d-head", "d-model", "d-ff", "norm", "norm-eps",
     "norm-place", "mlp", "no-biases", "vocab-size", "positions", "rotary-theta", "rotary-interleaved",
     "rotary-factor", "qk-norm", "max-seq", "head", "no-head-bias", "dropout", "seq-len", "precision",
-    "fp8-products", "window-size", "state", "early-update", "lora-rank", "lora-alpha", "lr", "lr-schedule",
-    "warmup-steps", "min-lr", "weight-decay", "clip", "beta1", "beta2", "eps", "loss-scale", "seed",
-    "eval-batches"};
+    "fp8-products", "window-size", "state", "early-update", "lora-rank", "lora-alpha", "optimizer", "lr",
+    "lr-schedule", "warmup-steps", "min-lr", "weight-decay", "clip", "beta1", "beta2", "eps", "loss-scale",
+    "seed", "eval-batches"};
 
 /* A setting of this session. */
 static const char *run_setting(const char *name, double tokens, char words[64])

@@ -2713,6 +2713,26 @@ static void test_forged(const mtt_tokens *tokens)
     mtt_trainer_destroy(r.trainer);
 }
 
+/* A checkpoint goes on with its optimizer alone, and names any but AdamW. */
+static void test_optimizers(const mtt_tokens *tokens)
+{
+    small_run r = open_run(MTT_FP32, MTT_STATE_FULL, 0, tokens);
+    mtt_optimizer *other = &r.trainer->schedule->policy.optimizer;
+    const int number = 1; /* of no optimizer yet */
+    check(mtt_save(r.trainer, in("good"), &r.batches) == MTT_OK, "%s", env.error);
+    forge_pair("optimizer", "lion");
+    not_resumed(&r, "forged", MTT_E_MISMATCH, "has optimizer lion, here it is adamw: use its run's", "Lion");
+    forge_pair("optimizer", "adamw");
+    check(mtt_resume(r.trainer, in("forged"), &r.batches) == MTT_OK, "AdamW by name: %s", env.error);
+    memcpy(other, &number, sizeof(number));
+    not_resumed(&r, "good", MTT_E_MISMATCH, "has optimizer adamw, here it is 1", "AdamW without a name");
+    check(mtt_save(r.trainer, in("other"), &r.batches) == MTT_OK &&
+              mtt_resume(r.trainer, in("other"), &r.batches) == MTT_OK, "%s", env.error);
+    *other = MTT_ADAMW;
+    not_resumed(&r, "other", MTT_E_MISMATCH, "has optimizer 1, here it is adamw", "another optimizer");
+    mtt_trainer_destroy(r.trainer);
+}
+
 /* A number that a file may lack is refused by its key if it is there and no number in range. No reader takes
    a default in its place. */
 static void test_optional_numbers(const mtt_tokens *tokens)
@@ -2933,6 +2953,7 @@ static void test_checkpoints(void)
     test_fewer_kept(tokens);
     test_checkpoint_bytes(tokens);
     test_forged(tokens);
+    test_optimizers(tokens);
     test_optional_numbers(tokens);
     test_notes(tokens);
     test_older_checkpoints(tokens);

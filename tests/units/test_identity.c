@@ -51,6 +51,23 @@ static void put_tensor(const mtt_tensor *t)
         t->entry, t->recorded);
 }
 
+/* 1 = the weight that an operation reads, or its gradient, is [out, in]; of one without, the head's. */
+static int transposed(const mtt_op *op)
+{
+    switch (op->kind) {
+    case MTT_OP_linear:
+    case MTT_OP_linear_gelu:
+    case MTT_OP_linear_rotary:
+    case MTT_OP_linear_adapted:
+    case MTT_OP_linear_backward_gelu:
+    case MTT_OP_linear_backward_input: return op->operands[1]->transposed;
+    case MTT_OP_linear_backward_weight: return op->operands[2] ? op->operands[2]->transposed : op->layer < 0;
+    case MTT_OP_chunked_loss: return op->operands[2]->transposed;
+    case MTT_OP_quantize_weights: return op->operands[op->inputs]->transposed;
+    default: return 0;
+    }
+}
+
 static void put_parameters(const mtt_op *op)
 {
     for (int i = 0; i < op->parameters; i++) {
@@ -73,7 +90,7 @@ static void put_program(const mtt__program *p)
         const mtt_op *op = &p->ops[i];
         put("%d %s ph%d l%d s%d%s%s%s x%g t%d p%d r%d+%d", i, mtt_op_name(op->kind), op->phase, op->layer,
             op->site, op->recomputed ? " again" : "", op->adds ? " adds" : "", op->later ? " later" : "",
-            (double)op->scale, op->transposed, op->parameters, op->first_range, op->range_count);
+            (double)op->scale, transposed(op), op->parameters, op->first_range, op->range_count);
         for (int k = 0; k < op->inputs + op->outputs; k++) put_tensor(op->operands[k]);
         put_parameters(op);
         if (op->workspace) put(" w%zu", op->workspace->bytes);

@@ -14,6 +14,7 @@
 
       build/test_memory                         all techniques
       build/test_memory bf16_flash_chunked      one, with its figures
+      build/test_memory load                    a generator's weights from a file; resume: a trainer's
       build/test_memory stack                   threads with stacks of 128 KB, the default of musl */
 #define MTT_IMPLEMENTATION
 #include "../../mtt.h"
@@ -42,6 +43,8 @@ static const struct {
     {"bf16_window16_selective", "2", NULL, NULL},
     {"fp32", "8", NULL, NULL},
     {"fp32_flash", "8", NULL, NULL},
+    {"load", "2", NULL, NULL},
+    {"resume", "2", NULL, NULL},
     {"stack", "2", NULL, NULL},
     /* OpenBLAS must not wait for threads that OpenMP does not start. */
     {"stack", "4", "OMP_THREAD_LIMIT", "1"},
@@ -198,6 +201,59 @@ static int measure(const char *technique)
     return failed || !passed;
 }
 
+static void must(mtt_status status, const char *what)
+{
+    check(!status, "%s: %s", what, env.error);
+}
+
+/* Weights from a file that a process before has written take a tenth of the arena at most besides it: neither
+   the file stays in memory, nor is there a copy of the weights. */
+static int load(int resumes)
+{
+    const mtt_model_desc model = {.layers = 1, .heads = 2, .d_model = 64, .vocab = 50000};
+    const mtt_policy policy = {.loss = MTT_LOSS_CHUNKED, .loss_chunk_rows = 16};
+    const mtt_generator_desc desc = {.precision = MTT_BF16, .context = 16, .chunk = 16};
+    const mtt_backend *cpu = mtt_cpu_backend();
+    mtt_optim_desc optim = {.zero_weights = 0};
+    mtt_plan_report plan = {0};
+    mtt_model *file = NULL;
+    mtt_trainer *trainer = NULL;
+    mtt_generator *generator = NULL;
+    double before, grown, arena;
+    int status = -1;
+    pid_t child;
+    if (!open_folder()) return 1;
+    child = fork();
+    if (child == 0)
+        _exit(mtt_trainer_create(&env, &model, &policy, &optim, cpu, 1, 16, &trainer) ||
+              mtt_save(trainer, in("saved"), NULL));
+    if (child > 0) waitpid(child, &status, 0);
+    check(!status, "no checkpoint: status %d", status);
+    before = peak();
+    optim.zero_weights = 1;
+    if (resumes) {
+        must(mtt_trainer_create(&env, &model, &policy, &optim, cpu, 1, 16, &trainer), "a trainer");
+        must(mtt_resume(trainer, in("saved"), NULL), "resume");
+        mtt_schedule_report(mtt_trainer_schedule(trainer), &plan);
+    } else {
+        must(mtt_model_open(&env, in("saved"), &file), "a model");
+        must(mtt_generator_plan(&env, mtt_model_describe(file), &desc, &plan), "a plan");
+        must(mtt_generator_create(&env, mtt_model_describe(file), &desc, cpu, &generator), "a generator");
+        must(mtt_generator_load(generator, file), "load");
+    }
+    grown = peak() - before;
+    arena = (double)plan.arena_bytes / 1048576;
+    check(grown <= 1.1 * arena + (double)plan.outside_bytes / 1048576 && arena > 10,
+          "%.2f MiB taken, %.2f planned", grown, arena);
+    printf("%-36s 2 threads: planned %6.2f MiB, taken %+5.2f\n", resumes ? "resume" : "load", arena,
+           grown - arena);
+    mtt_generator_destroy(generator);
+    mtt_trainer_destroy(trainer);
+    mtt_model_close(file);
+    close_folder();
+    return failed || !passed;
+}
+
 /* --------------------------------------------------------------------------------------------- stacks --- */
 
 /* A technique and, beside two heads of 32, its model. */
@@ -224,11 +280,6 @@ static int discard_token(void *user, int prompt, int32_t id, const char *text, s
 {
     (void)user, (void)prompt, (void)id, (void)text, (void)bytes;
     return 0;
-}
-
-static void must(mtt_status status, const char *what)
-{
-    check(!status, "%s: %s", what, env.error);
 }
 
 static void stacked(size_t number, mtt_dataset *data)
@@ -359,7 +410,9 @@ static void fresh_process(const char *self, const char *technique, const char *t
 
 int main(int argc, char **argv)
 {
-    if (argc > 1) return strcmp(argv[1], "stack") ? measure(argv[1]) : small_stacks();
+    if (argc > 1 && !strcmp(argv[1], "stack")) return small_stacks();
+    if (argc > 1 && (!strcmp(argv[1], "load") || !strcmp(argv[1], "resume"))) return load(*argv[1] == 'r');
+    if (argc > 1) return measure(argv[1]);
     if (peak() == 0) skip("the system has no /proc/self/status with VmHWM");
     for (size_t i = 0; i < sizeof(RUNS) / sizeof(RUNS[0]) && peak() > 0; i++)
         fresh_process(argv[0], RUNS[i].technique, RUNS[i].threads, RUNS[i].limit, RUNS[i].value);

@@ -2,7 +2,9 @@
    library: a naive forward pass in double precision and central differences of its loss. The promises of the
    manual follow. `test_model speed [B T steps]` times a step of a small GPT instead. */
 #define MTT_IMPLEMENTATION
+#define MTT__EXTRA_PASSES(EMIT, RULE) RULE(away, sends_away)
 #include "../../mtt.h"
+#include "../away.h"
 #include "../test.h"
 
 #ifdef _OPENMP
@@ -1944,6 +1946,90 @@ static void recompute_bits(void)
     free(other);
 }
 
+static size_t taken[MTT_PLACE_COUNT];
+
+static mtt_status taking_alloc(void *context, mtt_place place, size_t bytes, void **block)
+{
+    taken[place] += bytes;
+    return mtt_cpu_backend()->alloc(context, place, bytes, block);
+}
+
+static void append_text(void *text, const char *piece, size_t bytes)
+{
+    mtt__print((mtt__text *)text, "%.*s", (int)bytes, piece);
+}
+
+/* The largest activation of each layer waits for the backward pass on the host: no bit changes, the card's
+   arena shrinks by it, and the host's is as large as planned. */
+static void activations_on_the_host(void)
+{
+    enum { STEPS = 3 };
+    static const mtt_precision SOME[] = {MTT_FP32, MTT_BF16, MTT_FP8};
+    static char text[400000];
+    for (int kind = 0; kind < WAYS * (int)MTT__LENGTH(SOME); kind += each()) {
+        int way = kind % WAYS;
+        size_t most;
+        double losses[2][STEPS];
+        mtt_plan_report report[2];
+        mtt_backend backend = *mtt_cpu_backend();
+        mtt_trainer *trainer = NULL;
+        mtt__text list;
+        setup s = small_setup();
+        s.model.layers = 4;
+        s.model.dropout = 0.1f;
+        s.model.vocab = 24;
+        s.batch = 16;
+        s.seq_len = 32; /* every activation has a multiple of 256 bytes */
+        s.policy.accumulate = 1 + (kind + kind / WAYS) % 2;
+        s.policy.precision = SOME[kind / WAYS];
+        s.policy.attention = MTT_ATTENTION_FLASH;
+        s.policy.loss = MTT_LOSS_CHUNKED;
+        s.policy.loss_chunk_rows = 16;
+        set_recompute(&s, way);
+        reference r = reference_of(&s);
+        float *w[2] = {malloc(r.weights * sizeof(float)), malloc(r.weights * sizeof(float))};
+        for (away = 0; away < 2; away++) {
+            check(!mtt_plan(&env, &s.model, &s.policy, s.batch, s.seq_len, &report[away]), "%s", env.error);
+            train(&s, STEPS, losses[away], w[away]);
+        }
+        away = 1;
+        memset(taken, 0, sizeof(taken));
+        backend.alloc = taking_alloc;
+        mtt_status status =
+            mtt_trainer_create(&env, &s.model, &s.policy, &s.optim, &backend, s.batch, s.seq_len, &trainer);
+        check(!status, "%s", env.error);
+        mtt__text_init(&list, text, sizeof(text));
+        mtt_schedule_print(mtt_trainer_schedule(trainer), append_text, &list);
+        mtt_plan_print(&report[1], append_text, &list);
+        mtt_schedule_json(mtt_trainer_schedule(trainer), append_text, &list);
+        mtt_trainer_destroy(trainer);
+        away = 0;
+        check(!memcmp(losses[0], losses[1], sizeof(losses[0])) &&
+                  !memcmp(w[0], w[1], r.weights * sizeof(float)),
+              "recompute %s, %s: the host changes bits: loss %.9g, not %.9g", RECOMPUTES[way],
+              PRECISIONS[s.policy.precision], losses[1][STEPS - 1], losses[0][STEPS - 1]);
+        check(report[1].host_bytes && report[1].host_bytes == taken[MTT_HOST] && !report[0].host_bytes,
+              "recompute %s, %s: %zu bytes planned on the host, %zu taken", RECOMPUTES[way],
+              PRECISIONS[s.policy.precision], report[1].host_bytes, taken[MTT_HOST]);
+        check(MTT__SEPARATE || report[1].arena_bytes == taken[MTT_CARD], "%zu bytes planned, %zu taken",
+              report[1].arena_bytes, taken[MTT_CARD]);
+        /* Segments of 2 and recursion keep but one input, which is back at the peak. */
+        most = way == 5 ? s.policy.budget_bytes : report[0].arena_bytes - (way != 4 && way != 6);
+        check(report[1].arena_bytes <= most, "recompute %s, %s: %zu bytes with the host, %zu without",
+              RECOMPUTES[way], PRECISIONS[s.policy.precision], report[1].arena_bytes, report[0].arena_bytes);
+        check(report[1].to_host_bytes == (double)report[1].host_bytes * s.policy.accumulate &&
+                  report[1].from_host_bytes == report[1].to_host_bytes, "%.0f bytes to the host, %.0f back",
+              report[1].to_host_bytes, report[1].from_host_bytes);
+        check(report[1].flops - report[1].recompute_flops == report[0].flops - report[0].recompute_flops &&
+                  report[1].state_bytes == report[0].state_bytes, "moves are counted as arithmetic or state");
+        check(strstr(text, "move ") && strstr(text, ".gone@host ") && strstr(text, "  host 0.") &&
+                  strstr(text, "host, pinned: ") && strstr(text, "\"to_host_bytes\"") &&
+                  strstr(text, ", \"host_bytes\""), "lists and tables do not show moves: %s", text);
+        free(w[0]);
+        free(w[1]);
+    }
+}
+
 /* Where activations take most of the memory, each stronger way to recompute takes less of it, and computes
    the same. */
 static void recompute_peaks(void)
@@ -2638,11 +2724,12 @@ static void quantized_weights(void)
     for (int transposed = 0; transposed < 2; transposed++) {
         mtt_scale scale[4];
         mtt_tensor w[4], eight[4], *operands[8];
-        mtt_op op = {.kind = MTT_OP_quantize_weights, .transposed = transposed, .operands = operands};
+        mtt_op op = {.kind = MTT_OP_quantize_weights, .operands = operands};
         for (int i = 0; i < 4; i++) {
             scale[i] = (mtt_scale){.scale = (float)(16 << i), .inverse = 1.0f / (float)(16 << i)};
             w[i] = new_tensor(MTT_BF16_BITS, SHAPES[i][0], SHAPES[i][1], NULL);
             eight[i] = new_tensor(MTT_F8_E4M3, SHAPES[i][transposed], SHAPES[i][!transposed], &scale[i]);
+            eight[i].transposed = transposed;
             operands[i] = &w[i], operands[4 + i] = &eight[i];
             fill(&w[i], 1);
         }
@@ -2882,14 +2969,15 @@ static void linear_eight(void)
         mtt_op_linear forward_ = {&x, &w_t, &bias, &y};
         mtt_op_linear_backward_input input = {&dy, &w, &dx};
         mtt_op_linear_backward_weight weight = {&x_t, &dy_t, &d_weight, &d_bias};
-        mtt_op op = {.transposed = 1}, plain = {.adds = adds};
+        mtt_op op = {.adds = adds};
+        w_t.transposed = 1;
         new_case();
         for (int i = 0; i < rows; i++) ((float *)ones.data)[i] = 1;
         for (int i = 0; i < IN * OUT; i++) before[i] = adds ? ((float *)d_weight.data)[i] : 0;
         for (int i = 0; i < OUT; i++) bias_before[i] = adds ? ((float *)d_bias.data)[i] : 0;
         run_op(MTT_OP_linear, &op, &forward_);
-        run_op(MTT_OP_linear_backward_input, &plain, &input);
-        run_op(MTT_OP_linear_backward_weight, &plain, &weight);
+        run_op(MTT_OP_linear_backward_input, &op, &input);
+        run_op(MTT_OP_linear_backward_weight, &op, &weight);
         check_sums(&y, &x, 0, &w, 0, IN, &bias, NULL, "linear");
         check_sums(&dx, &dy, 0, &w, 1, OUT, NULL, NULL, "linear_backward_input");
         check_sums(&d_weight, &x, 1, &dy, 0, rows, NULL, before, "linear_backward_weight");
@@ -2921,7 +3009,8 @@ static void loss_eight(void)
                    d_bias = new_tensor(MTT_F32, 1, WIDE, NULL), of_control = {.data = &control},
                    of_counters = {.data = &counters};
         mtt_shape shape = {.rows = R, .vocab = V, .vocab_padded = WIDE, .d_model = C};
-        mtt_op op = {.shape = &shape, .transposed = 1, .adds = adds};
+        mtt_op op = {.shape = &shape, .adds = adds};
+        w.transposed = d_weight.transposed = 1;
         fill(&x, 2), fill(&w, 0.5), fill(&bias, 0.5), fill(&d_weight, 5), fill(&d_bias, 5);
         for (int i = V; i < WIDE; i++) memset((uint8_t *)w.data + i * C, 0, C);
         mtt_tensor x_t = new_transpose(&x, 1), w_t = new_transpose(&w, 1);
@@ -4805,7 +4894,7 @@ static void eight_bit_checkpoints(void)
         expect_refusal(&s, in("forged"), MTT_E_FORMAT, "fp8.scales", what);
     }
     check(!mtt__checkpoint_init(&c, trainer, NULL, 0), "no checkpoint");
-    c.tensors[c.kept].shape[0]--;
+    c.tensors[c.count - 1].shape[0]--;
     check(!mtt__checkpoint_write(&c, in("forged"), mtt__checkpoint_read, &c),
           "a checkpoint could not be saved: %s", env.error);
     mtt__free(&env, c.tensors);
@@ -5074,6 +5163,7 @@ static const struct { const char *name; void (*test)(void); int where; } TESTS[]
     {"repeatable", repeatable, 0},
     {"recompute", recompute_bits, 0},
     {"peaks", recompute_peaks, 0},
+    {"host", activations_on_the_host, 0},
     {"compact loss", compact_loss, FULL},
 };
 

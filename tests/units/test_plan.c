@@ -468,7 +468,7 @@ static void check_program(const mtt__program *p, const char *text)
         for (int k = op->inputs; k < op->inputs + op->outputs; k++)
             if (op->operands[k] && !is_among(written, writes, op->operands[k]))
                 written[writes++] = op->operands[k];
-        for (int n = 0; n < op->parameters && op->kind == MTT_OP_adamw; n++)
+        for (int n = 0; n < op->parameters && MTT_IS_UPDATE(op); n++)
             for (int later = i + 1; later < p->op_count; later++) {
                 const mtt_op *other = &p->ops[later];
                 for (int k = 0; k < other->inputs + other->outputs; k++)
@@ -974,7 +974,9 @@ static void ranks(void)
         if (!s) return;
         mtt_schedule_report(s, &report);
         exposed += report.exposed_bytes;
-        blocks = (double)s->programs[MTT__TRAIN].blocks;
+        const mtt__program *p = &s->programs[MTT__TRAIN];
+        const mtt_part *last = &p->parameters[p->parameter_count - 1].part;
+        blocks = (double)(last->square + mtt__ceil_div(last->elements, MTT__RANGE_BLOCK));
         check(report.wire_ms == report.wire_bytes / (double)c.policy.bandwidth / 1e6 &&
                   report.exposed_ms == report.exposed_bytes / (double)c.policy.bandwidth / 1e6,
               "%.0f bytes at 100 GB/s take %g ms, %.0f exposed %g ms", report.wire_bytes, report.wire_ms,
@@ -1902,7 +1904,7 @@ static void workspaces(void)
         most = mtt__op_scratch(&p->ops[i]) > most ? mtt__op_scratch(&p->ops[i]) : most;
     /* One update after another reads the counters alone: an operation between them may use the workspace. */
     for (int i = 0; i < p->op_count; i++)
-        check(p->ops[i].kind != MTT_OP_adamw || !mtt__op_scratch(&p->ops[i]), "an update has scratch");
+        check(!MTT_IS_UPDATE(&p->ops[i]) || !mtt__op_scratch(&p->ops[i]), "an update has scratch");
     /* embed_backward's: four arrays of 2048 ids, CUB's 64 KiB and a byte for each two rows, a row of sums */
     check(most == 4 * 2048 * 4 + 65536 + 1024 + 4 * 256, "operations need %zu bytes", most);
     check(p->workspace->bytes == most && most > 2048 * 16, "a workspace of %zu bytes, operations need %zu",
@@ -2159,11 +2161,12 @@ static void lists_between_passes(void)
         {"lora_B",
          "adapters",
          {.precision = MTT_BF16, .lora_rank = 8, .lora_alpha = 8, .lora_targets = "*"}},
-        {"all_gather", "gradients", {.ranks = 2}},
+        {"all_gather", "exchange", {.ranks = 2}},
         {"all_to_all",
-         "gradients",
+         "exchange",
          {.ranks = 3, .rank = 1, .shard = MTT_SHARD_GRADIENTS, .accumulate = 2}},
-        {"gather_weights", "step", {.ranks = 2, .shard = MTT_SHARD_OPTIMIZER}},
+        {"sum_gradients", "gradients", {.ranks = 2}},
+        {"gather_weights", "exchange", {.ranks = 2, .shard = MTT_SHARD_OPTIMIZER}},
         {"adamw", "gradients", {.early_update = 1}},
         {"adamw", "step", {.state = MTT_STATE_COMPACT}},
         {"residual_norm", "fusions", {.precision = MTT_FP16}},

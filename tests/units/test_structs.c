@@ -390,7 +390,7 @@ static const char *const FILLED_IN[] = {
     "mtt_form_tensor", "mtt_json",        "mtt_slice",          "mtt_scale",    "mtt_tensor",
     "mtt_shape",       "mtt_transfer",    "mtt_op",             "mtt_rate",     "mtt_control",
     "mtt_counters",    "mtt_choice",      "mtt_chosen",         "mtt_draw",     "mtt_qkv",
-    "mtt_adamw_rates", "mtt_range",       "mtt_part",           "mtt_count",
+    "mtt_update_rates", "mtt_range",       "mtt_part",           "mtt_count",
 };
 
 static void every_member(void)

@@ -6,7 +6,7 @@
 #define MTT_STATIC
 #define MTT_PORTABLE
 #define MTT_BACKEND_API
-#define MTT_NO_RANKS
+#define MTT_NO_SOCKETS
 #define MTT_NO_TEXT
 #define MTT_NO_MODELS
 #include "../../mtt.h"
