@@ -232,6 +232,31 @@
 #define MTT_NO_GENERATOR /* it writes text */
 #endif
 
+/* Switches that leave out operations number the others otherwise. So they are part of the name by which files
+   link: where two differ, the linker misses mtt_cuda_backend_NO_FP8 or the like. */
+#ifdef MTT_NO_RANKS
+#define MTT__RANKS_NAME _NO_RANKS
+#else
+#define MTT__RANKS_NAME
+#endif
+#ifdef MTT_NO_GENERATOR
+#define MTT__GENERATOR_NAME _NO_GENERATOR
+#else
+#define MTT__GENERATOR_NAME
+#endif
+#ifdef MTT_NO_ADAPTERS
+#define MTT__ADAPTERS_NAME _NO_ADAPTERS
+#else
+#define MTT__ADAPTERS_NAME
+#endif
+#ifdef MTT_NO_FP8
+#define MTT__FP8_NAME _NO_FP8
+#else
+#define MTT__FP8_NAME
+#endif
+#define MTT__JOINED(a, b, c, d, e) a##b##c##d##e
+#define MTT__NAMED(name, b, c, d, e) MTT__JOINED(name, b, c, d, e)
+
 #if defined(__GNUC__) || defined(__clang__)
 #define MTT__GNU /* attributes, vectors and atomics as GCC has them, also in clang for MSVC's programs */
 #define MTT__UNUSED __attribute__((unused))
@@ -732,7 +757,10 @@ struct mtt_backend {
 MTTDEF const mtt_backend *mtt_cpu_backend(void);
 /* Fills in the backend of a CUDA device, counted from 0. MTT_E_DEVICE: there is none, or the build has no
    MTT_CUDA, or NVIDIA_TF32_OVERRIDE or CUBLAS_EMULATE_SINGLE_PRECISION is set, by which cuBLAS computes in
-   another precision than the policy says. With MTT_CUDA the function is in mtt_kernels.cu. */
+   another precision than the policy says. With MTT_CUDA the function is in mtt_kernels.cu, which has to be
+   compiled with the same MTT_NO_RANKS, MTT_NO_GENERATOR, MTT_NO_ADAPTERS and MTT_NO_FP8. */
+#define mtt_cuda_backend MTT__NAMED(mtt_cuda_backend, MTT__RANKS_NAME, MTT__GENERATOR_NAME, \
+                                    MTT__ADAPTERS_NAME, MTT__FP8_NAME)
 #ifdef MTT_CUDA
 mtt_status mtt_cuda_backend(mtt_env *env, int device, mtt_backend *backend);
 #else

@@ -565,6 +565,14 @@ static mtt_status mtt__scratch(mtt__cuda *c, const mtt_op *op, size_t bytes, voi
                           bytes, op->workspace->bytes);
 }
 
+static void mtt__forget_graphs(mtt__cuda *c)
+{
+    for (int i = 0; i < c->graph_count; i++)
+        if (c->graphs[i].exec) cudaGraphExecDestroy(c->graphs[i].exec);
+    memset(c->graphs, 0, sizeof(c->graphs));
+    c->graph_count = 0;
+}
+
 /* ----------------------------------------------------------------------------------------------------------
    >>elementwise
    -------------------------------------------------------------------------------------------------------- */
@@ -1701,11 +1709,13 @@ static mtt_status mtt__launch_gather(mtt__cuda *c, const mtt_tensor *x, const in
                        index, mtt__at<uint4>(y), rows, packs);
 }
 
+#ifndef MTT_NO_GENERATOR
 static mtt_status mtt__cuda_gather(mtt__cuda *c, const mtt_op *op)
 {
     const mtt_op_gather *o = MTT_OPERANDS_OF(gather, op);
     return mtt__launch_gather(c, o->x, mtt__at<int32_t>(o->index), o->y, o->y->shape[0]);
 }
+#endif
 
 static mtt_status mtt__cuda_pick_row(mtt__cuda *c, const mtt_op *op)
 {
@@ -2021,6 +2031,7 @@ static mtt_status mtt__cuda_linear(mtt__cuda *c, const mtt_op *op)
     return mtt__multiply_rows(c, op, o->x, o->weight, 0, o->bias, o->y);
 }
 
+#ifndef MTT_NO_ADAPTERS
 /* y = x W + b, rounded; y += xa B */
 static mtt_status mtt__cuda_linear_adapted(mtt__cuda *c, const mtt_op *op)
 {
@@ -2031,6 +2042,7 @@ static mtt_status mtt__cuda_linear_adapted(mtt__cuda *c, const mtt_op *op)
                                  mtt__blas_whole(o->xa, 0), mtt__blas_whole(o->lora_b, 0),
                                  mtt__blas_whole(o->y, 0), NULL, 1});
 }
+#endif
 
 /* dx = scale dy W^T */
 static mtt_status mtt__cuda_linear_backward_input(mtt__cuda *c, const mtt_op *op)
@@ -2299,29 +2311,6 @@ static mtt_status mtt__cuda_sum_loss(mtt__cuda *c, const mtt_op *op)
                        mtt__at<mtt_count>(o->count), op->shape->rows, op->later);
 }
 
-#ifndef MTT_NO_RANKS
-/* Math:        counters.loss and hits: the sums of all ranks' counts, and of those of earlier micro-batches
-   Shapes:      counts [ranks]
-   Launch:      one thread
-   Requires:    -
-   Traffic:     -
-   Determinism: in the order of ranks
-   Reference:   mtt__cpu_add_counts */
-static __global__ void mtt_k_add_counts(const mtt_count *own, const mtt_count *counts, mtt_counters *counters,
-                                        int rank, int ranks, int later)
-{
-    for (int i = 0; i < ranks; i++) mtt__add_count(counters, i == rank ? own : &counts[i], !later && i == 0);
-}
-
-static mtt_status mtt__cuda_add_counts(mtt__cuda *c, const mtt_op *op)
-{
-    const mtt_op_add_counts *o = MTT_OPERANDS_OF(add_counts, op);
-    return mtt__launch(c, "add_counts", mtt_k_add_counts, 1, 1, mtt__at<const mtt_count>(o->count),
-                       mtt__at<const mtt_count>(o->counts), mtt__at<mtt_counters>(o->counters),
-                       op->shape->rank, op->shape->ranks, op->later);
-}
-#endif
-
 /* ----------------------------------------------------------------------------------------------------------
    >>optimizer
    -------------------------------------------------------------------------------------------------------- */
@@ -2524,14 +2513,6 @@ static mtt_status mtt__sum_squares(mtt__cuda *c, const mtt_op *op, const mtt_ten
     return mtt__launch(c, "sum_squares", mtt_k_sum_squares, mtt__range_blocks(op), 256,
                        mtt__at<const mtt_range>(ranges), (double *)partial, mine);
 }
-
-#ifndef MTT_NO_RANKS
-static mtt_status mtt__cuda_sum_squares(mtt__cuda *c, const mtt_op *op)
-{
-    const mtt_op_sum_squares *o = MTT_OPERANDS_OF(sum_squares, op);
-    return mtt__sum_squares(c, op, o->ranges, o->squares->data, 1);
-}
-#endif
 
 static mtt_status mtt__cuda_grad_norm(mtt__cuda *c, const mtt_op *op)
 {
@@ -3571,6 +3552,7 @@ static mtt_status mtt__cuda_rotary_backward(mtt__cuda *c, const mtt_op *op)
                        (float *)NULL, D, blocks, 2 * D, blocks, 0);
 }
 
+#ifndef MTT_NO_GENERATOR
 /* ---- attention over a cache ---- */
 
 template <class T> struct mtt__cached {
@@ -3891,11 +3873,13 @@ static mtt_status mtt__cuda_choose_id(mtt__cuda *c, const mtt_op *op)
                            mtt__at<mtt_chosen>(o->chosen), mtt__width(o->logits));
     });
 }
+#endif /* MTT_NO_GENERATOR */
 
 /* ----------------------------------------------------------------------------------------------------------
    >>eight bits   FP8: numbers, scales, operands of products
    -------------------------------------------------------------------------------------------------------- */
 
+#ifndef MTT_NO_FP8
 /* ---- numbers of 8 bits ---- */
 
 /* The two kinds, which devices of compute capability 8.9 and later convert to; mtt__to_e4m3, mtt__to_e5m2. */
@@ -4010,6 +3994,8 @@ static const float *mtt__inverse_of(const mtt_tensor *t)
 {
     return t->scale ? &t->scale->inverse : NULL;
 }
+
+MTT__DEVICE bool mtt__wanted(const mtt__eight &e) { return e.data; }
 
 /* Rounds 8 results of a kernel, and notes them for the scale of later steps. */
 MTT__DEVICE void mtt__store_e4m3(const mtt__eight &y, int64_t at, const float *v, float scale,
@@ -4338,32 +4324,6 @@ static mtt_status mtt__cuda_rescale(mtt__cuda *c, const mtt_op *op)
                        o->scales->shape[0],
                        mtt__at<mtt_counters>(o->counters));
 }
-
-#ifndef MTT_NO_RANKS
-/* Math:        mtt__merge_record of what each other rank has recorded
-   Shapes:      scales [count]; rows [ranks, count]
-   Launch:      a thread for each scale
-   Requires:    -
-   Traffic:     rows read once
-   Determinism: largest values, and sums of integers
-   Reference:   mtt__cpu_merge_records */
-static __global__ void __launch_bounds__(256)
-    mtt_k_merge_records(const mtt_scale *rows, mtt_scale *scales, int64_t count, int rank, int ranks)
-{
-    const int64_t i = (int64_t)blockIdx.x * 256 + threadIdx.x;
-    for (int other = 0; other < ranks && i < count; other++)
-        if (other != rank) mtt__merge_record(&scales[i], &rows[other * count + i]);
-}
-
-static mtt_status mtt__cuda_merge_records(mtt__cuda *c, const mtt_op *op)
-{
-    const mtt_op_merge_records *o = MTT_OPERANDS_OF(merge_records, op);
-    const int64_t count = o->scales->shape[0];
-    return mtt__launch(c, "merge_records", mtt_k_merge_records, mtt__blocks(count, 256), 256,
-                       mtt__at<const mtt_scale>(o->rows), mtt__at<mtt_scale>(o->scales), count,
-                       op->shape->rank, op->shape->ranks);
-}
-#endif
 
 /* Math:        mtt__scale_logits
    Shapes:      one scale
@@ -4896,6 +4856,17 @@ static mtt__function mtt__eight_function(const mtt_op *op)
 
 #undef MTT__IS_E4M3
 
+#else /* what fast kernels ask of 8 bits: nothing is wanted */
+struct mtt__eight {};
+struct mtt__records {};
+MTT__DEVICE bool mtt__wanted(const mtt__eight &) { return false; }
+MTT__DEVICE float mtt__scale_of(const mtt__eight &) { return 1.0f; }
+MTT__DEVICE void mtt__store_e4m3(const mtt__eight &, int64_t, const float *, float, mtt__records &) {}
+MTT__DEVICE void mtt__record_warp(const mtt__eight &, mtt__records) {}
+static mtt__eight mtt__eight_of(const mtt_tensor *) { return {}; }
+static mtt__function mtt__eight_function(const mtt_op *) { return NULL; }
+#endif /* MTT_NO_FP8 */
+
 /* ----------------------------------------------------------------------------------------------------------
    >>tensor cores   FlashAttention for 16-bit tensors, by mma.sync
    -------------------------------------------------------------------------------------------------------- */
@@ -5219,6 +5190,7 @@ MTT__DEVICE void mtt__store_row(E *row_gmem, const float (*c)[4], int half, floa
     }
 }
 
+#ifndef MTT_NO_FP8
 /* 16 rows of accumulators, times `factor`, rounded to BF16 and then to e5m2: as they are, and transposed.
    Where 32 columns fill a quad, a lane stores 8 bytes of each of its two rows and 16 of a column. All lanes
    of the warp call it. */
@@ -5255,6 +5227,7 @@ MTT__DEVICE void mtt__store_eight(uint8_t *rows_gmem, int64_t stride, uint8_t *c
         }
     }
 }
+#endif
 
 /* ---- tensor cores: forward ---- */
 
@@ -5462,7 +5435,7 @@ MTT__DEVICE void mtt__forward_store(const mtt__tiled_flash &f, const mtt__flash_
     typedef typename S::E E;
     const int row = row0 + threadIdx.x % 32 / 4, width = (int)f.width;
     const int64_t at = mtt__flash_row(head, row, width);
-    const bool in_eight = std::is_same<E, __nv_bfloat16>::value && f.out_8.data;
+    const bool in_eight = std::is_same<E, __nv_bfloat16>::value && mtt__wanted(f.out_8);
     const float scale = in_eight ? mtt__scale_of(f.out_8) : 1.0f;
     mtt__records records = {};
     float *lse_gmem = f.lse + (int64_t)head.head * f.seq_len + row;
@@ -6074,6 +6047,7 @@ MTT__DEVICE void mtt__backward_store(const mtt__tiled_flash &f, const mtt__backw
                                      const float (&c)[M][COLUMNS / 8][4], int row, int column, float factor)
 {
     const int stride = (int)f.view.row, lane = mtt__opaque(threadIdx.x) & 31;
+#ifndef MTT_NO_FP8
     if constexpr (std::is_same<typename S::E, __nv_bfloat16>::value)
         if (f.d_qkv_t) {
             const int64_t first = mtt__head_column<PART>(f, at.block->head) + column;
@@ -6085,6 +6059,7 @@ MTT__DEVICE void mtt__backward_store(const mtt__tiled_flash &f, const mtt__backw
                                               factor, f.view.d_head - column, lane);
             return;
         }
+#endif
     row += lane / 4;
     typename S::E *to_gmem = (typename S::E *)f.d_qkv + (int64_t)(at.block->head.first_row + row) * stride;
     to_gmem += mtt__head_column<PART>(f, at.block->head) + column;
@@ -6485,6 +6460,7 @@ MTT__WGMMA_ALL(__nv_bfloat16, "bf16")
 MTT__WGMMA_ALL(__half, "f16")
 #endif
 
+#ifndef MTT_NO_FP8
 /* The same in 8 bits, 32 of k, A in e5m2 and B in e4m3; both have their rows in shared memory. */
 MTT__DEVICE void mtt__wgmma_eight(float (&c)[16][4], uint64_t a, uint64_t b, int more)
 {
@@ -6493,6 +6469,7 @@ MTT__DEVICE void mtt__wgmma_eight(float (&c)[16][4], uint64_t a, uint64_t b, int
                  "}, %64, %65, more, 1, 1; }"
                  : MTT__64(c, 0) : "l"(a), "l"(b), "r"(more) : "memory");
 }
+#endif
 
 /* C = A B^T over D of k, A and B of rows of D elements: tiles of A_ROWS and B_ROWS rows for each 64 of k. */
 template <int D, int A_ROWS, int B_ROWS, int N, typename E>
@@ -7205,9 +7182,10 @@ MTT__DEVICE void mtt__tile_multiply(typename mtt__tile_types<E>::sums &c, mtt__t
     mtt__barrier_wait(&barriers->full[stage], step / MTT__TILE_STAGES & 1);
     mtt__wgmma_begin();
     MTT__UNROLL for (int j = 0; j < 4; j++)
-        if constexpr (S::EIGHT)
-            mtt__wgmma_eight(c, mtt__wgmma_at(a, j * 32), mtt__wgmma_at(w, j * 32), k > 0 || j > 0);
-        else
+        if constexpr (S::EIGHT) {
+            MTT_IF_EIGHT(
+                mtt__wgmma_eight(c, mtt__wgmma_at(a, j * 32), mtt__wgmma_at(w, j * 32), k > 0 || j > 0);)
+        } else
             mtt__wgmma<false, !BACKWARD>(c, mtt__wgmma_at(a, j * 32),
                                          mtt__wgmma_at(w, BACKWARD ? j * 32 : j * 2048), k > 0 || j > 0, E());
     mtt__wgmma_commit();
@@ -7322,6 +7300,8 @@ MTT__DEVICE void mtt__tile_gelu_backward(const typename mtt__tile_types<E>::held
     if (lane == 0) mtt__barrier_arrive(&barriers->side_empty[slot]);
     step++;
 }
+
+#ifndef MTT_NO_FP8
 /* ---- the same with operands in 8 bits: parts of 64 columns ---- */
 
 /* Stores a warp's 16 rows of 32 columns in 8 bits. Of each 8 columns the lane has a word: two of one row,
@@ -7416,6 +7396,7 @@ MTT__DEVICE void mtt__tile_gelu_backward_eight(const mtt__tile_types<mtt__eights
     }
     step += 2;
 }
+#endif /* MTT_NO_FP8 */
 
 #endif
 
@@ -7481,9 +7462,10 @@ static __global__ void __launch_bounds__(mtt__tile_types<E>::THREADS, 1)
             for (; k * S::PARTS < stages * (part + 1); k++)
                 mtt__tile_multiply<E, BACKWARD>(c, &barriers, smem, warpgroup, k, step);
             if (tiles == 0) continue;
-            if constexpr (BACKWARD && S::EIGHT)
-                mtt__tile_gelu_backward_eight(held, o, &barriers, side, warpgroup, at, part, side_step);
-            else if constexpr (BACKWARD)
+            if constexpr (BACKWARD && S::EIGHT) {
+                MTT_IF_EIGHT(
+                    mtt__tile_gelu_backward_eight(held, o, &barriers, side, warpgroup, at, part, side_step);)
+            } else if constexpr (BACKWARD)
                 mtt__tile_gelu_backward<E>(held, o, &barriers, side, warpgroup, at, part, side_step);
             else mtt__tile_gelu<E>(held, o, side, warp, at, part);
         }
@@ -7534,7 +7516,7 @@ static mtt_status mtt__launch_tiles(mtt__cuda *c, const mtt_tensor *a, const mtt
     int64_t tiles;
     memset(&o, 0, sizeof(o));
     if (S::EIGHT) {
-        o.a_scale = mtt__inverse_of(a), o.w_scale = mtt__inverse_of(w);
+        MTT_IF_EIGHT(o.a_scale = mtt__inverse_of(a), o.w_scale = mtt__inverse_of(w);)
         o.dx = mtt__eight_of(y), o.dx_t = mtt__eight_of(dx_t), o.gelu_t = mtt__eight_of(gelu_t);
         o.padded = dx_t ? mtt__width(dx_t) : 0;
     }
@@ -7598,9 +7580,8 @@ static mtt_status mtt__hopper_linear_gelu(mtt__cuda *c, const mtt_op *op)
 static mtt_status mtt__hopper_linear_backward_gelu(mtt__cuda *c, const mtt_op *op)
 {
     const mtt_op_linear_backward_gelu *o = MTT_OPERANDS_OF(linear_backward_gelu, op);
-    if (o->dx_t)
-        return mtt__launch_tiles<mtt__eights, true>(c, o->dy, o->weight, NULL, o->pre, o->dx, 0,
-                                                    mtt__rows(o->dx), NULL, o->dx_t, o->y_t);
+    MTT_IF_EIGHT(if (o->dx_t) return mtt__launch_tiles<mtt__eights, true>(
+        c, o->dy, o->weight, NULL, o->pre, o->dx, 0, mtt__rows(o->dx), NULL, o->dx_t, o->y_t);)
     return mtt__by_16_bits(c, o->dy,
                            [&](auto zero) { return mtt__linear_backward_gelu<decltype(zero)>(c, op); });
 }
@@ -8173,6 +8154,7 @@ static void mtt__tune(mtt__cuda *c, const mtt_op *op, mtt__product_plan *p, cons
    >>ranks
    -------------------------------------------------------------------------------------------------------- */
 
+#ifndef MTT_NO_RANKS
 /* GPUs of one host copy from each other's memory. If they cannot, or if there are several hosts, NCCL moves
    the bytes. Both work in a stream of their own, `wires`, which waits for other ranks without a limit. So the
    host watches the ranks' sockets, and ends these waits if a rank is lost: see mtt__wait_for_ranks. */
@@ -8781,14 +8763,6 @@ static mtt_status mtt__join_transfers(mtt__cuda *c)
     return status != MTT_OK ? status : mtt__checked(c, error, "waiting for transfers");
 }
 
-static void mtt__forget_graphs(mtt__cuda *c)
-{
-    for (int i = 0; i < c->graph_count; i++)
-        if (c->graphs[i].exec) cudaGraphExecDestroy(c->graphs[i].exec);
-    memset(c->graphs, 0, sizeof(c->graphs));
-    c->graph_count = 0;
-}
-
 static void *mtt__abort_nccl(void *nccl)
 {
     mtt__nccl *const n = (mtt__nccl *)nccl;
@@ -8907,7 +8881,89 @@ static void mtt__leave_ranks(mtt__cuda *c)
     mtt__host_free(c->env, c->nccl); /* the library stays: its threads may still run */
 }
 
-#ifndef MTT_NO_RANKS
+static int mtt__late_count(const mtt__cuda *c) { return c->copies ? c->copies->late_count : 0; }
+
+/* The host then waits for the transfers among these operations. */
+static void mtt__expect_transfers(mtt__cuda *c, const mtt_op *ops, int count)
+{
+    for (int i = 0; i < count && c->wires; i++) c->expecting |= mtt__is_transfer(&ops[i]);
+}
+
+/* Waits for what an operation needs of other ranks. */
+static mtt_status mtt__await_ranks(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_status status = mtt__await_weights(c, op);
+    return status == MTT_OK && mtt__needs_transfers(op) ? mtt__join_transfers(c) : status;
+}
+
+static void mtt__forget_late(mtt__cuda *c)
+{
+    mtt__copies *const x = c->copies;
+    if (!x) return;
+    while (mtt__late_weights *const w = x->late) {
+        x->late = w->next;
+        cudaEventDestroy(w->arrived);
+        mtt__host_free(c->env, w);
+    }
+    x->late_count = 0;
+    mtt__forget_routes(c);
+}
+
+/* ---- operations ---- */
+
+/* Math:        counters.loss and hits: the sums of all ranks' counts, and of those of earlier micro-batches
+   Shapes:      counts [ranks]
+   Launch:      one thread
+   Requires:    -
+   Traffic:     -
+   Determinism: in the order of ranks
+   Reference:   mtt__cpu_add_counts */
+static __global__ void mtt_k_add_counts(const mtt_count *own, const mtt_count *counts, mtt_counters *counters,
+                                        int rank, int ranks, int later)
+{
+    for (int i = 0; i < ranks; i++) mtt__add_count(counters, i == rank ? own : &counts[i], !later && i == 0);
+}
+
+static mtt_status mtt__cuda_add_counts(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_op_add_counts *o = MTT_OPERANDS_OF(add_counts, op);
+    return mtt__launch(c, "add_counts", mtt_k_add_counts, 1, 1, mtt__at<const mtt_count>(o->count),
+                       mtt__at<const mtt_count>(o->counts), mtt__at<mtt_counters>(o->counters),
+                       op->shape->rank, op->shape->ranks, op->later);
+}
+
+static mtt_status mtt__cuda_sum_squares(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_op_sum_squares *o = MTT_OPERANDS_OF(sum_squares, op);
+    return mtt__sum_squares(c, op, o->ranges, o->squares->data, 1);
+}
+
+#ifndef MTT_NO_FP8
+/* Math:        mtt__merge_record of what each other rank has recorded
+   Shapes:      scales [count]; rows [ranks, count]
+   Launch:      a thread for each scale
+   Requires:    -
+   Traffic:     rows read once
+   Determinism: largest values, and sums of integers
+   Reference:   mtt__cpu_merge_records */
+static __global__ void __launch_bounds__(256)
+    mtt_k_merge_records(const mtt_scale *rows, mtt_scale *scales, int64_t count, int rank, int ranks)
+{
+    const int64_t i = (int64_t)blockIdx.x * 256 + threadIdx.x;
+    for (int other = 0; other < ranks && i < count; other++)
+        if (other != rank) mtt__merge_record(&scales[i], &rows[other * count + i]);
+}
+
+static mtt_status mtt__cuda_merge_records(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_op_merge_records *o = MTT_OPERANDS_OF(merge_records, op);
+    const int64_t count = o->scales->shape[0];
+    return mtt__launch(c, "merge_records", mtt_k_merge_records, mtt__blocks(count, 256), 256,
+                       mtt__at<const mtt_scale>(o->rows), mtt__at<mtt_scale>(o->scales), count,
+                       op->shape->rank, op->shape->ranks);
+}
+#endif
+
 static mtt_status mtt__cuda_all_to_all(mtt__cuda *c, const mtt_op *op)
 {
     return mtt__start_transfers(c, op->transfers, op->transfer_count);
@@ -8933,6 +8989,23 @@ static mtt_status mtt__cuda_gather_weights(mtt__cuda *c, const mtt_op *op)
     return mtt__cuda_all_to_all(c, op);
 }
 #endif
+
+#else /* one rank */
+static mtt_status mtt__join_ranks(mtt__cuda *, const mtt_policy *) { return MTT_OK; }
+static void mtt__leave_ranks(mtt__cuda *) {}
+static void mtt__end_sharing(mtt__cuda *) {}
+static void mtt__expect_transfers(mtt__cuda *, const mtt_op *, int) {}
+static mtt_status mtt__await_ranks(mtt__cuda *, const mtt_op *) { return MTT_OK; }
+static mtt_status mtt__join_transfers(mtt__cuda *) { return MTT_OK; }
+static mtt_status mtt__wait_for_ranks(mtt__cuda *) { return MTT_OK; }
+static int mtt__gathers_late(const mtt__cuda *, const mtt_op *) { return 0; }
+static mtt_status mtt__gather_weights(mtt__cuda *, const mtt_op *, int) { return MTT_OK; }
+static mtt_status mtt__await_weights(mtt__cuda *, const mtt_op *) { return MTT_OK; }
+static int mtt__is_late(const mtt__cuda *, const void *) { return 0; }
+static int mtt__late_count(const mtt__cuda *) { return 0; }
+static int mtt__forget_waits(mtt__cuda *) { return 0; }
+static void mtt__forget_late(mtt__cuda *) {}
+#endif /* MTT_NO_RANKS */
 
 /* ----------------------------------------------------------------------------------------------------------
    >>backend
@@ -8965,16 +9038,8 @@ static mtt_status mtt__wait(mtt__cuda *c)
 /* Graphs, late weights and routes are found by the addresses of lists. */
 static void mtt__forget_lists(mtt__cuda *c)
 {
-    mtt__copies *const x = c->copies;
     mtt__forget_graphs(c);
-    if (!x) return;
-    while (mtt__late_weights *const w = x->late) {
-        x->late = w->next;
-        cudaEventDestroy(w->arrived);
-        mtt__host_free(c->env, w);
-    }
-    x->late_count = 0;
-    mtt__forget_routes(c);
+    mtt__forget_late(c);
 }
 
 static void mtt__cuda_close(void *context)
@@ -9048,7 +9113,7 @@ static mtt_status mtt__cuda_open(mtt_env *env, const mtt_backend *backend, const
     c->precision = policy->precision;
     c->types[MTT_F32] = CUDA_R_32F;
     c->types[MTT_BF16_BITS] = CUDA_R_16BF, c->types[MTT_F16_BITS] = CUDA_R_16F;
-    c->types[MTT_F8_E4M3] = CUDA_R_8F_E4M3, c->types[MTT_F8_E5M2] = CUDA_R_8F_E5M2;
+    MTT_IF_EIGHT(c->types[MTT_F8_E4M3] = CUDA_R_8F_E4M3, c->types[MTT_F8_E5M2] = CUDA_R_8F_E5M2;)
     c->plans = (mtt__product_plan *)mtt__host_alloc(env, MTT__PLANS * sizeof(*c->plans));
     if (!c->plans)
         status = mtt__cuda_fail(env, MTT_E_MEMORY, "out of host memory: no room for plans of products");
@@ -9174,8 +9239,7 @@ static mtt_status mtt__run_each(mtt__cuda *c, const mtt_op *ops, int count)
             late = 1;
             continue;
         }
-        status = mtt__await_weights(c, &ops[i]);
-        MTT_IF_RANKS(if (status == MTT_OK && mtt__needs_transfers(&ops[i])) status = mtt__join_transfers(c);)
+        status = mtt__await_ranks(c, &ops[i]);
         if (status == MTT_OK) status = mtt__function_of(c, &ops[i])(c, &ops[i]);
     }
     if (status == MTT_OK && late) status = mtt__gather_weights(c, ops, count);
@@ -9231,12 +9295,12 @@ static mtt_status mtt__cuda_run(void *context, const mtt_op *ops, int count)
     mtt__graph *g;
     int first = 0;
     if (status != MTT_OK) return status;
-    MTT_IF_RANKS(for (int i = 0; i < count && c->wires; i++) c->expecting |= mtt__is_transfer(&ops[i]);)
+    mtt__expect_transfers(c, ops, count);
     while (first < count && !mtt__gathers_late(c, &ops[first])) first++;
     g = mtt__find_graph(c, ops, first);
     if (g && ++g->runs == 2) mtt__capture(c, g); /* the first run has chosen algorithms and loaded kernels */
     if (!g || !g->exec) return mtt__run_each(c, ops, count);
-    if (c->copies && g->late < c->copies->late_count) status = mtt__await_weights(c, NULL);
+    if (g->late < mtt__late_count(c)) status = mtt__await_weights(c, NULL);
     if (status == MTT_OK)
         status = mtt__checked(c, cudaGraphLaunch(g->exec, c->stream), "a graph of operations");
     return status == MTT_OK ? mtt__run_each(c, ops + first, count - first) : status;

@@ -187,7 +187,7 @@ check "exercise 17" grep -q \
   "17: $(waits overlapped) ms, $(waits naive) and $(waits flat) of $(waits flat)\." "$root/$page"
 
 # The guide, followed on a copy: an activation is four lines, and its gradient is the slope, too.
-before='/,/^}/s/^    case MTT_MLP_SWIGLU:/    case MTT_MLP_RELU:\n        for (k = 0; k < n; k++) '
+before='/,/^}/s/^    case MTT_MLP_SILU:/    case MTT_MLP_RELU:\n        for (k = 0; k < n; k++) '
 after=';\n        break;\n&/'
 sed -e 's/^\(typedef enum mtt_mlp {.*\) }/\1, MTT_MLP_RELU }/' \
   -e 's/MTT_MLP_[A-Z0-9]*, "\(gelu|[a-z0-9|]*\)"/MTT_MLP_RELU, "\1|relu"/' \
