@@ -233,7 +233,7 @@
 #endif
 
 /* Switches that leave out operations number the others otherwise. So they are part of the name by which files
-   link: where two differ, the linker misses mtt_cuda_backend_NO_FP8 or the like. */
+   link: where two differ, the linker misses mtt_cuda_backend_NO_FP8, mtt_schedule_ops_NO_FP8 or the like. */
 #ifdef MTT_NO_RANKS
 #define MTT__RANKS_NAME _NO_RANKS
 #else
@@ -255,7 +255,9 @@
 #define MTT__FP8_NAME
 #endif
 #define MTT__JOINED(a, b, c, d, e) a##b##c##d##e
-#define MTT__NAMED(name, b, c, d, e) MTT__JOINED(name, b, c, d, e)
+#define MTT__EXPANDED(name, b, c, d, e) MTT__JOINED(name, b, c, d, e)
+#define MTT__NAMED(name) \
+    MTT__EXPANDED(name, MTT__RANKS_NAME, MTT__GENERATOR_NAME, MTT__ADAPTERS_NAME, MTT__FP8_NAME)
 
 #if defined(__GNUC__) || defined(__clang__)
 #define MTT__GNU /* attributes, vectors and atomics as GCC has them, also in clang for MSVC's programs */
@@ -693,6 +695,7 @@ MTTDEF const mtt_policy *mtt_schedule_policy(const mtt_schedule *schedule);
    operands, its cost and the bytes in memory while it runs. A tensor has its shape, its place in the arena,
    and the first and the last operation that uses it. Both lists belong to the schedule and live as long as it
    does. Tensors have `data` only in a trainer's schedule. */
+#define mtt_schedule_ops MTT__NAMED(mtt_schedule_ops)
 MTTDEF const mtt_op *mtt_schedule_ops(const mtt_schedule *schedule, int *count);
 MTTDEF const mtt_tensor *const *mtt_schedule_tensors(const mtt_schedule *schedule, int *count);
 /* One line for each operation: its number, its phase, the bytes in memory while it runs, its name, what it
@@ -759,8 +762,7 @@ MTTDEF const mtt_backend *mtt_cpu_backend(void);
    MTT_CUDA, or NVIDIA_TF32_OVERRIDE or CUBLAS_EMULATE_SINGLE_PRECISION is set, by which cuBLAS computes in
    another precision than the policy says. With MTT_CUDA the function is in mtt_kernels.cu, which has to be
    compiled with the same MTT_NO_RANKS, MTT_NO_GENERATOR, MTT_NO_ADAPTERS and MTT_NO_FP8. */
-#define mtt_cuda_backend MTT__NAMED(mtt_cuda_backend, MTT__RANKS_NAME, MTT__GENERATOR_NAME, \
-                                    MTT__ADAPTERS_NAME, MTT__FP8_NAME)
+#define mtt_cuda_backend MTT__NAMED(mtt_cuda_backend)
 #ifdef MTT_CUDA
 mtt_status mtt_cuda_backend(mtt_env *env, int device, mtt_backend *backend);
 #else

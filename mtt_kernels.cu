@@ -8495,7 +8495,7 @@ static mtt_status mtt__await_weights(mtt__cuda *c, const mtt_op *op)
 {
     cudaError_t error = cudaSuccess;
     for (mtt__late_weights *w = c->copies ? c->copies->late : NULL; w && !error; w = w->next) {
-        if (w->waited || (op MTT_IF_RANKS(&& !mtt__is_transfer(op)) && !mtt__has_late(op, w))) continue;
+        if (w->waited || (op && !mtt__is_transfer(op) && !mtt__has_late(op, w))) continue;
         w->waited = 1;
         error = cudaStreamWaitEvent(c->stream, w->arrived, c->capturing ? cudaEventWaitExternal : 0);
     }
@@ -8730,8 +8730,7 @@ static mtt_status mtt__start_transfers(mtt__cuda *c, const mtt_transfer *transfe
 
 static int mtt__gathers_late(const mtt__cuda *c, const mtt_op *op)
 {
-    (void)op;
-    return c->copies != NULL MTT_IF_RANKS(&& op->kind == MTT_OP_gather_weights);
+    return c->copies && op->kind == MTT_OP_gather_weights;
 }
 
 /* Starts all late gathers of a list of operations. */
@@ -8988,7 +8987,6 @@ static mtt_status mtt__cuda_gather_weights(mtt__cuda *c, const mtt_op *op)
 {
     return mtt__cuda_all_to_all(c, op);
 }
-#endif
 
 #else /* one rank */
 static mtt_status mtt__join_ranks(mtt__cuda *, const mtt_policy *) { return MTT_OK; }

@@ -251,23 +251,28 @@ for wing in $wings "$wings"; do
 done
 # Files of different switches link where both have the same operations, and else do not.
 printf '#define MTT_BACKEND_API\n#include "../../mtt.h"\nchar count[MTT_OP_KIND_COUNT];
-mtt_status mtt_cuda_backend(mtt_env *e, int d, mtt_backend *b) { return e || d || b ? MTT_OK : MTT_OK; }\n' \
+mtt_status mtt_cuda_backend(mtt_env *e, int d, mtt_backend *b) { return e || d || b ? MTT_OK : MTT_OK; }
+const mtt_op *mtt_schedule_ops(const mtt_schedule *s, int *count) { (void)s, (void)count; return 0; }\n' \
   > "$build/kernels.c"
 printf '#include "../../mtt.h"\nint main(void) { return mtt_cuda_backend(0, 0, 0); }\n' > "$build/calls.c"
+printf '#include "../../mtt.h"\nint main(void) { return !mtt_schedule_ops(0, 0); }\n' > "$build/looks.c"
 operations() { nm -S "$build/kernels$1.o" | awk '$4 == "count" {print $2}'; }
 for wing in "" $wings; do
-  for file in kernels calls; do
+  for file in kernels calls looks; do
     gcc -std=c99 $flags -DMTT_CUDA $wing -c "$build/$file.c" -o "$build/$file$wing.o" ||
       tell 1 "$file.c with $wing"
   done
 done
 for wing in "" $wings; do
   for other in "" $wings; do
-    gcc "$build/kernels$wing.o" "$build/calls$other.o" -o "$build/linked" 2> "$build/linked.txt"
-    linked=$?
     [ "$(operations $wing)" = "$(operations $other)" ] && expected=0 || expected=1
-    [ $linked = $expected ] && { [ $linked = 0 ] || grep -q 'mtt_cuda_backend' "$build/linked.txt"; }
-    tell $? "kernels with '$wing' and a program with '$other' link: $linked, not $expected"
+    for file in calls looks; do
+      gcc "$build/kernels$wing.o" "$build/$file$other.o" -o "$build/linked" 2> "$build/linked.txt"
+      linked=$?
+      [ $linked = $expected ] &&
+        { [ $linked = 0 ] || grep -qE 'mtt_(cuda_backend|schedule_ops)' "$build/linked.txt"; }
+      tell $? "$file: '$wing' and a program with '$other' link: $linked, not $expected"
+    done
   done
 done
 [ "$(operations)" != "$(operations -DMTT_NO_FP8)" ]; tell $? "a wing without operations"
