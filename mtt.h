@@ -8252,11 +8252,11 @@ MTT_WING_OPS(MTT__CPU_DECLARED)
 /* Runs an operation that a wing has changed; 0: none has. */
 typedef int mtt__run_function(const mtt_op *op);
 MTT_IF_EIGHT(static mtt__run_function mtt__cpu_eight;)
-MTT_IF_RANKS(static mtt__run_function mtt__cpu_exchanged;)
+MTT_IF_RANKS(static mtt__run_function mtt__cpu_received;)
 static int mtt__cpu_wing(const mtt_op *op)
 {
     (void)op;
-    return MTT_IF_EIGHT(mtt__cpu_eight(op) ||) MTT_IF_RANKS(mtt__cpu_exchanged(op) ||) 0;
+    return MTT_IF_EIGHT(mtt__cpu_eight(op) ||) MTT_IF_RANKS(mtt__cpu_received(op) ||) 0;
 }
 
 static mtt_status mtt__cpu_run(void *context, const mtt_op *ops, int count)
@@ -10586,7 +10586,7 @@ static void mtt__cpu_sum_squares(const mtt_op *op, const mtt_op_sum_squares *o)
 }
 
 /* Runs operations of the hall that have operands from other ranks. */
-static int mtt__cpu_exchanged(const mtt_op *op)
+static int mtt__cpu_received(const mtt_op *op)
 {
     const mtt_op_sum_gradients *s = MTT_OPERANDS_OF(sum_gradients, op);
     const mtt_op_grad_norm *n = MTT_OPERANDS_OF(grad_norm, op);
