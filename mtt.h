@@ -3812,9 +3812,7 @@ typedef struct mtt__wing {
     void (*state)(mtt__builder *b);      /* adds what else lives from step to step */
     int (*adjoint)(mtt__builder *b, const mtt_op *op); /* of an operation that the wing has changed; 0: it
                                                           has not, the hall's follows */
-    int (*run)(const mtt_op *op);                      /* the same on the CPU */
-    mtt_status (*begin)(mtt_trainer *t, const int32_t *tokens, const int32_t *targets, int64_t counted);
-} mtt__wing; /* begin: before a training step's micro-batches */
+} mtt__wing; /* not what runs: a program that only plans is linked without it */
 typedef const mtt__wing *mtt__wing_of(void); /* a function, since C++ cannot declare a constant ahead */
 #define MTT__WINGS(X)                                                                   \
     MTT_IF_GENERATOR(X(generator)) MTT_IF_ADAPTERS(X(adapters)) MTT_IF_EIGHT(X(eight)) \
@@ -8282,12 +8280,13 @@ static mtt_status mtt__cpu_copy(void *context, void *to, const void *from, size_
 MTT_WING_OPS(MTT__CPU_DECLARED)
 
 /* Runs an operation that a wing has changed; 0: none has. */
+typedef int mtt__run_function(const mtt_op *op);
+MTT_IF_EIGHT(static mtt__run_function mtt__cpu_eight;)
+MTT_IF_RANKS(static mtt__run_function mtt__cpu_received;)
 static int mtt__cpu_wing(const mtt_op *op)
 {
-    mtt__wing_of *const *wing = mtt__wings;
-    for (; *wing; wing++)
-        if ((*wing)()->run && (*wing)()->run(op)) return 1;
-    return 0;
+    (void)op;
+    return MTT_IF_EIGHT(mtt__cpu_eight(op) ||) MTT_IF_RANKS(mtt__cpu_received(op) ||) 0;
 }
 
 static mtt_status mtt__cpu_run(void *context, const mtt_op *ops, int count)
@@ -8888,20 +8887,22 @@ static mtt_status mtt__send(mtt_trainer *t, const mtt__program *p, const int32_t
     return mtt__told(t, status);
 }
 
+typedef mtt_status mtt__begin_function(mtt_trainer *t, const int32_t *tokens, const int32_t *targets,
+                                       int64_t counted);
+MTT_IF_EIGHT(static mtt__begin_function mtt__measure_scales;) /* before the first step */
+
 /* Runs a program's forward and backward pass over micro-batches. */
 static mtt_status mtt__run_micro_batches(mtt_trainer *t, const mtt__program *p, const int32_t *tokens,
                                          const int32_t *targets, int micro_batches, int training)
 {
     int64_t rows = p->shape.rows, counted = 0, k;
-    mtt__wing_of *const *wing = mtt__wings;
     mtt_status status = mtt__must_train(t);
     int i;
     if (!status) status = mtt__check_ids(t, tokens, rows * micro_batches, 0, "token");
     if (!status) status = mtt__check_ids(t, targets, rows * micro_batches, -1, "target");
     for (k = 0; k < rows * micro_batches && !status; k++) counted += targets[k] >= 0;
     if (training) status = mtt__all_agree(t, status, &counted);
-    for (; *wing && training && !status; wing++)
-        if ((*wing)()->begin) status = (*wing)()->begin(t, tokens, targets, counted);
+    MTT_IF_EIGHT(if (training && !status) status = mtt__measure_scales(t, tokens, targets, counted);)
     for (i = 0; i < micro_batches && !status; i++) {
         status = mtt__send(t, p, tokens + i * rows, targets + i * rows, counted, 0);
         if (!status)
@@ -9463,7 +9464,7 @@ static mtt_status mtt__add_adapter(mtt_trainer *t, const mtt__parameter *q, int6
 static const mtt__wing *mtt__wing_adapters(void)
 {
     static const mtt__wing wing = {mtt__resolve_adapters, mtt__check_adapters, mtt__adapts,
-                                   mtt__check_targets, NULL, NULL, NULL, NULL};
+                                   mtt__check_targets, NULL, NULL};
     return &wing;
 }
 #endif /* MTT_NO_ADAPTERS */
@@ -10243,7 +10244,7 @@ static mtt_status mtt__measure_scales(mtt_trainer *t, const int32_t *tokens, con
 static const mtt__wing *mtt__wing_eight(void)
 {
     static const mtt__wing wing = {mtt__resolve_eight, mtt__check_eight, NULL, NULL, mtt__add_scales,
-                                   mtt__adjoint_eight, mtt__cpu_eight, mtt__measure_scales};
+                                   mtt__adjoint_eight};
     return &wing;
 }
 #endif /* MTT_NO_FP8 */
@@ -10615,7 +10616,7 @@ static void mtt__cpu_sum_squares(const mtt_op *op, const mtt_op_sum_squares *o)
 }
 
 /* Runs operations of the hall that have operands from other ranks. */
-static int mtt__cpu_exchanged(const mtt_op *op)
+static int mtt__cpu_received(const mtt_op *op)
 {
     const mtt_op_sum_gradients *s = MTT_OPERANDS_OF(sum_gradients, op);
     const mtt_op_grad_norm *n = MTT_OPERANDS_OF(grad_norm, op);
@@ -10663,8 +10664,7 @@ static void mtt__check_ranks(mtt__faults *faults, const mtt_model_desc *model, c
 
 static const mtt__wing *mtt__wing_exchange(void)
 {
-    static const mtt__wing wing = {NULL, mtt__check_ranks, NULL, mtt__divide, NULL, NULL, mtt__cpu_exchanged,
-                                   NULL};
+    static const mtt__wing wing = {NULL, mtt__check_ranks, NULL, mtt__divide, NULL, NULL};
     return &wing;
 }
 #endif /* MTT_NO_RANKS */
@@ -15857,7 +15857,7 @@ static int mtt__rule_generate(mtt__builder *b, mtt_op *op, const mtt_op *end)
 
 static const mtt__wing *mtt__wing_generator(void)
 {
-    static const mtt__wing wing = {NULL, NULL, NULL, NULL, mtt__add_cache, NULL, NULL, NULL};
+    static const mtt__wing wing = {NULL, NULL, NULL, NULL, mtt__add_cache, NULL};
     return &wing;
 }
 
