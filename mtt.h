@@ -1540,8 +1540,8 @@ typedef struct mtt_chosen {
    the transpose of a tensor in 8 bits, whose rows are padded to 16 elements. quantize rounds x, or x
    normalized where there are stats, and makes y, y_t or both. quantize_weights rounds a layer's weights, and
    transposes them where its results are `transposed`. linear and linear_backward_input take weights that are
-   transposed where they need it; linear_backward_weight takes x_t and dy_t. gelu_backward and
-   activation_backward make d_x, its transpose and the activation's result, transposed. norm_backward may also
+   transposed where they need it; linear_backward_weight takes x_t and dy_t. activation_backward
+   makes d_x, its transpose and the activation's result, transposed. norm_backward may also
    make dx in 8 bits, in both orders, and the norm's result, transposed, for which alone it has `shift`. out_8
    is flash's output in 8 bits, beside that in 16. With d_qkv_t, d_qkv is in 8 bits, too; seq_len is then a
    multiple of 16, since kernels write rows of d_qkv_t 16 tokens at a time. Both flash operations round to 16
@@ -1645,7 +1645,7 @@ typedef struct mtt_shape {
    norm_backward's d_bias is the sum of the rows of dx, which is the gradient of the bias of the linear layer
    before the residual. Operands with _8 and _t are of FP8: see MTT_EIGHT_OPS.
 
-   activation is the MLP's where that is not GELU; x has 2 * d_ff columns with a gate. add joins the gradients
+   activation is the MLP's; x has 2 * d_ff columns with a gate. add joins the gradients
    of two uses of a tensor, where no norm's backward pass does. move copies x to y, in another place.
 
    rotary normalizes q and k, if there are gains, and rotates them, if there are angles: the cosine and the
@@ -1659,10 +1659,8 @@ typedef struct mtt_shape {
       8 * mtt__count(o->x), moved, 0)                                                                        \
     X(linear, 3, MTT_OPERANDS(*x, *weight, *bias, *y),                                                       \
       2 * mtt__count(o->y) * mtt__columns(o->x), moved, 0)                                                   \
-    X(gelu, 1, MTT_OPERANDS(*x, *y),                                                                         \
-      12 * mtt__count(o->y), moved, 0)                                                                       \
     X(activation, 1, MTT_OPERANDS(*x, *y),                                                                   \
-      10 * mtt__count(o->y), moved, 0)                                                                       \
+      (mtt__ungated(d->mlp) == MTT_MLP_GELU ? 12 : 10) * mtt__count(o->y), moved, 0)                         \
     X(linear_gelu, 3, MTT_OPERANDS(*x, *weight, *bias, *pre, *y),                                            \
       (2 * mtt__columns(o->x) + (o->y ? 12 : 0)) * mtt__count(o->pre), moved,                                \
       o->bias ? 0 : 2 * mtt__width(o->pre))                                                                  \
@@ -1706,10 +1704,8 @@ typedef struct mtt_shape {
       moved, (o->d_bias ? 12 : 8) * mtt__width(o->dx))                                                       \
     X(dropout_backward, 2, MTT_OPERANDS(*dy, *control, *dx),                                                 \
       mtt__count(o->dx), moved, 0)                                                                           \
-    X(gelu_backward, 2, MTT_OPERANDS(*dy, *x, *dx, *dx_t, *y_t),                                             \
-      21 * mtt__count(o->dx), moved, 0)                                                                      \
     X(activation_backward, 2, MTT_OPERANDS(*dy, *x, *dx, *dx_t, *y_t),                                       \
-      12 * mtt__count(o->x), moved, 0)                                                                       \
+      (mtt__ungated(d->mlp) == MTT_MLP_GELU ? 21 : 12) * mtt__count(o->x), moved, 0)                         \
     X(add, 2, MTT_OPERANDS(*a, *b, *sum),                                                                    \
       mtt__count(o->sum), moved, 0)                                                                          \
     X(linear_backward_gelu, 3, MTT_OPERANDS(*dy, *weight, *pre, *dx, *dx_t, *y_t, *d_bias),                  \
@@ -4884,18 +4880,11 @@ static mtt_tensor *mtt__residual(mtt__builder *b, int layer, int which, mtt_tens
     return mtt__norm(b, layer, which, sum, mtt__make(b, role, to));
 }
 
-/* GELU is an operation of its own, since products have it as their epilogue. It has the same operands. */
 static mtt_tensor *mtt__activate(mtt__builder *b, int layer, mtt_tensor *x)
 {
-    mtt_op_activation row = {x, mtt__make(b, MTT__A_GELU, layer)};
-    int gelu = b->schedule->model.mlp == MTT_MLP_GELU;
-    mtt__emit(b, gelu ? MTT_OP_gelu : MTT_OP_activation, layer, 0, &row);
-    return row.y;
-}
-
-static int mtt__is_activation(mtt_op_kind kind)
-{
-    return kind == MTT_OP_gelu || kind == MTT_OP_activation;
+    mtt_tensor *y = mtt__make(b, MTT__A_GELU, layer);
+    MTT__EMIT(b, layer, 0, activation, x, y);
+    return y;
 }
 
 /* Embedding and layers, up to the last residual stream. */
@@ -4982,7 +4971,7 @@ static void mtt__emit_forward(mtt__builder *b)
 #define MTT__ADJOINTS(X)                                                                                \
     X(embed, embed) X(norm, norm) X(linear, linear) X(rotary, rotary) X(residual, residual)             \
     X(attention_scores, attention_scores) X(softmax, softmax) X(dropout_scores, dropout_scores)         \
-    X(attention_values, attention_values) X(flash, flash) X(gelu, activation) X(activation, activation) \
+    X(attention_values, attention_values) X(flash, flash) X(activation, activation) \
     X(cross_entropy, cross_entropy) X(chunked_loss, none)                                               \
     MTT__ADAPTERS_ADJOINTS(X) MTT__EIGHT_ADJOINTS(X)
 
@@ -5045,22 +5034,21 @@ static void mtt__adjoint_linear(mtt__builder *b, const mtt_op *op)
     if (b->status) return;
     maker = mtt__maker(b, f->x);
     x = mtt__trains(b, f->weight) ? mtt__need(b, f->x) : NULL;
-    if (mtt__is_activation(maker.kind) && mtt__trains(b, f->x))
-        mtt__need(b, maker.operands[0]); /* later, it would part linear_backward_input from gelu_backward */
+    if (maker.kind == MTT_OP_activation && mtt__trains(b, f->x))
+        mtt__need(b, maker.operands[0]); /* later, it would part two that are fused */
     mtt__linear_gradients(b, op, x, f->weight, *mtt__gradient(b, f->y));
 }
 
-/* Serves GELU, too. dx overwrites dy, or x if that has a gate's columns, since nothing reads x after it. */
+/* dx overwrites dy, or x if that has a gate's columns, since nothing reads x after it. */
 static void mtt__adjoint_activation(mtt__builder *b, const mtt_op *op)
 {
     const mtt_op_activation *f = MTT_OPERANDS_OF(activation, op);
-    mtt_op_kind kind = op->kind == MTT_OP_gelu ? MTT_OP_gelu_backward : MTT_OP_activation_backward;
     mtt_tensor *x = mtt__need(b, f->x), *dy = *mtt__gradient(b, f->y);
     mtt_op_activation_backward row = {dy, x, dy, NULL, NULL};
     if (b->status) return;
     if (mtt__width(x) > mtt__width(dy)) row.dx = x;
     *mtt__gradient(b, x) = row.dx;
-    mtt__emit(b, kind, op->layer, 0, &row);
+    mtt__emit(b, MTT_OP_activation_backward, op->layer, 0, &row);
     mtt__activation_of(b, x)->current = NULL;
 }
 
@@ -5208,13 +5196,13 @@ static void mtt__fuse_linear_rotary(mtt__builder *b, mtt_op *op)
     f->q_gain = r->q_gain, f->k_gain = r->k_gain, f->y = r->y;
 }
 
-/* linear, gelu: the product leaves time for GELU in its epilogue. Fused, the product's input, its result and
+/* linear, GELU: the product leaves time for GELU in its epilogue. Fused, the product's input, its result and
    GELU's are in memory at once. Segments cannot afford that: they leave GELU apart, but make the product by
    the same kernel, since its bits must be the same. */
 static int mtt__fuse_linear_gelu(mtt__builder *b, mtt_op *op)
 {
     const mtt_op_linear *l = MTT_OPERANDS_OF(linear, op);
-    const mtt_op_gelu *g = MTT_OPERANDS_OF(gelu, &op[1]);
+    const mtt_op_activation *g = MTT_OPERANDS_OF(activation, &op[1]);
     int apart = mtt__by_halves(b->policy);
     mtt_op_linear_gelu *f = (mtt_op_linear_gelu *)mtt__fuse(b, op, MTT_OP_linear_gelu);
     f->x = l->x, f->weight = l->weight, f->bias = l->bias, f->pre = l->y;
@@ -5240,12 +5228,12 @@ static mtt_tensor *mtt__take_bias(const mtt_op *op, const mtt_op *end, const mtt
     return NULL;
 }
 
-/* Joins linear_backward_input and gelu_backward, for the reason given at mtt__fuse_linear_gelu. The product's
-   epilogue also sums the bias's gradient, unless that is the sum of rows of dx_t. */
+/* Joins linear_backward_input and GELU's gradient, for the reason given at mtt__fuse_linear_gelu. The
+   product's epilogue also sums the bias's gradient, unless that is the sum of rows of dx_t. */
 static void mtt__fuse_linear_backward_gelu(mtt__builder *b, mtt_op *op, const mtt_op *end)
 {
     const mtt_op_linear_backward_input *l = MTT_OPERANDS_OF(linear_backward_input, op);
-    const mtt_op_gelu_backward *g = MTT_OPERANDS_OF(gelu_backward, &op[1]);
+    const mtt_op_activation_backward *g = MTT_OPERANDS_OF(activation_backward, &op[1]);
     mtt_op_linear_backward_gelu *f;
     f = (mtt_op_linear_backward_gelu *)mtt__fuse(b, op, MTT_OP_linear_backward_gelu);
     f->dy = l->dy, f->weight = l->weight, f->pre = g->x, f->dx = g->dx;
@@ -5281,15 +5269,18 @@ static int *mtt__reads(mtt__builder *b, const mtt_op *op, const mtt_op *end)
 static int mtt__rule_fusions(mtt__builder *b, mtt_op *op, const mtt_op *end)
 {
     int half = mtt__dtype(b) != MTT_F32, *reads = mtt__reads(b, op, end);
+    int gelu = half && b->schedule->model.mlp == MTT_MLP_GELU;
     if (op == end || !reads) return 0;
     if (mtt__can_fuse(reads, op, end, MTT_OP_residual, MTT_OP_norm, 0)) mtt__fuse_residual_norm(b, op);
     else if (mtt__can_fuse(reads, op, end, MTT_OP_linear, MTT_OP_rotary, 1)) {
         if (b->trains && MTT_OPERANDS_OF(rotary, &op[1])->q_gain) return 0;
         mtt__fuse_linear_rotary(b, op);
-    } else if (half && mtt__can_fuse(reads, op, end, MTT_OP_linear, MTT_OP_gelu, 0)) {
+    } else if (gelu && mtt__can_fuse(reads, op, end, MTT_OP_linear, MTT_OP_activation, 0)) {
         if (op->operands[0]->dtype != mtt__dtype(b) || !mtt__fuse_linear_gelu(b, op)) return 0;
-    } else if (half && mtt__can_fuse(reads, op, end, MTT_OP_linear_backward_input, MTT_OP_gelu_backward, 0)) {
-        if (MTT_OPERANDS_OF(gelu_backward, &op[1])->dx_t && b->policy->device == MTT_DEVICE_CPU) return 0;
+    } else if (gelu && mtt__can_fuse(reads, op, end, MTT_OP_linear_backward_input,
+                                     MTT_OP_activation_backward, 0)) {
+        const mtt_op_activation_backward *a = MTT_OPERANDS_OF(activation_backward, &op[1]);
+        if (a->dx_t && b->policy->device == MTT_DEVICE_CPU) return 0;
         mtt__fuse_linear_backward_gelu(b, op, end);
     } else {
         if (half && op->kind == MTT_OP_norm_backward) mtt__fuse_norm_bias(op, end);
@@ -6900,12 +6891,6 @@ static void mtt__activate_rows(mtt_mlp mlp, const mtt_tensor *x_of, const mtt_te
     }
 }
 
-static void mtt__cpu_gelu(const mtt_op *op, const mtt_op_gelu *o)
-{
-    (void)op;
-    mtt__activate_rows(MTT_MLP_GELU, o->x, o->y);
-}
-
 static void mtt__cpu_activation(const mtt_op *op, const mtt_op_activation *o)
 {
     mtt__activate_rows(op->shape->mlp, o->x, o->y);
@@ -6928,13 +6913,6 @@ static void mtt__slope_rows(mtt_mlp mlp, const mtt_op_activation_backward *o)
             if (pitch > n) mtt__store(o->dx, row * pitch + n + at, count, up);
         }
     }
-}
-
-static void mtt__cpu_gelu_backward(const mtt_op *op, const mtt_op_gelu_backward *o)
-{
-    mtt_op_activation_backward row = {o->dy, o->x, o->dx, o->dx_t, o->y_t};
-    (void)op;
-    mtt__slope_rows(MTT_MLP_GELU, &row);
 }
 
 static void mtt__cpu_activation_backward(const mtt_op *op, const mtt_op_activation_backward *o)
@@ -7736,18 +7714,17 @@ static void mtt__cpu_linear_backward_weight(const mtt_op *op, const mtt_op_linea
 static void mtt__cpu_linear_gelu(const mtt_op *op, const mtt_op_linear_gelu *o)
 {
     mtt_op_linear linear = {o->x, o->weight, o->bias, o->pre};
-    mtt_op_gelu gelu = {o->pre, o->y};
     mtt__cpu_linear(op, &linear);
-    if (o->y) mtt__cpu_gelu(op, &gelu);
+    if (o->y) mtt__activate_rows(MTT_MLP_GELU, o->pre, o->y);
 }
 
 /* dx = (dy W^T) GELU'(pre); d_bias (+)= sum over rows of dx as it is stored */
 static void mtt__cpu_linear_backward_gelu(const mtt_op *op, const mtt_op_linear_backward_gelu *o)
 {
     mtt_op_linear_backward_input linear = {o->dy, o->weight, o->dx};
-    mtt_op_gelu_backward gelu = {o->dx, o->pre, o->dx, NULL, NULL};
+    mtt_op_activation_backward gelu = {o->dx, o->pre, o->dx, NULL, NULL};
     mtt__cpu_linear_backward_input(op, &linear);
-    mtt__cpu_gelu_backward(op, &gelu);
+    mtt__slope_rows(MTT_MLP_GELU, &gelu);
     if (o->d_bias) mtt__sum_rows(o->dx, NULL, NULL, o->d_bias, 0);
 }
 
@@ -9561,7 +9538,7 @@ static mtt_tensor *mtt__input_again(mtt__builder *b, int layer, const mtt_tensor
     mtt_tensor *from, *stats = NULL, *gain = NULL, *shift = NULL, *again;
     from = mtt__need(b, maker.operands[attention ? maker.inputs : 0]);
     if (maker.kind == MTT_OP_norm) stats = mtt__need(b, n->stats), gain = n->gain, shift = n->shift;
-    if (mtt__is_activation(maker.kind)) { /* quantize can apply a norm on its way, but no activation */
+    if (maker.kind == MTT_OP_activation) { /* quantize can apply a norm on its way, but no activation */
         mtt_op_activation row = {from, mtt__add_tensor(b, mtt__dtype(b), x->category, -1, x->name, ".16",
                                                     mtt__rows(x), mtt__width(x), 0)};
         mtt__emit(b, maker.kind, layer, 0, &row)->recomputed = 1;
@@ -9668,7 +9645,6 @@ static int mtt__rule_eight(mtt__builder *b, mtt_op *op, const mtt_op *end)
     case MTT_OP_norm:
         if (pre && (op->layer >= 0 || head)) mtt__narrow(b, made);
         return 0;
-    case MTT_OP_gelu:
     case MTT_OP_activation: mtt__narrow(b, made); return 0;
     case MTT_OP_chunked_loss: return head && mtt__eight_loss(b, op);
     case MTT_OP_flash:
@@ -9717,7 +9693,7 @@ static void mtt__input_gradient_eight(mtt__builder *b, const mtt_op *op, mtt_ten
     const mtt_tensor *x = MTT_OPERANDS_OF(linear, op)->x;
     mtt_op maker = mtt__maker(b, x);
     mtt_tensor *eight;
-    if (mtt__is_activation(maker.kind)) mtt__need(b, maker.operands[0]);
+    if (maker.kind == MTT_OP_activation) mtt__need(b, maker.operands[0]);
     eight = mtt__weight_eight(b, op->layer, weight);
     MTT__EMIT(b, op->layer, 0, linear_backward_input, dy, eight, mtt__make_gradient(b, x));
 }
@@ -9732,7 +9708,7 @@ static void mtt__adjoint_linear_eight(mtt__builder *b, const mtt_op *op)
     mtt_tensor *dy[2];
     mtt_op_kind maker = mtt__maker(b, f->x).kind;
     int trains = mtt__trains(b, f->x);
-    int last = trains && d_weight && (maker == MTT_OP_norm || mtt__is_activation(maker));
+    int last = trains && d_weight && (maker == MTT_OP_norm || maker == MTT_OP_activation);
     mtt__gradient_eight(b, op, f->y, dy);
     if (last) mtt__input_gradient_eight(b, op, dy[0], weight);
     x_t = d_weight ? mtt__input_again(b, op->layer, f->x) : NULL;
@@ -9747,8 +9723,7 @@ static void mtt__adjoint_activation_eight(mtt__builder *b, const mtt_op *op)
     const mtt_op_activation *f = MTT_OPERANDS_OF(activation, op);
     mtt_tensor *x = mtt__need(b, f->x);
     mtt_op_activation_backward row = {*mtt__gradient(b, f->y), x, mtt__make_gradient(b, x), NULL, NULL};
-    mtt__emit(b, op->kind == MTT_OP_gelu ? MTT_OP_gelu_backward : MTT_OP_activation_backward, op->layer, 0,
-              &row);
+    mtt__emit(b, MTT_OP_activation_backward, op->layer, 0, &row);
 }
 
 /* The gradient passes through, and joins that of another use. Weights' are made by their products, and
@@ -9766,11 +9741,11 @@ static void mtt__adjoint_quantize(mtt__builder *b, const mtt_op *op)
 /* Emits the adjoint of an operation on 8 bits. 0 = it is on none: its usual adjoint follows. */
 static int mtt__adjoint_eight(mtt__builder *b, const mtt_op *op)
 {
-    int narrow = op->operands[mtt__is_activation(op->kind) ? op->inputs : 0]->dtype == MTT_F8_E4M3;
+    int narrow = op->operands[op->kind == MTT_OP_activation ? op->inputs : 0]->dtype == MTT_F8_E4M3;
     const mtt_op_flash *f = MTT_OPERANDS_OF(flash, op);
     if (op->kind == MTT_OP_flash && f->out_8) *mtt__gradient(b, f->out) = *mtt__gradient(b, f->out_8);
     if (op->kind == MTT_OP_linear && narrow) mtt__adjoint_linear_eight(b, op);
-    else if (mtt__is_activation(op->kind) && narrow) mtt__adjoint_activation_eight(b, op);
+    else if (op->kind == MTT_OP_activation && narrow) mtt__adjoint_activation_eight(b, op);
     else return 0;
     return 1;
 }
@@ -9798,7 +9773,6 @@ static int mtt__absorb_gradient(mtt__builder *b, const mtt_op_quantize *q)
     mtt_op_rotary_backward *r = (mtt_op_rotary_backward *)(void *)maker->operands;
     switch (maker->kind) {
     case MTT_OP_norm_backward: n->dx_8 = q->y, n->dx_t = q->y_t; return 1;
-    case MTT_OP_gelu_backward:
     case MTT_OP_activation_backward: a->dx = q->y, a->dx_t = q->y_t; return 1;
     case MTT_OP_flash_backward:
         if (b->program->shape.seq_len % 16) return 0;
@@ -9845,7 +9819,6 @@ static int mtt__rule_absorb(mtt__builder *b, mtt_op *op, const mtt_op *end)
     switch (op->kind) {
     case MTT_OP_quantize: return q->y && q->y_t && mtt__absorb_gradient(b, q);
     case MTT_OP_norm_backward:
-    case MTT_OP_gelu_backward:
     case MTT_OP_activation_backward: return mtt__absorb_input(b, op);
     default: return 0;
     }
@@ -10137,10 +10110,9 @@ static int mtt__cpu_eight(const mtt_op *op)
     const mtt_op_flash_backward *df = MTT_OPERANDS_OF(flash_backward, op);
     const mtt_op_rotary_backward *r = MTT_OPERANDS_OF(rotary_backward, op);
     const mtt_op_norm_backward *n = MTT_OPERANDS_OF(norm_backward, op);
-    const mtt_op_activation_backward *a = MTT_OPERANDS_OF(activation_backward, op); /* gelu_backward, too */
+    const mtt_op_activation_backward *a = MTT_OPERANDS_OF(activation_backward, op);
     const mtt_op_linear_backward_weight *w = MTT_OPERANDS_OF(linear_backward_weight, op);
     const mtt_op_chunked_loss *loss = MTT_OPERANDS_OF(chunked_loss, op);
-    mtt_mlp mlp = MTT_MLP_GELU;
     switch (op->kind) {
     case MTT_OP_flash:
         if (!f->out_8) return 0;
@@ -10166,12 +10138,10 @@ static int mtt__cpu_eight(const mtt_op *op)
             mtt__cpu_quantize(op, &y);
         }
         return 1;
-    case MTT_OP_gelu_backward:
     case MTT_OP_activation_backward:
         if (!a->dx_t && !a->y_t) return 0;
-        if (op->kind == MTT_OP_activation_backward) mlp = op->shape->mlp;
-        if (a->y_t) mtt__activation_transposed(mlp, a->x, a->y_t);
-        mtt__slope_rows(mlp, a);
+        if (a->y_t) mtt__activation_transposed(op->shape->mlp, a->x, a->y_t);
+        mtt__slope_rows(op->shape->mlp, a);
         mtt__round_also(op, a->dx, NULL, a->dx_t);
         return 1;
     case MTT_OP_linear_backward_weight:

@@ -679,7 +679,7 @@ MTT__DEVICE void mtt__activation_packs(const mtt__activation_operands<T> &o, STO
    Requires:    F a multiple of 8; fewer than 2^32 packs
    Traffic:     x read, y written
    Determinism: elementwise
-   Reference:   mtt__cpu_gelu, mtt__cpu_activation */
+   Reference:   mtt__cpu_activation */
 template <class T, mtt_mlp MLP>
 static __global__ void __launch_bounds__(256) mtt_k_activation(const mtt__activation_operands<T> o)
 {
@@ -693,7 +693,7 @@ static __global__ void __launch_bounds__(256) mtt_k_activation(const mtt__activa
    Requires:    F a multiple of 8; fewer than 2^32 packs; dx may be x, or without a gate dy
    Traffic:     dy and x read, dx written
    Determinism: elementwise
-   Reference:   mtt__cpu_gelu_backward, mtt__cpu_activation_backward */
+   Reference:   mtt__cpu_activation_backward */
 template <class T, mtt_mlp MLP>
 static __global__ void __launch_bounds__(256)
     mtt_k_activation_backward(const mtt__activation_operands<T> o)
@@ -816,12 +816,6 @@ static mtt_status mtt__launch_activation(mtt__cuda *c, mtt_mlp mlp, const mtt_te
     });
 }
 
-static mtt_status mtt__cuda_gelu(mtt__cuda *c, const mtt_op *op)
-{
-    const mtt_op_gelu *o = MTT_OPERANDS_OF(gelu, op);
-    return mtt__launch_activation(c, MTT_MLP_GELU, o->x, o->y);
-}
-
 static mtt_status mtt__cuda_activation(mtt__cuda *c, const mtt_op *op)
 {
     const mtt_op_activation *o = MTT_OPERANDS_OF(activation, op);
@@ -840,12 +834,6 @@ static mtt_status mtt__launch_activation_backward(mtt__cuda *c, mtt_mlp mlp, con
                                mtt__blocks(o.count, 256), 256, o);
         });
     });
-}
-
-static mtt_status mtt__cuda_gelu_backward(mtt__cuda *c, const mtt_op *op)
-{
-    const mtt_op_gelu_backward *o = MTT_OPERANDS_OF(gelu_backward, op);
-    return mtt__launch_activation_backward(c, MTT_MLP_GELU, o->dy, o->x, o->dx);
 }
 
 static mtt_status mtt__cuda_activation_backward(mtt__cuda *c, const mtt_op *op)
@@ -4171,7 +4159,7 @@ template <int KIND, class Q> MTT__DEVICE void mtt__quantize_tile(const mtt__quan
    Requires:    width and D multiples of 8; padded one of 16, less than 128 above rows
    Traffic:     x and dy read, what is wanted written: transposes in pieces of 128 bytes, by shared memory
    Determinism: elementwise; records a largest value and a count
-   Reference:   mtt__cpu_quantize, mtt__rotary_backward_eight, mtt__cpu_gelu_backward */
+   Reference:   mtt__cpu_quantize, mtt__rotary_backward_eight, mtt__cpu_activation_backward */
 template <int KIND, class Q>
 static __global__ void __launch_bounds__(256) mtt_k_quantize(const mtt__quantize o)
 {
@@ -4346,7 +4334,7 @@ static __global__ void mtt_k_scale_logits(mtt_scale *scale, const mtt_control *c
    Requires:    F a multiple of 8; fewer than 2^32 packs
    Traffic:     x read, y written
    Determinism: elementwise; records a largest value and a count
-   Reference:   mtt__cpu_gelu, mtt__cpu_activation */
+   Reference:   mtt__cpu_activation */
 template <mtt_mlp MLP, int PACKS>
 static __global__ void __launch_bounds__(256)
     mtt_k_activation_eight(const __grid_constant__ mtt__activation_operands<__nv_bfloat16> o,
@@ -4369,12 +4357,6 @@ static mtt_status mtt__launch_activation_eight(mtt__cuda *c, mtt_mlp mlp, const 
         return mtt__launch(c, "activation", mtt_k_activation_eight<MLP, PACKS>,
                            mtt__blocks(o.count, 256 * PACKS), 256, o, mtt__eight_of(y));
     });
-}
-
-static mtt_status mtt__eight_gelu(mtt__cuda *c, const mtt_op *op)
-{
-    const mtt_op_gelu *o = MTT_OPERANDS_OF(gelu, op);
-    return mtt__launch_activation_eight(c, MTT_MLP_GELU, o->x, o->y);
 }
 
 static mtt_status mtt__eight_activation(mtt__cuda *c, const mtt_op *op)
@@ -4582,12 +4564,6 @@ static mtt_status mtt__activation_backward_eight(mtt__cuda *c, mtt_mlp mlp, cons
     return mtt__by_mlp(c, mlp, [&](auto constant) {
         return mtt__launch_quantize<MTT__GELU_BACKWARD + decltype(constant)::value, mtt__e5m2>(c, q);
     });
-}
-
-static mtt_status mtt__eight_gelu_backward(mtt__cuda *c, const mtt_op *op)
-{
-    const mtt_op_gelu_backward *o = MTT_OPERANDS_OF(gelu_backward, op);
-    return mtt__activation_backward_eight(c, MTT_MLP_GELU, o->dy, o->x, o->dx, o->dx_t, o->y_t);
 }
 
 static mtt_status mtt__eight_activation_backward(mtt__cuda *c, const mtt_op *op)
@@ -4825,7 +4801,6 @@ static mtt_status mtt__eight_chunked_loss(mtt__cuda *c, const mtt_op *op)
 static mtt__function mtt__eight_function(const mtt_op *op)
 {
     switch (op->kind) {
-    case MTT_OP_gelu: return MTT__IS_E4M3(gelu, y) ? mtt__eight_gelu : NULL;
     case MTT_OP_activation: return MTT__IS_E4M3(activation, y) ? mtt__eight_activation : NULL;
     case MTT_OP_norm: return MTT__IS_E4M3(norm, y) ? mtt__eight_norm : NULL;
     case MTT_OP_residual_norm: return MTT__IS_E4M3(residual_norm, y) ? mtt__eight_residual_norm : NULL;
@@ -4840,8 +4815,6 @@ static mtt__function mtt__eight_function(const mtt_op *op)
     }
     case MTT_OP_rotary_backward:
         return MTT_OPERANDS_OF(rotary_backward, op)->dx_t ? mtt__eight_rotary_backward : NULL;
-    case MTT_OP_gelu_backward:
-        return MTT_OPERANDS_OF(gelu_backward, op)->dx_t ? mtt__eight_gelu_backward : NULL;
     case MTT_OP_activation_backward:
         return MTT_OPERANDS_OF(activation_backward, op)->dx_t ? mtt__eight_activation_backward : NULL;
     case MTT_OP_linear_backward_gelu:

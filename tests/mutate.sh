@@ -43,7 +43,7 @@ part.group = q->weight->dims == 1 => part.group = 0
 4 * mtt__attention_pairs(d) => 5 * mtt__attention_pairs(d)
 10 * mtt__attention_pairs(d) => 9 * mtt__attention_pairs(d)
 3 * (double)o->x->bytes, 0) => 2 * (double)o->x->bytes, 0)
-      21 * mtt__count(o->dx), moved, 0) =>       20 * mtt__count(o->dx), moved, 0)
+== MTT_MLP_GELU ? 21 : 12) => == MTT_MLP_GELU ? 20 : 12)
 2 + (seq - window) * window) => 2 + (seq - window))
 if (!(c->scale > 0) || !mtt__finite( => if (!mtt__finite(
 least, most, 0, c->top_k) => least, most, 0, c->top_k + 1)

@@ -774,13 +774,6 @@ static void gelu_elements(const textbook *t, const double *x, const double *x_si
     }
 }
 
-static void textbook_gelu(const textbook *t)
-{
-    const mtt_op_gelu *o = MTT_OPERANDS_OF(gelu, t->op);
-    const numbers_gelu *v = VALUES(gelu, t);
-    gelu_elements(t, v->x, NULL, mtt__elements(o->y), v->y, MAGNITUDES(gelu, t)->y);
-}
-
 /* dx = dy (s + x s (1 - s) 2u'); dy_size: magnitudes of dy, or NULL for |dy|. They may be where dx's go. */
 static void gelu_gradients(const textbook *t, const double *dy, const double *dy_size, const double *x_at,
                            int64_t count, double *dx, double *dx_size)
@@ -810,15 +803,6 @@ static void gelu_turned(const textbook *t, const mtt_tensor *x_in, const double 
     free(size);
 }
 
-static void textbook_gelu_backward(const textbook *t)
-{
-    const mtt_op_gelu_backward *o = MTT_OPERANDS_OF(gelu_backward, t->op);
-    const numbers_gelu_backward *v = VALUES(gelu_backward, t);
-    const numbers_gelu_backward *magnitude = MAGNITUDES(gelu_backward, t);
-    gelu_gradients(t, v->dy, NULL, v->x, mtt__elements(o->dx), v->dx, magnitude->dx);
-    if (o->y_t) gelu_turned(t, o->x, v->x, o->y_t, v->y_t, magnitude->y_t);
-}
-
 /* y = max(x, 0)^2, or x s with s = 1 / (1 + e^-x), which SwiGLU multiplies by the second half of a row. */
 static void activation_elements(const textbook *t, const double *x, int64_t rows, int64_t F, double *y,
                                 double *y_size)
@@ -843,7 +827,9 @@ static void textbook_activation(const textbook *t)
 {
     const mtt_op_activation *o = MTT_OPERANDS_OF(activation, t->op);
     const numbers_activation *v = VALUES(activation, t);
-    activation_elements(t, v->x, mtt__rows(o->y), mtt__width(o->y), v->y, MAGNITUDES(activation, t)->y);
+    double *sizes = MAGNITUDES(activation, t)->y;
+    if (t->op->shape->mlp == MTT_MLP_GELU) gelu_elements(t, v->x, NULL, mtt__elements(o->y), v->y, sizes);
+    else activation_elements(t, v->x, mtt__rows(o->y), mtt__width(o->y), v->y, sizes);
 }
 
 /* dx = dy 2 max(x, 0), or dy (s + x s (1 - s)) [up]; d_up = dy x s */
@@ -854,8 +840,14 @@ static void textbook_activation_backward(const textbook *t)
     const numbers_activation_backward *magnitude = MAGNITUDES(activation_backward, t);
     mtt_mlp mlp = t->op->shape->mlp;
     int64_t F = mtt__width(o->dy), rows = mtt__rows(o->dy), pitch = mtt__width(o->x), i;
-    double *y = malloc((size_t)(rows * F) * sizeof(double));
-    double *size = malloc((size_t)(rows * F) * sizeof(double));
+    double *y, *size;
+    if (mlp == MTT_MLP_GELU) {
+        gelu_gradients(t, v->dy, NULL, v->x, rows * F, v->dx, magnitude->dx);
+        if (o->y_t) gelu_turned(t, o->x, v->x, o->y_t, v->y_t, magnitude->y_t);
+        return;
+    }
+    y = malloc((size_t)(rows * F) * sizeof(double));
+    size = malloc((size_t)(rows * F) * sizeof(double));
     MTT__OMP(omp parallel for if (rows * F > 10000))
     for (i = 0; i < rows * F; i++) {
         int64_t at = i / F * pitch + i % F;
@@ -1680,7 +1672,6 @@ static void (*const TEXTBOOK[MTT_OP_KIND_COUNT])(const textbook *t) = {
     [MTT_OP_quantize_weights] = textbook_quantize_weights,
     [MTT_OP_norm] = textbook_norm,
     [MTT_OP_linear] = textbook_linear,
-    [MTT_OP_gelu] = textbook_gelu,
     [MTT_OP_linear_gelu] = textbook_linear_gelu,
     [MTT_OP_rotary] = textbook_rotary,
     [MTT_OP_linear_rotary] = textbook_linear_rotary,
@@ -1699,7 +1690,6 @@ static void (*const TEXTBOOK[MTT_OP_KIND_COUNT])(const textbook *t) = {
     [MTT_OP_linear_adapted] = textbook_linear_adapted,
     [MTT_OP_linear_backward_input] = textbook_linear_backward_input,
     [MTT_OP_norm_backward] = textbook_norm_backward,
-    [MTT_OP_gelu_backward] = textbook_gelu_backward,
     [MTT_OP_activation] = textbook_activation,
     [MTT_OP_activation_backward] = textbook_activation_backward,
     [MTT_OP_add] = textbook_add,
@@ -2423,7 +2413,7 @@ static void run_on_host(mtt_op *op)
     mtt_op part = *op;
     mtt_tensor between;
     mtt_op_linear_backward_input product = {NULL, NULL, &between};
-    mtt_op_gelu_backward gelu = {&between, NULL, NULL, NULL, NULL};
+    mtt_op_activation_backward gelu = {&between, NULL, NULL, NULL, NULL};
     if (op->kind != MTT_OP_linear_backward_gelu || !o->dx_t) {
         mtt__cpu_run(&host_cpu, op, 1);
         return;
@@ -2435,7 +2425,7 @@ static void run_on_host(mtt_op *op)
     part.kind = MTT_OP_linear_backward_input, part.inputs = 2, part.outputs = 1;
     part.operands = (mtt_tensor **)(void *)&product;
     mtt__cpu_run(&host_cpu, &part, 1);
-    part.kind = MTT_OP_gelu_backward, part.inputs = 2, part.outputs = 3;
+    part.kind = MTT_OP_activation_backward, part.inputs = 2, part.outputs = 3;
     part.operands = (mtt_tensor **)(void *)&gelu;
     mtt__cpu_run(&host_cpu, &part, 1);
     free(between.data);
@@ -2536,10 +2526,6 @@ static void check_transposes(const setup *s, const mtt_op *op, const char *whose
     } else if (op->kind == MTT_OP_rotary_backward) {
         const mtt_op_rotary_backward *o = MTT_OPERANDS_OF(rotary_backward, &stored_op);
         if (o->dx_t) check_transpose(s, op, whose, o->dx, o->dx_t, rows);
-    } else if (op->kind == MTT_OP_gelu_backward) {
-        const mtt_op_gelu_backward *o = MTT_OPERANDS_OF(gelu_backward, &stored_op);
-        check_transpose(s, op, whose, o->dx, o->dx_t, rows);
-        if (o->y_t) check_transpose(s, op, whose, NULL, o->y_t, rows);
     } else if (op->kind == MTT_OP_activation_backward) {
         const mtt_op_activation_backward *o = MTT_OPERANDS_OF(activation_backward, &stored_op);
         if (!o->dx_t) return;
@@ -2563,7 +2549,6 @@ static int is_transpose(const mtt_op *op, int operand)
     if (op->kind == MTT_OP_norm_backward) return t == MTT_OPERANDS_OF(norm_backward, op)->dx_t;
     if (op->kind == MTT_OP_flash_backward) return t == MTT_OPERANDS_OF(flash_backward, op)->d_qkv_t;
     if (op->kind == MTT_OP_rotary_backward) return t && t == MTT_OPERANDS_OF(rotary_backward, op)->dx_t;
-    if (op->kind == MTT_OP_gelu_backward) return t == MTT_OPERANDS_OF(gelu_backward, op)->dx_t;
     if (op->kind == MTT_OP_activation_backward)
         return t && t == MTT_OPERANDS_OF(activation_backward, op)->dx_t;
     if (op->kind == MTT_OP_linear_backward_gelu) return t == MTT_OPERANDS_OF(linear_backward_gelu, op)->dx_t;
@@ -3080,9 +3065,9 @@ static void same_gelu(lock_step *l, const mtt_op *op)
     mtt_shape shape = *op->shape;
     mtt_tensor alone = matrix_on_device(l->context, MTT_F8_E4M3, mtt__rows(o->pre), mtt__width(o->pre)),
         ours, theirs;
-    mtt_op_gelu gelu = {o->pre, &alone};
+    mtt_op_activation gelu = {o->pre, &alone};
     alone.scale = o->y_t->scale;
-    run_alone(l->context, MTT_OP_gelu, 1, 1, &gelu, &shape);
+    run_alone(l->context, MTT_OP_activation, 1, 1, &gelu, &shape);
     ours = downloaded(l, &alone);
     theirs = downloaded(l, o->y_t);
     check_transpose(&l->s, op, "CUDA beside GELU alone", &ours, &theirs, mtt__rows(o->pre));
@@ -3091,7 +3076,7 @@ static void same_gelu(lock_step *l, const mtt_op *op)
     cuda.release(l->context, MTT_CARD, alone.data);
 }
 
-/* gelu_backward in 8 bits, which CUDA's schedules always fuse, on the operands of a fused operation;
+/* GELU's gradient in 8 bits, which CUDA's schedules always fuse, on the operands of a fused operation;
    gradients of the given size. */
 static void gelu_backward_alone(lock_step *l, int i, float size)
 {
@@ -3099,12 +3084,12 @@ static void gelu_backward_alone(lock_step *l, int i, float size)
     const mtt_op_linear_backward_gelu *h = MTT_OPERANDS_OF(linear_backward_gelu, &host);
     const mtt_op_linear_backward_gelu *d = MTT_OPERANDS_OF(linear_backward_gelu, &device);
     mtt_tensor dy = *h->pre, device_dy = *d->pre;
-    mtt_op_gelu_backward row = {&dy, h->pre, h->dx, h->dx_t, h->y_t};
-    mtt_op_gelu_backward device_row = {&device_dy, d->pre, d->dx, d->dx_t, d->y_t};
+    mtt_op_activation_backward row = {&dy, h->pre, h->dx, h->dx_t, h->y_t};
+    mtt_op_activation_backward device_row = {&device_dy, d->pre, d->dx, d->dx_t, d->y_t};
     dy.data = malloc(dy.bytes);
     fill_tensor(&dy, size, 0);
     check(cuda.alloc(l->context, MTT_CARD, dy.bytes, &device_dy.data) == MTT_OK, "alloc: %s", env.error);
-    host.kind = device.kind = MTT_OP_gelu_backward;
+    host.kind = device.kind = MTT_OP_activation_backward;
     host.inputs = device.inputs = 2, host.outputs = device.outputs = 3;
     host.operands = (mtt_tensor **)(void *)&row, device.operands = (mtt_tensor **)(void *)&device_row;
     is_new(&host);

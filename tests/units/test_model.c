@@ -1672,17 +1672,17 @@ static void gelu_curve(void)
 {
     enum { POINTS = 4001 };
     static float x[POINTS], y[POINTS], slope[POINTS];
-    mtt_shape shape = {.rows = POINTS};
+    mtt_shape shape = {.rows = POINTS, .mlp = MTT_MLP_GELU};
     mtt_op op = {.shape = &shape};
     mtt_tensor of_x = {.dtype = MTT_F32, .dims = 1, .shape = {POINTS}, .bytes = sizeof(x), .data = x};
     mtt_tensor of_y = of_x, of_slope = of_x;
     of_y.data = y;
     of_slope.data = slope;
     for (int i = 0; i < POINTS; i++) x[i] = (float)(i - 2000) / 200, slope[i] = 1;
-    mtt_op_gelu forward_ = {&of_x, &of_y};
-    mtt_op_gelu_backward backward = {&of_slope, &of_x, &of_slope, NULL, NULL};
-    run_op(MTT_OP_gelu, &op, &forward_);
-    run_op(MTT_OP_gelu_backward, &op, &backward);
+    mtt_op_activation forward_ = {&of_x, &of_y};
+    mtt_op_activation_backward backward = {&of_slope, &of_x, &of_slope, NULL, NULL};
+    run_op(MTT_OP_activation, &op, &forward_);
+    run_op(MTT_OP_activation_backward, &op, &backward);
     double worst[2] = {0, 0};
     for (int i = 0; i < POINTS; i++) {
         double v = x[i], t = tanh(0.7978845608028654 * (v + 0.044715 * v * v * v));
@@ -2758,11 +2758,12 @@ static void gelu_eight(void)
                    dx = new_tensor(MTT_F8_E5M2, rows, WIDTH, NULL),
                    y = new_tensor(MTT_F8_E4M3, rows, WIDTH, &scale), dx_t = new_transpose(&dx, 0),
                    y_t = new_transpose(&y, 0);
-        mtt_op_gelu_backward o = {&dy, &x, &dx, &dx_t, &y_t};
-        mtt_op op = {.kind = MTT_OP_gelu_backward};
+        mtt_op_activation_backward o = {&dy, &x, &dx, &dx_t, &y_t};
+        mtt_shape shape = {.mlp = MTT_MLP_GELU};
+        mtt_op op = {.kind = MTT_OP_activation_backward, .shape = &shape};
         int wrong[2] = {0, 0}, padding = 0;
         fill(&dy, 100), fill(&x, 3);
-        run_op(MTT_OP_gelu_backward, &op, &o);
+        run_op(MTT_OP_activation_backward, &op, &o);
         for (int row = 0; row < mtt__width(&y_t); row++)
             for (int c = 0; c < WIDTH; c++) {
                 if (row >= rows) {

@@ -651,7 +651,7 @@ static void check_cost(const configuration *c, const mtt_op *op, int which, cons
         {"quantize", (W ? 5 : 1) * N, E * N + (W ? stats + E * 2 * C : 0) + Y * N + last * N_t},
         {"quantize_weights", M, (E + 1) * M},
         {"rescale", scales, scales + counters},
-        {"gelu", 12 * RF, (E + Y) * RF},
+        {"activation", 12 * RF, (E + Y) * RF}, /* GELU */
         {"linear_gelu", (2 * C + 12 * last) * RF,
          X * RC + W * C * F + E * (F + RF) + fused * RF},
         {"residual", RC, E * 3 * RC + control},
@@ -684,7 +684,7 @@ static void check_cost(const configuration *c, const mtt_op *op, int which, cons
          E * (3 * RC + joined * RC + (1 + again) * C) + stats + (2 + last) * G * C + next * RC +
              (next + again) * C * padded},
         {"dropout_backward", RC, E * 2 * RC + control},
-        {"gelu_backward", 21 * RF, (2 * E + Y) * RF + last * 2 * F * padded},
+        {"activation_backward", 21 * RF, (2 * E + Y) * RF + last * 2 * F * padded},
         {"linear_backward_gelu", (2 * C + 21) * RF, E * (RC + C * F + 2 * RF) + last * G * F},
         {"attention_values_backward", 4 * S * D, E * (RO + S + RQ + S + RQ)},
         {"softmax_backward", 5 * S, E * 3 * S + control},
@@ -738,11 +738,13 @@ static void option_costs(int *seen)
             const sizes z = sizes_of(&c);
             const double padded = ceil(z.R / 16) * 16, X = z.F * (mtt__is_gated(c.model.mlp) ? 2 : 1);
             const double made = bytes_of(op->operands[op->inputs]);
+            const int gelu = c.model.mlp == MTT_MLP_GELU;
             double flops, bytes;
-            if (op->kind == MTT_OP_activation) flops = 10 * z.RF, bytes = z.R * (z.E * X + made * z.F);
+            if (op->kind == MTT_OP_activation)
+                flops = (gelu ? 12 : 10) * z.RF, bytes = z.R * (z.E * X + made * z.F);
             else if (op->kind == MTT_OP_add) flops = z.RC, bytes = 3 * z.E * z.RC;
             else if (op->kind == MTT_OP_activation_backward) {
-                flops = 12 * z.R * X;
+                flops = (gelu ? 21 : 12) * z.R * X;
                 bytes = z.R * (z.E * (z.F + X) + made * X) + (a->y_t ? (z.F + X) * padded : 0);
             } else continue;
             check(op->flops == flops && op->traffic_bytes == bytes,
@@ -2058,7 +2060,7 @@ static void listing(void)
                 again[way]++;
                 linear[way] += op->kind == MTT_OP_linear;
                 softmax += op->kind == MTT_OP_softmax;
-                gelu += op->kind == MTT_OP_gelu;
+                gelu += op->kind == MTT_OP_activation;
                 norm += op->kind == MTT_OP_norm || op->kind == MTT_OP_residual_norm;
                 flash += op->kind == MTT_OP_flash;
                 check(op->phase == MTT_BACKWARD && op->layer >= 0 && op->layer < 2,
@@ -2408,14 +2410,14 @@ static void merged(void)
             check(layers[precision] == layers[0] && fabs(flops[precision] - flops[0]) <= 1e-9 * flops[0],
                   "%g FLOPs in precision %d, %g in FP32, recompute %s", flops[precision], precision, flops[0],
                   RECOMPUTES[way / 2]);
-            check(n[MTT_OP_linear_gelu] == (precision < 2 ? 0 : count[0][MTT_OP_gelu] - alone) &&
+            check(n[MTT_OP_linear_gelu] == (precision < 2 ? 0 : count[0][MTT_OP_activation] - alone) &&
                       n[MTT_OP_linear_backward_gelu] == (precision < 2 ? 0 : 4),
                   "precision %d, recompute %s: %d linear_gelu, %d linear_backward_gelu", precision,
                   RECOMPUTES[way / 2], n[MTT_OP_linear_gelu], n[MTT_OP_linear_backward_gelu]);
             n[MTT_OP_linear] += n[MTT_OP_linear_gelu];
-            if (!apart) n[MTT_OP_gelu] += n[MTT_OP_linear_gelu];
+            if (!apart) n[MTT_OP_activation] += n[MTT_OP_linear_gelu];
             n[MTT_OP_linear_backward_input] += n[MTT_OP_linear_backward_gelu];
-            n[MTT_OP_gelu_backward] += n[MTT_OP_linear_backward_gelu];
+            n[MTT_OP_activation_backward] += n[MTT_OP_linear_backward_gelu];
             n[MTT_OP_linear_gelu] = n[MTT_OP_linear_backward_gelu] = 0;
             check(!memcmp(n, count[0], sizeof(count[0])),
                   "precision %d, recompute %s: other operations than in FP32", precision,
