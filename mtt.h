@@ -1540,12 +1540,12 @@ typedef struct mtt_chosen {
    the transpose of a tensor in 8 bits, whose rows are padded to 16 elements. quantize rounds x, or x
    normalized where there are stats, and makes y, y_t or both. quantize_weights rounds a layer's weights, and
    transposes them where its results are `transposed`. linear and linear_backward_input take weights that are
-   transposed where they need it; linear_backward_weight takes x_t and dy_t. activation_backward
-   makes d_x, its transpose and the activation's result, transposed. norm_backward may also
-   make dx in 8 bits, in both orders, and the norm's result, transposed, for which alone it has `shift`. out_8
-   is flash's output in 8 bits, beside that in 16. With d_qkv_t, d_qkv is in 8 bits, too; seq_len is then a
-   multiple of 16, since kernels write rows of d_qkv_t 16 tokens at a time. Both flash operations round to 16
-   bits first. rescale makes the scales of the next step. */
+   transposed where they need it; linear_backward_weight takes x_t and dy_t. activation_backward makes d_x,
+   its transpose and the activation's result, transposed. norm_backward may also make dx in 8 bits, in both
+   orders, and the norm's result, transposed, for which alone it has `shift`. out_8 is flash's output in 8
+   bits, beside that in 16. With d_qkv_t, d_qkv is in 8 bits, too; seq_len is then a multiple of 16, since
+   kernels write rows of d_qkv_t 16 tokens at a time. Both flash operations round to 16 bits first. rescale
+   makes the scales of the next step. */
 #define MTT_EIGHT_OPS(X)                                                                                     \
     X(quantize, 4, MTT_OPERANDS(*x, *stats, *gain, *shift, *y, *y_t),                                        \
       (o->stats ? 5 : 1) * mtt__count(o->x), moved, 0)                                                       \
@@ -5413,19 +5413,6 @@ static void mtt__emit_step(mtt__builder *b)
     MTT__EMIT(b, -1, 0, grad_norm, p->control, p->ranges, NULL, p->counters);
     mtt__use_parameters(b, 0, p->parameter_count, MTT__GRADIENTS);
     mtt__emit_update(b, 0, p->parameter_count, -1);
-}
-
-/* ---- the linear layers of a layer, for passes that change them ---- */
-
-static const int mtt__linears[] = {MTT__QKV_WEIGHT, MTT__PROJ_WEIGHT, MTT__FC_WEIGHT, MTT__MLP_WEIGHT};
-
-/* Which of these an operation is; -1: none. */
-static MTT__UNUSED int mtt__linear_number(const mtt__builder *b, const mtt_op *op)
-{
-    int k = 4;
-    if (op->kind == MTT_OP_linear && op->layer >= 0)
-        while (--k >= 0 && mtt__weight(b, mtt__linears[k], op->layer) != op->operands[1]) {}
-    return k == 4 ? -1 : k;
 }
 
 /* ---- state ---- */
@@ -9299,11 +9286,25 @@ MTTDEF void mtt_schedule_json(const mtt_schedule *s, mtt_write_fn write, void *u
     write(user, "\n]}\n", 4);
 }
 
-#ifndef MTT_NO_ADAPTERS
 /* -----------------------------------------------------------------------------------------------------------
    >>adapters
    -------------------------------------------------------------------------------------------------------- */
 
+#if !defined(MTT_NO_ADAPTERS) || !defined(MTT_NO_FP8)
+/* The linear layers of a layer, which two wings change. */
+static const int mtt__linears[] = {MTT__QKV_WEIGHT, MTT__PROJ_WEIGHT, MTT__FC_WEIGHT, MTT__MLP_WEIGHT};
+
+/* Which of these an operation is; -1: none. */
+static int mtt__linear_number(const mtt__builder *b, const mtt_op *op)
+{
+    int k = 4;
+    if (op->kind == MTT_OP_linear && op->layer >= 0)
+        while (--k >= 0 && mtt__weight(b, mtt__linears[k], op->layer) != op->operands[1]) {}
+    return k == 4 ? -1 : k;
+}
+#endif
+
+#ifndef MTT_NO_ADAPTERS
 /* LoRA (Hu et al. 2021, arXiv 2106.09685): a linear layer's weight W stays, and W + (alpha / rank) A B takes
    its place, of which A and B are trained. */
 
