@@ -184,6 +184,7 @@ expect 2 '--steps -3: expected' --steps -3
 expect 2 '--steps 1.5: expected' --steps 1.5
 expect 2 '--steps : expected' --steps
 expect 2 '--lr fast: expected' --lr fast
+expect 2 '--optimizer sgd: expected adamw' --optimizer sgd
 expect 2 '--top-p 1.5: expected a number above 0, at most 1' --top-p 1.5
 expect 2 '--top-p 0: expected a number above 0, at most 1 \(.*; 1: all\)' --top-p 0
 expect 2 '--top-k 3000000000: expected a whole number from 0 to 2147483647' --top-k 3000000000
