@@ -1,6 +1,7 @@
 /* test_identity.c - the programs of a redesign are those of before, operation for operation.
 
-     test_identity                 compares 10,000 random configurations with tests/identity.txt
+     test_identity                 compares 10,000 random configurations with tests/identity.txt; so does
+                                   `quick`, since that takes seconds
      test_identity record          prints what belongs into that file
      test_identity hashes          prints a line for each configuration: to compare two versions with diff
      test_identity show NUMBER     prints all that is hashed of one of them
@@ -214,7 +215,7 @@ static void configure(int number)
 
 int main(int argc, char **argv)
 {
-    const mode how = argc < 2 ? COMPARE : argv[1][0] == 'r' ? RECORD : argv[1][0] == 'h' ? HASHES : SHOW;
+    const mode how = argc < 2 || argv[1][0] == 'q' ? COMPARE : argv[1][0] == 'r' ? RECORD : argv[1][0] == 'h' ? HASHES : SHOW;
     const int only = how == SHOW && argc > 2 ? atoi(argv[2]) : -1;
     FILE *file = how == COMPARE ? fopen("tests/identity.txt", "r") : NULL;
     uint64_t of_group[2] = {0, 0};
