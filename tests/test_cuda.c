@@ -3947,7 +3947,7 @@ static void bias_cancels(void)
 static void moves(void)
 {
     static float sent[TRIES], back[TRIES];
-    mtt_policy policy = {.precision = MTT_FP32};
+    mtt_policy policy = {.precision = MTT_FP32, .ranks = 1}; /* as a resolved one has */
     mtt_shape shape = {.batch = 1};
     void *context = context_of(&policy);
     mtt_tensor x = matrix_on_device(context, MTT_F32, 1, TRIES), pinned = x;

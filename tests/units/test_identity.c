@@ -215,7 +215,8 @@ static void configure(int number)
 
 int main(int argc, char **argv)
 {
-    const mode how = argc < 2 || argv[1][0] == 'q' ? COMPARE : argv[1][0] == 'r' ? RECORD : argv[1][0] == 'h' ? HASHES : SHOW;
+    const char first = argc < 2 ? 'q' : argv[1][0];
+    const mode how = first == 'q' ? COMPARE : first == 'r' ? RECORD : first == 'h' ? HASHES : SHOW;
     const int only = how == SHOW && argc > 2 ? atoi(argv[2]) : -1;
     FILE *file = how == COMPARE ? fopen("tests/identity.txt", "r") : NULL;
     uint64_t of_group[2] = {0, 0};
@@ -233,14 +234,14 @@ int main(int argc, char **argv)
             printf("%d %016llx %016llx\n", i + 1 - GROUP, (unsigned long long)of_group[0],
                    (unsigned long long)of_group[1]);
         if (file) {
-            int first;
+            int begin;
             unsigned long long hash, bytes;
             new_case();
-            check(fscanf(file, "%d %llx %llx", &first, &hash, &bytes) == 3 && first == i + 1 - GROUP,
+            check(fscanf(file, "%d %llx %llx", &begin, &hash, &bytes) == 3 && begin == i + 1 - GROUP,
                   "tests/identity.txt has no line for %d", i + 1 - GROUP);
             check(hash == of_group[0], "configurations %d to %d: other programs; see `test_identity hashes`",
-                  first, i);
-            check(bytes == of_group[1], "configurations %d to %d: other arenas", first, i);
+                  begin, i);
+            check(bytes == of_group[1], "configurations %d to %d: other arenas", begin, i);
         }
         of_group[0] = of_group[1] = 0;
     }
