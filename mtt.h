@@ -50,12 +50,13 @@
 
    READING PATH
    How memory-efficient training works, in about 2,200 lines: of each room the parts that have these headings,
-   one after the other. Print a list of operations first, and before and after each pass: make build/schedule
-   && build/schedule --after adjoints.
+   one after the other. Read the opening of >>schedule first, and print a list of operations: make
+   build/schedule && build/schedule. This shows what a pass does to it: build/schedule --flash --recompute
+   layer --before adjoints --after adjoints.
    >>operations  tensors, operations
    >>tensors     all
    >>schedule    the opening, the builder, passes, recomputation, gradients of tensors, the forward pass,
-                 adjoints, the backward pass, fusions, gradients of layers, the step
+                 adjoints, the backward pass, fusions, gradients of layers, the step, lives of tensors
    >>plan        memory during each operation, schedules
    >>cpu         views, flash attention
    >>trainer     steps
@@ -1601,7 +1602,7 @@ struct mtt_tensor {
     mtt_dtype dtype;
     mtt_category category;
     int dims;        /* of its shape, 1 to 3 */
-    int64_t shape[4];
+    int64_t shape[3];
     int transposed;  /* 1 = the weight of a linear layer, or its gradient, as [out, in], not [in, out] */
     mtt_place place; /* of the arena that it is in: the card's or the host's */
     size_t bytes;    /* of its elements; its slot in the arena is rounded up to 256 */
@@ -1633,20 +1634,19 @@ typedef struct mtt_shape {
 
 /* ---- operations ---- */
 
-/* Operations. A row: name; number of inputs; operands, inputs first; FLOPs; bytes moved; bytes of scratch on
-   CUDA. A row makes the struct mtt_op_<name>, whose members are the operands. An operand that is both input
-   and output changes in place. Some operands may be absent (NULL): biases, positions and their gradients,
-   `angles`, gains of q and k and what only these need, `joined`, the `y` of linear_gelu, `shift` of RMSNorm,
-   `out_8`, `d_qkv_t`, the gradients of chunked_loss, `master`, and `ranges` on the CPU. grad_norm and adamw
-   work on all parameters besides, mtt_op's `gradients` and `weights`. o: the row's struct. N: elements, W:
-   width, B: bytes of a tensor. MOVED: each operand on the card once, twice where it is read and written.
-   cuBLASLt's scratch is not in the last column: it takes what mtt_policy.workspace_bytes gives.
+/* Operations. A row: name; number of inputs; operands, inputs first; and for the plan, which you may skip at
+   first: FLOPs; bytes moved; bytes of scratch on CUDA. A row makes the struct mtt_op_<name>, whose members
+   are the operands. An operand that is both input and output changes in place. An operand is absent (NULL)
+   where the model, the policy or a frozen parameter has no use for it. sum_gradients, grad_norm and adamw
+   work on the parameters in mtt_op's lists besides. In a row o is its struct, d the shape, `moved` the bytes
+   of the operands on the card, twice where one is read and written, and `parameters` the elements of the
+   gradients. cuBLASLt's scratch is not in the last column: it takes what mtt_policy.workspace_bytes gives.
 
    norm_backward's d_bias is the sum of the rows of dx, which is the gradient of the bias of the linear layer
    before the residual. Operands with _8 and _t are of FP8: see MTT_EIGHT_OPS.
 
-   activation is the MLP's; x has 2 * d_ff columns with a gate. add joins the gradients
-   of two uses of a tensor, where no norm's backward pass does. move copies x to y, in another place.
+   activation is the MLP's; x has 2 * d_ff columns with a gate. add joins the gradients of two uses of a
+   tensor, where no norm's backward pass does. move copies x to y, in another place.
 
    rotary normalizes q and k, if there are gains, and rotates them, if there are angles: the cosine and the
    sine of each position and pair. linear_rotary does so in place, where the product is needed no further. The
@@ -4112,8 +4112,8 @@ static int mtt__fc_width(const mtt_model_desc *m)
 }
 
 /* Every parameter: kind, name, place, rows, columns (0 = a vector), initial values, exists if. Matrices are
-   [in, out] as GPT-2's, embedding and head [vocab, d_model]. Only matrices decay. Rows of VOCAB are padded in
-   memory. qkv_width: columns of q, k and v. */
+   [in, out] as GPT-2's, embedding and head [vocab, d_model]. Only matrices decay. A matrix of `vocab` rows
+   is padded in memory. The other names in the columns are locals of mtt__parameter_shape. */
 #define MTT__PARAMETERS(X)                                                                              \
     X(WTE, "wte.weight", BEFORE, vocab, m->d_model, NORMAL, 1)                                          \
     X(WPE, "wpe.weight", BEFORE, m->max_seq, m->d_model, NORMAL, m->positions == MTT_POSITIONS_LEARNED) \
@@ -4159,7 +4159,7 @@ static int mtt__parameter_shape(const mtt_model_desc *m, const mtt_policy *polic
     const int norms = m->norm_place != MTT_NORM_NONE, pre_norm = m->norm_place == MTT_NORM_PRE;
     const int shifts = m->norm == MTT_NORM_LAYER;
     int64_t qkv_width = (m->heads + 2 * m->heads_kv) * m->d_head;
-    (void)policy;
+    (void)policy; /* a wing's rows ask it */
     switch (kind) {
 #define MTT__PARAMETER_SHAPE(kind, name, place, rows, columns, init, exists)            \
     case MTT__##kind: shape[0] = rows; shape[1] = columns; return exists;
@@ -4178,8 +4178,9 @@ static int mtt__parameter_shape(const mtt_model_desc *m, const mtt_policy *polic
 #define MTT__OPTIM_ENUM(kind, name, prefix, exists) MTT__##kind,
 enum { MTT__OPTIM(MTT__OPTIM_ENUM) MTT__OPTIM_KINDS };
 
-/* An activation is not kept for the backward pass if the recompute level of its layer is at least this. ONCE:
-   it is not, and one operation of the forward pass reads it, which is not made again. */
+/* Levels of recomputation. A layer has one, and an activation is dropped at that of its row and above: ALWAYS
+   and ONCE at every level. What is dropped ONCE has one reader in the forward pass, and is never made again.
+   */
 enum { MTT__ONCE = -1, MTT__ALWAYS, MTT__BY_SELECTIVE, MTT__BY_LAYER, MTT__BY_SEGMENT, MTT__BY_NOTHING };
 
 /* Types of activations: the precision's own, or an mtt_dtype. */
@@ -4190,9 +4191,11 @@ enum { MTT__USUAL = -1, MTT__WIDE = MTT_F32 };
    normalized. In shapes, d is the mtt_shape, qkv.row the columns of q, k and v together, wide = heads *
    d_head, and heads = batch * heads: see mtt__make.
 
-   Frees (segments only): once the adjoint of the row's maker is done, everything that the layer made before
-   the named activation is dropped, except x. PROJ names QKV: the MLP's half is then done. The next layer's x
-   names itself: all that this layer made is dropped. */
+   GELU is the result of any form of the MLP's activation.
+
+   Frees (segments and recursive): once the adjoint of the row's maker is done, everything that the layer made
+   before the named activation is dropped, except x. LN_2 names itself: the MLP's half is done. PROJ names
+   QKV: ln_1 goes. The next layer's x names itself: all that this layer made is dropped. */
 #define MTT__ACTIVATIONS(X)                                                                              \
     X(RESIDUAL, "x", d->batch, d->seq_len, d->d_model, USUAL, MTT_ACTIVATIONS, BY_SEGMENT, RESIDUAL)     \
     X(LN_1, "ln_1", d->rows, d->d_model, 0, USUAL, MTT_ACTIVATIONS, BY_SELECTIVE, NONE)                  \
@@ -4272,7 +4275,7 @@ struct mtt_schedule {
     mtt_policy policy;
     int batch, seq_len;                        /* of a micro-batch, or of the cache */
     int chunk;                                 /* rows of a pass over prompts; 0 = this schedule trains */
-    int recompute_layers, recompute_selective; /* of the first layers recomputed whole, of the next in part */
+    int recompute_layers, recompute_selective; /* layers, from the first; then those in part */
     int split;    /* micro-batches in a batch; the policy's `accumulate` counts them */
     size_t least; /* bytes of the smallest plan that was tried for a budget */
     mtt__program programs[MTT__PROGRAMS];
@@ -4288,21 +4291,26 @@ static int64_t mtt__parameter_elements(const mtt__parameter *q)
    -------------------------------------------------------------------------------------------------------- */
 
 /* The program of a step is a list of operations over named tensors. Passes write it, one after the other, in
-   this order. Those in brackets are of wings, and write the list again where their technique is on:
-      forward     the model, a page of operations, and the loss
-      [generate]  rows of any sequences read a cache of keys and values
+   this order. Those in brackets are of wings:
+      forward     the model's operations, and the loss
+      [generate]  generation: attention reads a cache of keys and values
       [adapters]  LoRA: linear layers get a second product
       [eight]     FP8: products take operands in 8 bits
       adjoints    the forward list in reverse; each operation's adjoint emits its backward operations, and
                   mtt__need emits again the forward operations whose results were dropped
       [absorb]    FP8: what makes a tensor also rounds it
-      gradients   after each layer they are summed, or used at once
+      gradients   a layer's gradients of parameters are summed, or used at once
       fusions     neighbours that one kernel can do are joined
       step        the gradient's norm and the update
       [scales]    FP8: the scales of the next step
       [exchange]  ranks: they add up each other's gradients, and each may update a share of the weights
    mtt_schedule_print_passes shows the list between them. Offsets are not a concern here: mtt__close_program
-   finds the first and the last use of every tensor, and the plan its place. */
+   finds the first and the last use of every tensor, and the plan its place.
+
+   To add a pass: a row of MTT__PASS_LIST, and its function. To add an operation: a row of MTT_LOCAL_OPS, its
+   results in MTT__ACTIVATIONS, a pass that emits it, a row of MTT__ADJOINTS with its function,
+   mtt__cpu_<name> and a kernel. To add a wing: its rows and MTT_IF_... in the interface, a row of MTT__WINGS,
+   and its room. */
 
 #define MTT__OP_ROW(name, inputs, operands, flops, bytes, scratch)                      \
     {#name, inputs, (int)(sizeof(mtt_op_##name) / sizeof(mtt_tensor *))},
@@ -4353,7 +4361,7 @@ struct mtt__builder {
     mtt_status status;
     mtt_op *op;                      /* the last one */
     void *own;                       /* memory of the pass: see mtt__own */
-    int layer, left;                 /* of the operation that a rule is asked about, and of the one before:
+    int layer, layer_before;         /* of the operation that a rule is asked about, and of the one before it:
                                         -1 before the layers, their number after them, -2 at the end */
     mtt_tensor nothing;
     mtt_op no_op;
@@ -4379,6 +4387,12 @@ static size_t mtt__slot(const mtt__builder *b, int row, int layer)
 static mtt__activation *mtt__activation_of(const mtt__builder *b, const mtt_tensor *t)
 {
     return &b->activations[mtt__slot(b, t->role, t->layer)];
+}
+
+/* The operation that made an activation in the forward pass; a copy, since the list moves as it grows. */
+static mtt_op mtt__maker(mtt__builder *b, const mtt_tensor *t)
+{
+    return b->program->ops[mtt__activation_of(b, t)->maker];
 }
 
 /* Memory that lives as long as the program. */
@@ -4457,7 +4471,8 @@ static int mtt__some_train(const mtt__builder *b, mtt_tensor **operands, int k, 
     return k < end;
 }
 
-/* Appends an operation, and notes what it makes. The result is valid until the next operation. */
+/* Appends an operation, and notes what it makes in the forward pass. The result is valid until the next
+   operation. */
 static mtt_op *mtt__append(mtt__builder *b, const mtt_op *op)
 {
     mtt__program *p = b->program;
@@ -4468,8 +4483,9 @@ static mtt_op *mtt__append(mtt__builder *b, const mtt_op *op)
     trains = mtt__some_train(b, op->operands, 0, op->inputs);
     for (k = op->inputs; k < op->inputs + op->outputs && op->phase == MTT_FORWARD; k++)
         if (op->operands[k] && op->operands[k]->role >= 0) {
-            mtt__activation_of(b, op->operands[k])->maker = p->op_count;
-            mtt__activation_of(b, op->operands[k])->trains = trains;
+            mtt__activation *a = mtt__activation_of(b, op->operands[k]);
+            a->maker = p->op_count;
+            a->trains = trains;
         }
     p->ops[p->op_count] = *op;
     return &p->ops[p->op_count++];
@@ -4504,7 +4520,8 @@ static mtt_op *mtt__emit(mtt__builder *b, mtt_op_kind kind, int layer, int site,
 
 /* A rule of a pass: it emits what takes the place of the operation `op`, and returns how many of the list it
    has dealt with. With 0 the operation stays, with the operands that the rule has left it. The list ends at
-   `end`, where the rule is asked once more. The driver sets b->phase, b->layer and b->left before. */
+   `end`, where the rule is asked once more. b->layer says which layer the operation is in, and b->phase its
+   phase. */
 typedef int mtt__rule(mtt__builder *b, mtt_op *op, const mtt_op *end);
 
 typedef void mtt__pass_writer(mtt__builder *b);
@@ -4572,15 +4589,16 @@ static void *mtt__own(mtt__builder *b, size_t bytes)
     return b->own;
 }
 
-/* Tells the rule in which layer an operation is. One that is done again is for the one that follows. */
+/* Finds the layer of an operation. A recomputed one counts to the layer of the next one that is not. Layer -1
+   is before the layers or after them: the way that the list has come says which. */
 static void mtt__enter_layer(mtt__builder *b, const mtt_op *op, const mtt_op *end)
 {
     int layers = b->program->shape.layers;
-    b->left = b->layer;
+    b->layer_before = b->layer;
     while (op < end && op->recomputed) op++;
     if (op == end) b->layer = -2;
     else if (op->layer >= 0) b->layer = op->layer;
-    else if (op->phase == MTT_FORWARD ? b->left >= 0 : b->left == layers) b->layer = layers;
+    else if (op->phase == MTT_FORWARD ? b->layer_before >= 0 : b->layer_before == layers) b->layer = layers;
     else b->layer = -1;
 }
 
@@ -4632,9 +4650,9 @@ static int mtt__stays(int layers, int at, int layer)
     return low == layer;
 }
 
-/* Recompute level of a layer: 0 keeps all, then as in the table of activations. mtt__fit_budget chooses
-   recompute_layers and recompute_selective, for all that recompute layers: the last ones keep more where that
-   costs at most 0.1 % more memory. */
+/* Recompute level of a layer, as in the table of activations; 0 drops only what is never kept.
+   mtt__fit_budget chooses recompute_layers and recompute_selective for layer, segments, recursive and budget:
+   the last layers keep more where that costs at most 0.1 % more memory. */
 static int mtt__recompute_level(const mtt_schedule *s, int layer)
 {
     mtt_recompute how = s->policy.recompute;
@@ -4674,11 +4692,13 @@ static void mtt__forget_layer(mtt__builder *b, int layer)
 static mtt_tensor *mtt__need(mtt__builder *b, mtt_tensor *t)
 {
     mtt_tensor **made;
+    mtt__activation *a;
     mtt_op again;
     int k, count;
     if (!t || t->role < 0 || b->status) return t;
-    if (mtt__activation_of(b, t)->current) return mtt__activation_of(b, t)->current;
-    again = b->program->ops[mtt__activation_of(b, t)->maker];
+    a = mtt__activation_of(b, t);
+    if (a->current) return a->current;
+    again = mtt__maker(b, t);
     count = again.inputs + again.outputs;
     for (k = 0; k < again.inputs; k++) mtt__need(b, again.operands[k]);
     made = (mtt_tensor **)mtt__take(b, (size_t)count * sizeof(*made));
@@ -4695,7 +4715,7 @@ static mtt_tensor *mtt__need(mtt__builder *b, mtt_tensor *t)
     again.recomputed = 1;
     mtt__append(b, &again);
     if (t->role == MTT__A_RESIDUAL && t->layer > 0) mtt__forget_layer(b, t->layer - 1);
-    return mtt__activation_of(b, t)->current;
+    return a->current;
 }
 
 /* 1 = the recompute levels drop it after the forward pass. By halves the first layer's input goes, too:
@@ -4705,12 +4725,13 @@ static int mtt__is_dropped(const mtt_schedule *s, int role, int layer)
     int level = mtt__recompute_level(s, layer);
     if (role == MTT__A_RESIDUAL && layer == 0 && mtt__by_halves(&s->policy))
         return level >= MTT__BY_LAYER;
-    if (role == MTT__A_QKV && s->model.qk_norm) return 1; /* the norm's gradient keeps QKV_RAW instead */
+    if (role == MTT__A_QKV && s->model.qk_norm) return 1; /* the norms need QKV_RAW, which is kept instead */
     return mtt__role[role].dropped_by <= level;
 }
 
-/* What the backward pass makes again is not kept. Nor is what has another type than its role: the wing that
-   gave it that type makes it again in its own way. */
+/* Forgets what the backward pass makes again: later operations cannot name such a tensor, so its life ends
+   with its last use in the forward pass. So does what has another type than its role, which the wing that
+   gave it that type makes again in its own way. */
 static void mtt__drop_activations(mtt__builder *b)
 {
     int layer, role;
@@ -4742,8 +4763,8 @@ static void mtt__free_half(mtt__builder *b, const mtt_op *op)
 /* ---- gradients of tensors ---- */
 
 /* A micro-batch's gradient of a parameter, made when it is first asked for; NULL if that is frozen. In the
-   compact state with one micro-batch a step nothing is added to those of the layers' matrices, so they may be
-   as wide as the weights. */
+   compact state with one micro-batch a step nothing is added to those of the layers' matrices, so they may
+   have the weights' type. */
 static mtt_tensor *mtt__parameter_gradient(mtt__builder *b, const mtt_tensor *weight)
 {
     const mtt_policy *policy = b->policy;
@@ -4760,7 +4781,7 @@ static mtt_tensor *mtt__parameter_gradient(mtt__builder *b, const mtt_tensor *we
     return q->gradient;
 }
 
-/* The gradient of an activation; NULL if there is none yet. */
+/* Where the gradient of an activation is noted: NULL as long as there is none. */
 static mtt_tensor **mtt__gradient(mtt__builder *b, const mtt_tensor *t)
 {
     return &mtt__activation_of(b, t)->gradient;
@@ -4784,12 +4805,6 @@ static void mtt__join_gradient(mtt__builder *b, int layer, const mtt_tensor *t, 
     if (!earlier || b->status) return;
     MTT__EMIT(b, layer, 0, add, earlier, d, earlier);
     *mtt__gradient(b, t) = earlier;
-}
-
-/* The operation that made an activation in the forward pass. */
-static mtt_op mtt__maker(mtt__builder *b, const mtt_tensor *t)
-{
-    return b->program->ops[mtt__activation_of(b, t)->maker];
 }
 
 /* ---- the forward pass ---- */
@@ -5010,8 +5025,8 @@ static void mtt__adjoint_norm(mtt__builder *b, const mtt_op *op)
               d_gain, d_shift, NULL);
 }
 
-/* dW first: after it x is not needed. With a frozen weight there is no dW, with nothing to train below no
-   dx. */
+/* dW first: after it x is not needed. With a frozen weight there is no dW. If nothing below is trained, there
+   is no dx. x and `weight` may be a wing's copies. */
 static void mtt__linear_gradients(mtt__builder *b, const mtt_op *op, mtt_tensor *x, mtt_tensor *weight,
                                   mtt_tensor *dy)
 {
@@ -5035,7 +5050,7 @@ static void mtt__adjoint_linear(mtt__builder *b, const mtt_op *op)
     maker = mtt__maker(b, f->x);
     x = mtt__trains(b, f->weight) ? mtt__need(b, f->x) : NULL;
     if (maker.kind == MTT_OP_activation && mtt__trains(b, f->x))
-        mtt__need(b, maker.operands[0]); /* later, it would part two that are fused */
+        mtt__need(b, maker.operands[0]); /* later, it would stand between two that are fused */
     mtt__linear_gradients(b, op, x, f->weight, *mtt__gradient(b, f->y));
 }
 
@@ -5043,12 +5058,10 @@ static void mtt__adjoint_linear(mtt__builder *b, const mtt_op *op)
 static void mtt__adjoint_activation(mtt__builder *b, const mtt_op *op)
 {
     const mtt_op_activation *f = MTT_OPERANDS_OF(activation, op);
-    mtt_tensor *x = mtt__need(b, f->x), *dy = *mtt__gradient(b, f->y);
-    mtt_op_activation_backward row = {dy, x, dy, NULL, NULL};
+    mtt_tensor *x = mtt__need(b, f->x), *dy = *mtt__gradient(b, f->y), *dx;
     if (b->status) return;
-    if (mtt__width(x) > mtt__width(dy)) row.dx = x;
-    *mtt__gradient(b, x) = row.dx;
-    mtt__emit(b, MTT_OP_activation_backward, op->layer, 0, &row);
+    dx = *mtt__gradient(b, x) = mtt__width(x) > mtt__width(dy) ? x : dy;
+    MTT__EMIT(b, op->layer, 0, activation_backward, dy, x, dx, NULL, NULL);
     mtt__activation_of(b, x)->current = NULL;
 }
 
@@ -5063,7 +5076,8 @@ static void mtt__adjoint_rotary(mtt__builder *b, const mtt_op *op)
     *mtt__gradient(b, f->qkv) = d;
 }
 
-/* Both inputs get the gradient of the sum; with dropout, the branch gets a masked copy. */
+/* Both inputs get the gradient of the sum, the same tensor: the branch's adjoints read it before its norm's
+   adds to it in place. With dropout, the branch gets a masked copy. */
 static void mtt__adjoint_residual(mtt__builder *b, const mtt_op *op)
 {
     const mtt_op_residual *f = MTT_OPERANDS_OF(residual, op);
@@ -5145,7 +5159,7 @@ static void mtt__emit_adjoints(mtt__builder *b)
     b->phase = MTT_BACKWARD;
     if (!b->status) mtt__drop_activations(b);
     for (i = b->program->op_count; i-- > 0 && !b->status;) {
-        mtt_op op = b->program->ops[i];
+        mtt_op op = b->program->ops[i]; /* a copy, since the list moves as it grows */
         int trains = mtt__some_train(b, op.operands, op.inputs, op.inputs + op.outputs);
         if (op.layer >= 0) b->backward_at = op.layer;
         if (trains) mtt__emit_adjoint(b, &op);
@@ -5155,15 +5169,11 @@ static void mtt__emit_adjoints(mtt__builder *b)
 
 /* ---- fusions ---- */
 
-/* 1 = an operation is followed by another one that reads the first tensor it makes; `alone`: which nothing
-   else reads, so that it need not be made. */
-static int mtt__can_fuse(const int *reads, const mtt_op *op, const mtt_op *end, mtt_op_kind first,
-                         mtt_op_kind second, int alone)
+/* 1 = an operation is followed by another one that reads the first tensor it makes. */
+static int mtt__can_fuse(const mtt_op *op, const mtt_op *end, mtt_op_kind first, mtt_op_kind second)
 {
-    const mtt_tensor *made;
-    if (op->kind != first || op + 1 == end || op[1].kind != second) return 0;
-    made = op->operands[op->inputs];
-    return op[1].operands[0] == made && (!alone || reads[made->index] == 1);
+    return op->kind == first && op + 1 < end && op[1].kind == second &&
+           op[1].operands[0] == op->operands[op->inputs];
 }
 
 /* Makes one operation of two. Returns its operands. */
@@ -5186,7 +5196,7 @@ static void mtt__fuse_residual_norm(mtt__builder *b, mtt_op *op)
     f->gain = n->gain, f->shift = n->shift, f->y = n->y, f->stats = n->stats;
 }
 
-/* linear, rotary: in place. */
+/* linear, rotary: in place, since nothing else reads the product. */
 static void mtt__fuse_linear_rotary(mtt__builder *b, mtt_op *op)
 {
     const mtt_op_linear *l = MTT_OPERANDS_OF(linear, op);
@@ -5197,8 +5207,8 @@ static void mtt__fuse_linear_rotary(mtt__builder *b, mtt_op *op)
 }
 
 /* linear, GELU: the product leaves time for GELU in its epilogue. Fused, the product's input, its result and
-   GELU's are in memory at once. Segments cannot afford that: they leave GELU apart, but make the product by
-   the same kernel, since its bits must be the same. */
+   GELU's are in memory at once. Halves of layers cannot afford that: they leave GELU apart, but make the
+   product by the same kernel, since its bits must be the same. */
 static int mtt__fuse_linear_gelu(mtt__builder *b, mtt_op *op)
 {
     const mtt_op_linear *l = MTT_OPERANDS_OF(linear, op);
@@ -5249,17 +5259,6 @@ static void mtt__fuse_norm_bias(mtt_op *op, const mtt_op *end)
     if (!n->dx_t && !n->y_t) n->d_bias = mtt__take_bias(op + 1, end, n->dx);
 }
 
-/* Returns by how many operands of a list each tensor is read. */
-static int *mtt__reads(mtt__builder *b, const mtt_op *op, const mtt_op *end)
-{
-    int counted = b->own != NULL, k;
-    int *reads = (int *)mtt__own(b, (size_t)b->program->tensor_count * sizeof(int));
-    for (; op < end && reads && !counted; op++)
-        for (k = 0; k < op->inputs; k++)
-            if (op->operands[k]) reads[op->operands[k]->index]++;
-    return reads;
-}
-
 /* Joins neighbours that one kernel can do.
    - Products take GELU in 16 bits alone. In FP32 and in 8 bits a step is no faster for it. Backward, a GPU
      joins them in 8 bits, too; a CPU has no place for what lies between the two.
@@ -5268,17 +5267,15 @@ static int *mtt__reads(mtt__builder *b, const mtt_op *op, const mtt_op *end)
      apart, in the forward pass as in recomputation: one kernel, the same bits. */
 static int mtt__rule_fusions(mtt__builder *b, mtt_op *op, const mtt_op *end)
 {
-    int half = mtt__dtype(b) != MTT_F32, *reads = mtt__reads(b, op, end);
-    int gelu = half && b->schedule->model.mlp == MTT_MLP_GELU;
-    if (op == end || !reads) return 0;
-    if (mtt__can_fuse(reads, op, end, MTT_OP_residual, MTT_OP_norm, 0)) mtt__fuse_residual_norm(b, op);
-    else if (mtt__can_fuse(reads, op, end, MTT_OP_linear, MTT_OP_rotary, 1)) {
+    int half = mtt__dtype(b) != MTT_F32, gelu = half && b->schedule->model.mlp == MTT_MLP_GELU;
+    if (op == end) return 0;
+    if (mtt__can_fuse(op, end, MTT_OP_residual, MTT_OP_norm)) mtt__fuse_residual_norm(b, op);
+    else if (mtt__can_fuse(op, end, MTT_OP_linear, MTT_OP_rotary)) {
         if (b->trains && MTT_OPERANDS_OF(rotary, &op[1])->q_gain) return 0;
         mtt__fuse_linear_rotary(b, op);
-    } else if (gelu && mtt__can_fuse(reads, op, end, MTT_OP_linear, MTT_OP_activation, 0)) {
+    } else if (gelu && mtt__can_fuse(op, end, MTT_OP_linear, MTT_OP_activation)) {
         if (op->operands[0]->dtype != mtt__dtype(b) || !mtt__fuse_linear_gelu(b, op)) return 0;
-    } else if (gelu && mtt__can_fuse(reads, op, end, MTT_OP_linear_backward_input,
-                                     MTT_OP_activation_backward, 0)) {
+    } else if (gelu && mtt__can_fuse(op, end, MTT_OP_linear_backward_input, MTT_OP_activation_backward)) {
         const mtt_op_activation_backward *a = MTT_OPERANDS_OF(activation_backward, &op[1]);
         if (a->dx_t && b->policy->device == MTT_DEVICE_CPU) return 0;
         mtt__fuse_linear_backward_gelu(b, op, end);
@@ -5300,7 +5297,7 @@ static int mtt__ranges_of(const mtt__program *p, int first, int end)
 }
 
 /* Lets the last operation work on these lists of parameters `first` to `end` - 1 without the frozen ones.
-   After the backward pass, gradients are sums where there are any. */
+   In the step, `gradients` are the sums, if there are any. */
 enum { MTT__GRADIENTS = 1, MTT__SUMS = 2, MTT__WEIGHTS = 4 };
 static void mtt__use_parameters(mtt__builder *b, int first, int end, int lists)
 {
@@ -5347,7 +5344,8 @@ static mtt_tensor *mtt__add_sum(mtt__builder *b, const mtt__parameter *q)
 }
 
 /* Adds the gradients of parameters `first` to `end` - 1 to the sums of the step. Each is complete before it
-   is added, so the sums do not depend on how many operations make a gradient. `received`: see the row. */
+   is added, so the sums do not depend on how many operations make a gradient. `received`: gradients of other
+   ranks; NULL: none. */
 static void mtt__emit_sums(mtt__builder *b, int first, int end, mtt_tensor *received)
 {
     mtt__program *p = b->program;
@@ -5384,8 +5382,9 @@ static void mtt__end_layer(mtt__builder *b, int place, int layer)
     mtt__emit_sums(b, first, end, NULL);
 }
 
-/* After the backward pass through a layer, its gradients are added to sums, or used at once. An early update
-   begins with a norm of no gradients: it starts the step's updates. */
+/* After the backward pass through a layer, its gradients are added to sums, or used at once. For early
+   updates grad_norm stands before the backward pass, without gradients: it counts the step and fixes its
+   rates. */
 static int mtt__rule_gradients(mtt__builder *b, mtt_op *op, const mtt_op *end)
 {
     mtt__program *p = b->program;
@@ -5397,7 +5396,7 @@ static int mtt__rule_gradients(mtt__builder *b, mtt_op *op, const mtt_op *end)
         return 1;
     }
     b->phase = MTT_BACKWARD;
-    for (at = b->left; at > b->layer; at--)
+    for (at = b->layer_before; at > b->layer; at--) /* each layer that the list has left */
         if (at == layers) mtt__end_layer(b, MTT__AFTER, -1);
         else mtt__end_layer(b, at < 0 ? MTT__BEFORE : MTT__LAYER, at);
     return 0;
@@ -5413,6 +5412,56 @@ static void mtt__emit_step(mtt__builder *b)
     MTT__EMIT(b, -1, 0, grad_norm, p->control, p->ranges, NULL, p->counters);
     mtt__use_parameters(b, 0, p->parameter_count, MTT__GRADIENTS);
     mtt__emit_update(b, 0, p->parameter_count, -1);
+}
+
+/* ---- lives of tensors ---- */
+
+/* Notes that an operation uses a tensor: the first use gives it its place in the table. */
+static void mtt__use(mtt__program *p, mtt_tensor *t, int op)
+{
+    if (!t || t->persistent) return;
+    if (t->first < 0) t->first = op, t->index = p->tensor_count, p->tensors[p->tensor_count++] = t;
+    t->last = op;
+}
+
+/* Sizes the workspace, finds out when each tensor lives, and copies the forward and backward pass for later
+   micro-batches, which add to the sums of gradients and losses that the first begins. The table of tensors is
+   made again: what lives from step to step, in the order of creation, then the others by first use. A tensor
+   that no operation uses any more is left out. */
+static void mtt__close_program(mtt__builder *b)
+{
+    const mtt__program *first = b->schedule->programs;
+    mtt__program *p = b->program;
+    size_t scratch = b->policy->workspace_bytes;
+    int count = p->tensor_count, i, k;
+    for (i = p->tensor_count = 0; i < count; i++) {
+        mtt_tensor *t = p->tensors[i];
+        if (!t->persistent) continue;
+        t->first = 0, t->last = p->op_count - 1;
+        t->index = p->tensor_count;
+        p->tensors[p->tensor_count++] = t;
+    }
+    for (p->step_begin = 0; p->step_begin < p->op_count; p->step_begin++)
+        if (p->ops[p->step_begin].phase == MTT_STEP) break;
+    for (i = 0; i < p->op_count; i++) {
+        mtt_op *op = &p->ops[i];
+        op->shape = &p->shape;
+        op->workspace = p->workspace;
+        for (k = 0; k < op->inputs + op->outputs; k++) mtt__use(p, op->operands[k], i);
+        for (k = 0; k < op->parameters && op->gradients; k++) mtt__use(p, op->gradients[k], i);
+        for (k = 0; k < op->parameters && op->sums; k++) mtt__use(p, op->sums[k], i);
+        if (p->workspace && mtt__op_scratch(op) > scratch) scratch = mtt__op_scratch(op);
+    }
+    if (p->workspace) {
+        p->workspace->bytes = p == first ? scratch : first->workspace->bytes;
+        p->workspace->shape[0] = (int64_t)p->workspace->bytes;
+    }
+    if (b->policy->accumulate == 1) return;
+    p->later_ops = (mtt_op *)mtt__take(b, (size_t)p->step_begin * sizeof(mtt_op));
+    for (i = 0; i < p->step_begin && !b->status; i++) {
+        p->later_ops[i] = p->ops[i];
+        p->later_ops[i].later = 1;
+    }
 }
 
 /* ---- state ---- */
@@ -5572,54 +5621,6 @@ static void mtt__set_shape(mtt_shape *d, const mtt_schedule *s, int batch, int s
     d->rows = (int64_t)batch * seq_len;
     d->dropout = m->dropout;
     d->ranks = s->policy.ranks, d->rank = s->policy.rank;
-}
-
-/* Notes that an operation uses a tensor: the first use gives it its place in the table. */
-static void mtt__use(mtt__program *p, mtt_tensor *t, int op)
-{
-    if (!t || t->persistent) return;
-    if (t->first < 0) t->first = op, t->index = p->tensor_count, p->tensors[p->tensor_count++] = t;
-    t->last = op;
-}
-
-/* Sizes the workspace, finds out when each tensor lives, and copies the forward and backward pass for later
-   micro-batches, which add to the sums of gradients and losses that the first begins. The table of tensors is
-   made again: what lives from step to step, in the order of creation, then the others by first use. A tensor
-   that no operation uses any more is left out. */
-static void mtt__close_program(mtt__builder *b)
-{
-    const mtt__program *first = b->schedule->programs;
-    mtt__program *p = b->program;
-    size_t scratch = b->policy->workspace_bytes;
-    int count = p->tensor_count, i, k;
-    for (i = p->tensor_count = 0; i < count; i++) {
-        mtt_tensor *t = p->tensors[i];
-        if (!t->persistent) continue;
-        t->first = 0, t->last = p->op_count - 1;
-        t->index = p->tensor_count;
-        p->tensors[p->tensor_count++] = t;
-    }
-    for (p->step_begin = 0; p->step_begin < p->op_count; p->step_begin++)
-        if (p->ops[p->step_begin].phase == MTT_STEP) break;
-    for (i = 0; i < p->op_count; i++) {
-        mtt_op *op = &p->ops[i];
-        op->shape = &p->shape;
-        op->workspace = p->workspace;
-        for (k = 0; k < op->inputs + op->outputs; k++) mtt__use(p, op->operands[k], i);
-        for (k = 0; k < op->parameters && op->gradients; k++) mtt__use(p, op->gradients[k], i);
-        for (k = 0; k < op->parameters && op->sums; k++) mtt__use(p, op->sums[k], i);
-        if (p->workspace && mtt__op_scratch(op) > scratch) scratch = mtt__op_scratch(op);
-    }
-    if (p->workspace) {
-        p->workspace->bytes = p == first ? scratch : first->workspace->bytes;
-        p->workspace->shape[0] = (int64_t)p->workspace->bytes;
-    }
-    if (b->policy->accumulate == 1) return;
-    p->later_ops = (mtt_op *)mtt__take(b, (size_t)p->step_begin * sizeof(mtt_op));
-    for (i = 0; i < p->step_begin && !b->status; i++) {
-        p->later_ops[i] = p->ops[i];
-        p->later_ops[i].later = 1;
-    }
 }
 
 /* Writes a program by the first `passes` of the passes. */
@@ -6136,8 +6137,8 @@ static size_t mtt__arena_bytes(const mtt_schedule *s)
 }
 
 /* Builds the programs, with so many layers recomputed whole and in part. Only the training step depends on
-   these: the others stay once they are built. Ends at the first program above `limit` bytes. What is built
-   to the end counts for the least that a plan takes. */
+   these: the others stay once they are built. Ends at the first program above `limit` bytes. `least` is the
+   smallest arena of what was built to the end. */
 static mtt_status mtt__build(mtt_schedule *s, int whole, int partial, size_t limit)
 {
     int count = s->chunk ? MTT__TOKEN + 1 : MTT__PROGRAMS, i;
@@ -7139,7 +7140,7 @@ static void mtt__attended(const mtt_shape *d, int64_t query, int64_t j0, int64_t
 typedef struct mtt__attention_tile {
     mtt__view q, k_t, v, out;
     int64_t i0, m, place; /* rows of q from i0 up; the first one's place among the keys */
-    int64_t keys;
+    int64_t keys;         /* of the sequence */
     const mtt_tensor *control; /* for dropout; NULL: none */
     int64_t element;           /* of the first row's scores */
     float *lse;                /* of the first row, or NULL */
@@ -7151,7 +7152,8 @@ typedef struct mtt__attention_tiles {
     mtt__score_tile s;
 } mtt__attention_tiles;
 
-/* The two products of a tile of queries and n keys from j0 up: s = q k^T, and o += s v. */
+/* The two products of a tile of queries and n keys from j0 up: s = q k^T, and o += s v. A cache has others.
+   */
 typedef void mtt__tile_product(const mtt__attention_tile *t, int64_t dim, int64_t j0, int64_t n,
                                mtt__attention_tiles *a);
 static void mtt__tile_scores(const mtt__attention_tile *t, int64_t dim, int64_t j0, int64_t n,
@@ -7169,12 +7171,12 @@ static void mtt__tile_values(const mtt__attention_tile *t, int64_t dim, int64_t 
 }
 
 /* The forward pass of a tile of queries (algorithm 1 with queries in the outer loop), an online softmax. Each
-   query has a running maximum m and a running sum l. Each tile of keys, with scores S = Q K^T / sqrt(D),
+   query has a running maximum M and a running sum L. Each tile of keys, with scores S = Q K^T / sqrt(D),
    updates both and rescales the output, so O = softmax(S) V is exact:
-     m' = max(m, rowmax S)        P = e^(S - m')
-     l' = e^(m - m') l + rowsum P
-     O' = e^(m - m') O + mask P V
-   At the end O is divided by l. Keeps lse = m + log l, from which the backward pass recomputes P. */
+     M' = max(M, rowmax S)        P = e^(S - M')
+     L' = e^(M - M') L + rowsum P
+     O' = e^(M - M') O + mask P V
+   At the end O is divided by L. Keeps lse = M + log L, from which the backward pass recomputes P. */
 static void mtt__attend(const mtt_op *op, const mtt__attention_tile *t, mtt__tile_product *scores,
                         mtt__tile_product *values)
 {
@@ -8833,7 +8835,7 @@ static float mtt__lr(const mtt_trainer *t)
 }
 
 /* Uploads tokens, targets, which may be NULL, and mtt_control. `counted` is the number of targets of the
-   whole step. */
+   whole step, and `row` the one that pick_row takes. */
 static mtt_status mtt__send(mtt_trainer *t, const mtt__program *p, const int32_t *tokens,
                             const int32_t *targets, int64_t counted, int row)
 {
@@ -8851,9 +8853,8 @@ static mtt_status mtt__send(mtt_trainer *t, const mtt__program *p, const int32_t
     return mtt__told(t, status);
 }
 
-typedef mtt_status mtt__begin_function(mtt_trainer *t, const int32_t *tokens, const int32_t *targets,
-                                       int64_t counted);
-MTT_IF_EIGHT(static mtt__begin_function mtt__measure_scales;) /* before the first step */
+MTT_IF_EIGHT(static mtt_status mtt__measure_scales(mtt_trainer *t, const int32_t *tokens,
+                                                   const int32_t *targets, int64_t counted);)
 
 /* Runs a program's forward and backward pass over micro-batches. */
 static mtt_status mtt__run_micro_batches(mtt_trainer *t, const mtt__program *p, const int32_t *tokens,
@@ -8891,8 +8892,7 @@ static mtt_status mtt__receive(mtt_trainer *t, mtt_counters *counters, mtt_step_
     return MTT_OK;
 }
 
-/* Reports a loss or gradient that is not finite, which has stopped the device's updates, and lets them go on.
-   */
+/* Reports a loss or gradient that is not finite. It has stopped the device's updates, which go on now. */
 static mtt_status mtt__numbers_failed(mtt_trainer *t, mtt_counters *counters, double loss)
 {
     mtt_status status;
@@ -8907,7 +8907,7 @@ static mtt_status mtt__numbers_failed(mtt_trainer *t, mtt_counters *counters, do
                      (long long)t->step, loss, counters->grad_norm);
 }
 
-/* Without `info` nothing waits for the device; a failure is then reported with the next one. */
+/* Without `info` nothing waits for the device; the next call with `info` then reports a failure. */
 MTTDEF mtt_status mtt_train_step(mtt_trainer *t, const int32_t *tokens, const int32_t *targets,
                                  mtt_step_info *info)
 {
