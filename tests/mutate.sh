@@ -57,7 +57,9 @@ CHANGES
 # The tests that concern a room, the cheapest first.
 tests_of() {
   case $1 in
-    interface | config | tensors | schedule | plan) echo test_identity test_plan test_model;;
+    interface | operations | config | tensors | schedule | plan) echo test_identity test_plan test_model;;
+    adapters | eight) echo test_identity test_model;;
+    exchange) echo test_identity test_plan test_together;;
     tokenizer) echo test_tokenizer test_model;;
     json | files | data | batches) echo test_files test_model;;
     base | checkpoint) echo test_files test_model;;
