@@ -9308,6 +9308,10 @@ static int mtt__linear_number(const mtt__builder *b, const mtt_op *op)
 /* LoRA (Hu et al. 2021, arXiv 2106.09685): a linear layer's weight W stays, and W + (alpha / rank) A B takes
    its place, of which A and B are trained. */
 
+/* Rows of A, B and x A are found by the number of their linear layer. */
+typedef char mtt__adapters_in_order
+    [MTT__MLP_B - MTT__QKV_A == 7 && MTT__A_MLP_XA - MTT__A_QKV_XA == 3 && MTT__HEAD_BIAS < MTT__QKV_A ? 1 : -1];
+
 static int mtt__has_adapters(const mtt__builder *b)
 {
     return b->policy->lora_rank > 0;
@@ -9573,6 +9577,9 @@ static mtt_tensor *mtt__eight_input(mtt__builder *b, int layer, mtt_tensor *x, i
     MTT__EMIT(b, layer, 0, quantize, x, NULL, NULL, NULL, y, NULL);
     return y;
 }
+
+/* Rows of transposed weights are found by the number of their linear layer. */
+typedef char mtt__eight_in_order[MTT__A_MLP_EIGHT - MTT__A_QKV_EIGHT == 3 ? 1 : -1];
 
 /* The weights of a layer in 8 bits, transposed or as they are. */
 static void mtt__emit_weights(mtt__builder *b, int layer, int transposed)
@@ -10407,6 +10414,7 @@ static int mtt__rule_exchange(mtt__builder *b, mtt_op *op, const mtt_op *end)
 {
     mtt__under_way *w = (mtt__under_way *)mtt__own(b, sizeof(*w));
     if (op == end || !w) return 0;
+    if (MTT_IS_UPDATE(op)) return mtt__update_shares(b);
     switch (op->kind) {
     case MTT_OP_sum_loss: return mtt__exchange_counts(b, w, op);
     case MTT_OP_sum_gradients:
@@ -10414,7 +10422,6 @@ static int mtt__rule_exchange(mtt__builder *b, mtt_op *op, const mtt_op *end)
         mtt__emit_exchange(b, w, op->parts[0].number, op->parts[op->parameters - 1].number + 1);
         return 1;
     case MTT_OP_grad_norm: mtt__emit_before_norm(b, w, op); return 0;
-    case MTT_OP_adamw: return mtt__update_shares(b);
     MTT_IF_EIGHT(case MTT_OP_rescale: mtt__exchange_records(b); return 0;)
     default: return 0;
     }

@@ -252,7 +252,7 @@ done
 # Files of different switches link where both have the same operations, and else do not.
 printf '#define MTT_BACKEND_API\n#include "../../mtt.h"\nchar count[MTT_OP_KIND_COUNT];
 mtt_status mtt_cuda_backend(mtt_env *e, int d, mtt_backend *b) { return e || d || b ? MTT_OK : MTT_OK; }
-const mtt_op *mtt_schedule_ops(const mtt_schedule *s, int *count) { (void)s, (void)count; return 0; }\n' \
+const mtt_op *mtt_schedule_ops(const mtt_schedule *s, int *n) { (void)s, (void)n; return 0; }\n' \
   > "$build/kernels.c"
 printf '#include "../../mtt.h"\nint main(void) { return mtt_cuda_backend(0, 0, 0); }\n' > "$build/calls.c"
 printf '#include "../../mtt.h"\nint main(void) { return !mtt_schedule_ops(0, 0); }\n' > "$build/looks.c"

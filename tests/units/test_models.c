@@ -315,7 +315,8 @@ static void loads(mtt_model *m, mtt_policy policy)
               !mtt_generator_create(&env, mtt_model_describe(m), &desc, mtt_cpu_backend(), &generator), "%s",
           env.error);
     env.alloc = count_alloc, env.free = count_free, env.user = &taken;
-    check(!mtt_trainer_load(used, m) && !mtt_trainer_load(zeros, m) && !mtt_generator_load(generator, m),
+    check(!mtt_trainer_load(used, m) && !mtt_trainer_load(zeros, m) &&
+              !mtt_trainer_load(mtt_generator_trainer(generator), m),
           "%s", env.error);
     env.alloc = NULL, env.free = NULL;
     check(taken <= 1024 && mtt_trainer_step(used) == 0, "a load takes %zu bytes of the host", taken);
