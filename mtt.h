@@ -4582,7 +4582,7 @@ static int mtt__has_step(const mtt__builder *b)
 }
 
 /* Returns what a rule keeps from operation to operation: zeros at first. NULL: out of memory. */
-static void *mtt__own(mtt__builder *b, size_t bytes)
+static MTT__UNUSED void *mtt__own(mtt__builder *b, size_t bytes)
 {
     if (!b->own && !b->status) b->own = mtt__pool_take(b->env, &b->pool, bytes);
     if (!b->own && !b->status) b->status = MTT_E_MEMORY;
@@ -9309,8 +9309,8 @@ static int mtt__linear_number(const mtt__builder *b, const mtt_op *op)
    its place, of which A and B are trained. */
 
 /* Rows of A, B and x A are found by the number of their linear layer. */
-typedef char mtt__adapters_in_order
-    [MTT__MLP_B - MTT__QKV_A == 7 && MTT__A_MLP_XA - MTT__A_QKV_XA == 3 && MTT__HEAD_BIAS < MTT__QKV_A ? 1 : -1];
+typedef char mtt__adapters_in_order[MTT__MLP_B == MTT__QKV_A + 7 ? 1 : -1];
+typedef char mtt__inputs_in_order[MTT__A_MLP_XA == MTT__A_QKV_XA + 3 ? 1 : -1];
 
 static int mtt__has_adapters(const mtt__builder *b)
 {
