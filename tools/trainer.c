@@ -257,10 +257,10 @@ static int execute(mtt_backend *backend, mtt_batches *batches, const mtt_dataset
     job.sampling = set.sampling;
     set.optim.zero_weights = set.resume || files.model; /* they are loaded */
     set.optim.total_steps = set.steps;
-    status = mtt_trainer_create(&env, &set.model, &set.policy, &set.optim, backend, set.batch, set.seq_len,
-                                &t);
+    status = run_check_settings(&files, set.eval_every, set.eval_batches, set.save_every, set.resume);
     if (!status)
-        status = run_check_settings(&files, set.eval_every, set.eval_batches, set.save_every, set.resume);
+        status = mtt_trainer_create(&env, &set.model, &set.policy, &set.optim, backend, set.batch,
+                                    set.seq_len, &t);
     if (!status) status = run_begin(&files, t, batches, data->tokenizer, set.save_every, set.resume);
     if (!status) speak_begin(&session, batches, mtt_trainer_step(t), set.steps, set.policy.accumulate);
     code = report(status);

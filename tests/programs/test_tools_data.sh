@@ -392,7 +392,7 @@ expect 0 '^forward  linear: .*lora_A' "$build/schedule" --lora-rank 8 --after ad
 expect 0 '' "$build/schedule" --lora-rank 8 --before adapters
 check "before the adapters there are none" not says out lora_A
 check "before the first pass the list is empty" [ -z "$("$build/schedule" --before forward)" ]
-expect 2 'no pass nothing: take forward adapters eight adjoints ' "$build/schedule" --after nothing
+expect 2 'no pass nothing: take forward generate adapters eight adjoints ' "$build/schedule" --after nothing
 expect 2 'leave out the other outputs' "$build/schedule" --after step --json
 
 # get_data: files by their address
