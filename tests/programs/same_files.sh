@@ -22,7 +22,7 @@ call() { # here|there PROGRAM ARGUMENT...
 }
 run_test() { # NAME [quick]: the test NAME$ending
   local log=$build/$1.log line
-  timeout 900 $runs "$build/$1$ending" ${2:-} > "$log" 2>&1
+  timeout 1800 $runs "$build/$1$ending" ${2:-} > "$log" 2>&1
   line=$(tr -d '\r' < "$log" | tail -n 1)
   echo "$1, run by $runs: $line"
   if [[ $line =~ ^[1-9][0-9]*\ passed,\ 0\ failed ]]; then pass; else fail "$1: $(tail -n 3 "$log")"; fi
